@@ -24,11 +24,17 @@ from jaxrl.envs.multi.base import (
     get_entries,
 )
 from jaxrl.envs.multi.made import MultiTimeLimit
+from jaxrl.envs.multi.stacking import (
+    ACTION_MASK,
+    flatten_mask_space,
+    make_blank,
+    split_mask,
+    stack_space,
+)
 from jaxrl.envs.registry import EnvSpec, make_multi
 from jaxrl.errors import EnvError, did_you_mean
 
 GroupReward: TypeAlias = Literal["sum", "mean", "same"]
-ACTION_MASK = "action_mask"
 
 
 @pytree
@@ -80,7 +86,7 @@ class Group:
     ) -> gymnasium.Space[Any]:
         """Return the space of all members, given that of each entry's members."""
         if stacked:
-            return _flatten_mask_space(stack_space(parts[0], len(self.agents)))
+            return flatten_mask_space(stack_space(parts[0], len(self.agents)))
         return spaces.Tuple(
             [
                 stack_space(part, len(entry.agents)) if entry.is_kind else part
@@ -157,7 +163,7 @@ class GroupedAgents(MultiAgentJaxEnv[GroupedState, Any]):
             extras["global_state"] = state
         if not extras:
             return members
-        own, mask = _split_mask(members.spaces if isinstance(members, spaces.Dict) else members)
+        own, mask = split_mask(members.spaces if isinstance(members, spaces.Dict) else members)
         own = spaces.Dict(own) if isinstance(own, dict) else own
         return spaces.Dict({**extras, **mask, "obs": own})
 
@@ -179,7 +185,7 @@ class GroupedAgents(MultiAgentJaxEnv[GroupedState, Any]):
             inner=inner, begun={name: jnp.zeros(flag.shape, bool) for name, flag in acts.items()}
         )
         rewards = {name: jnp.zeros(flag.shape, jnp.float32) for name, flag in acts.items()}
-        obs = self._observe(state, start.obs, acts, acts, rewards, params)
+        obs = self.observe(self._get_state(inner, params), start.obs, acts, acts, rewards)
         state = GroupedState(inner=inner, begun=acts)
         return state, MultiStart(obs=obs, acts={name: flag.any() for name, flag in acts.items()})
 
@@ -204,8 +210,10 @@ class GroupedAgents(MultiAgentJaxEnv[GroupedState, Any]):
             inner=inner, begun={name: stays[name] | acts[name] for name in present}
         )
         seen = {name: present[name] | acts[name] for name in present}
+        cut = step.truncated[ALL] & ~step.terminated[ALL] & (self.acting == "all")
+        shown = {name: acts[name] | (cut & present[name] & ~died[name]) for name in present}
         return state, MultiStep(
-            obs=self._observe(state, step.obs, acts, seen, rewards, params),
+            obs=self.observe(self._get_state(inner, params), step.obs, shown, seen, rewards),
             acts={name: flag.any() for name, flag in acts.items()},
             reward={
                 name: group.combine(rewards[name], present[name])
@@ -229,16 +237,32 @@ class GroupedAgents(MultiAgentJaxEnv[GroupedState, Any]):
         """Return one array of the members' numbers or flags for each group."""
         return {name: group.join(values, stacked=True) for name, group in self.groups.items()}
 
-    def _observe(
+    def _get_state(self, inner: PyTree, params: PyTree) -> PyTree:
+        """Return the global state, None if no group observes it."""
+        observed = any(group.global_state for group in self.groups.values())
+        return self.env.global_state(inner, params) if observed else None
+
+    def is_stacked(self, name: str) -> bool:
+        """Return whether observations and actions of a group's members are stacked."""
+        return self._stacked[name]
+
+    def observe(
         self,
-        state: GroupedState,
+        global_state: PyTree,
         obs: dict[str, PyTree],
         acts: dict[str, Array],
         seen: dict[str, Array],
         rewards: dict[str, Array],
-        params: PyTree,
     ) -> dict[str, PyTree]:
-        """Return the groups' observations; those of absent members are zero."""
+        """Return the groups' observations; those of absent members are zero.
+
+        Args:
+            global_state: Global state, if a group observes it.
+            obs: Observations by the environment's entries.
+            acts: Which members of each group act.
+            seen: Which of them are present.
+            rewards: Their last rewards.
+        """
         result: dict[str, PyTree] = {}
         for name, group in self.groups.items():
             shown = _hide(group, obs, seen[name], acts[name])
@@ -251,8 +275,8 @@ class GroupedAgents(MultiAgentJaxEnv[GroupedState, Any]):
             if group.member_rewards:
                 extras["member_rewards"] = rewards[name]
             if group.global_state:
-                extras["global_state"] = self.env.global_state(state.inner, params)
-            own, mask = _split_mask(members)
+                extras["global_state"] = global_state
+            own, mask = split_mask(members)
             result[name] = {**extras, **mask, "obs": own} if extras else members
         return result
 
@@ -298,6 +322,47 @@ class Team(JaxEnv[GroupedState, Any]):
     def render(self, state: GroupedState, params: PyTree) -> np.ndarray:
         return self.grouped.render(state, params)
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Ids of the agents, in the order of their actions."""
+        return self.grouped.groups[self._group].agents
+
+    def join_observations(self, observations: Mapping[str, PyTree]) -> PyTree:
+        """Return the team's observation, given those of the members that act.
+
+        What is not given is zero: other members, rewards, and the global state.
+        """
+        env, params, name = self.grouped.env, self.default_params, self._group
+        entries = self.grouped.groups[name].entries
+        rows = {
+            agent: jax.tree.map(np.asarray, observations[agent])
+            if agent in observations
+            else make_blank(env.observation_space(agent, params))
+            for agent in self.members
+        }
+        obs = {
+            entry.key: jax.tree.map(lambda *x: np.stack(x), *[rows[a] for a in entry.agents])
+            if entry.is_kind
+            else rows[entry.agents[0]]
+            for entry in entries
+        }
+        acts = {name: jnp.array([agent in observations for agent in self.members])}
+        rewards = {name: jnp.zeros(len(self.members), jnp.float32)}
+        space = env.state_space(params)
+        state = None if space is None else make_blank(space)
+        return self.grouped.observe(state, obs, acts, acts, rewards)[name]
+
+    def split_action(self, action: PyTree) -> dict[str, PyTree]:
+        """Return the action of each member."""
+        stacked = self.grouped.is_stacked(self._group)
+        group = self.grouped.groups[self._group]
+        actions: dict[str, PyTree] = {}
+        for entry, part in zip(group.entries, group.split(action, stacked).values(), strict=True):
+            for index, agent in enumerate(entry.agents):
+                own = jax.tree.map(lambda x, i=index: x[i], part) if entry.is_kind else part
+                actions[agent] = own
+        return actions
+
 
 def group_agents(
     env: EnvSpec | MultiAgentJaxEnv[Any, Any],
@@ -322,7 +387,8 @@ def group_agents(
         groups: Agents by group, all of them in one; a kind of equal agents as a whole.
         reward: "sum" or "mean" of the rewards of members that are present, or "same" where all
             members have the same.
-        member_mask: Whether a group observes which members act, as `"member_mask"`.
+        member_mask: Whether a group observes which members act, as `"member_mask"`; where the
+            environment truncates its episode and all act, these are those alive.
         member_rewards: Whether it observes the last rewards of its members.
         global_state: Whether it observes the global state.
         env_config: Settings of the environment.
@@ -355,27 +421,6 @@ def group_agents(
     )
     grouped.max_episode_steps = made.max_episode_steps
     return Team(grouped) if len(groups) == 1 else grouped
-
-
-def stack_space(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
-    """Return the space of `count` values of a space, `[count, ...]`."""
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({k: stack_space(part, count) for k, part in space.spaces.items()})
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([stack_space(part, count) for part in space.spaces])
-    if isinstance(space, spaces.Discrete):
-        return spaces.MultiDiscrete(
-            np.full(count, space.n, np.int64), start=np.full(count, space.start, np.int64)
-        )
-    if isinstance(space, spaces.MultiDiscrete):
-        return spaces.MultiDiscrete(
-            np.stack([space.nvec] * count), start=np.stack([space.start] * count)
-        )
-    if isinstance(space, spaces.MultiBinary):
-        return spaces.MultiBinary((count, *tuple(space.shape or ())))
-    assert isinstance(space, spaces.Box)
-    low, high = np.stack([space.low] * count), np.stack([space.high] * count)
-    return spaces.Box(low, high, dtype=space.dtype.type)
 
 
 def _divide(
@@ -433,27 +478,3 @@ def _hide(
 
 def _expand(flags: Bool[Array, "*members"], like: Array) -> Bool[Array, "*_"]:
     return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim))
-
-
-def _flatten_mask_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """Put the members' masks in a row, as masks of MultiDiscrete actions are."""
-    if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
-        return space
-    mask = space.spaces[ACTION_MASK]
-    size = int(np.prod(mask.shape or ()))
-    if isinstance(mask, spaces.Box):
-        flat = spaces.Box(mask.low.reshape(size), mask.high.reshape(size), dtype=mask.dtype.type)
-    elif isinstance(mask, spaces.MultiDiscrete):
-        flat = spaces.MultiDiscrete(mask.nvec.reshape(size))
-    else:
-        flat = spaces.MultiBinary(size)
-    return spaces.Dict({**space.spaces, ACTION_MASK: flat})
-
-
-def _split_mask(members: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the members' observations without their action mask, and the mask by its name."""
-    if not isinstance(members, dict) or ACTION_MASK not in members:
-        return members, {}
-    others = {name: part for name, part in members.items() if name != ACTION_MASK}
-    own = next(iter(others.values())) if len(others) == 1 else others
-    return own, {ACTION_MASK: members[ACTION_MASK]}

@@ -84,7 +84,8 @@ def _get_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
     others = {name: part for name, part in parts.items() if name != ACTION_MASK}
     if ACTION_MASK in parts and len(others) == 1:
         (inner,) = others.values()
-        return dict(inner.spaces if isinstance(inner, spaces.Dict) else inner)
+        inner = inner.spaces if isinstance(inner, spaces.Dict) else inner
+        return dict(inner) if isinstance(inner, Mapping) else {}
     return others
 
 
@@ -169,9 +170,11 @@ class GroupQModule(QModule):
 
     def check_action_space(self) -> None:
         space = self.action_space
-        self.members = MemberSpaces.from_group(self.observation_space)
-        if isinstance(space, spaces.MultiDiscrete) and space.nvec.shape == (self.members.size,):
-            return
+        parts = list(space.spaces) if isinstance(space, spaces.Tuple) else []
+        if all(isinstance(part, spaces.Discrete) and part == parts[0] for part in parts):
+            self.members = MemberSpaces.from_group(self.observation_space)
+            if isinstance(space, spaces.MultiDiscrete) and space.nvec.shape == (self.members.size,):
+                return
         raise SpaceError(
             "Members of a team are valued by one network, and need equal Discrete action spaces, but "
             f"action_space is {describe_space(space)}: give each the largest of them, with an "

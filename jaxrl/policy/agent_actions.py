@@ -14,6 +14,7 @@ from jaxrl.modules.rl_module import RLModule
 from jaxrl.policy.compute_actions import ActionOptions, ComputeActions
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
+from jaxrl.policy.team_actions import TeamActions, find_team
 from jaxrl.run_parts import ActingState
 from jaxrl.runtime.exclusive import ExclusiveLock
 from jaxrl.runtime.program import Program
@@ -41,7 +42,12 @@ def make_actions(
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
         )
-        return ComputeActions(inference, state, keys, record, lock, module_id)
+        team = find_team(own.made)
+        if team is None:
+            return ComputeActions(inference, state, keys, record, lock, module_id)
+        actions = TeamActions(inference, state, keys, record, lock, module_id)
+        actions.team = team
+        return actions
 
     if not isinstance(assembly, MultiAgentAssembly):
         return make(assembly, acting, DEFAULT_MODULE)

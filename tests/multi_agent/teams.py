@@ -1,0 +1,133 @@
+"""Environments of teams for tests: a choice that only a mixer values right, masks and deaths."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl.core.struct import pytree
+from jaxrl.envs import MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.multi.base import ALL
+
+NEVER, ALWAYS = jnp.zeros((), bool), jnp.ones((), bool)
+BEST, SURE = 8.0, 7.0
+
+
+class TwoStepAnd(MultiAgentJaxEnv[Any, None]):
+    """A sure 7 or, if the first member so chooses, 8 for one joint action of 16 and 0 for others."""
+
+    possible_agents = ("a", "b")
+    name = "two-step-and"
+    hides_state = False
+
+    def observation_space(self, agent: str, params: None) -> Any:
+        return spaces.Box(0.0, 1.0, (3,), np.float32)
+
+    def action_space(self, agent: str, params: None) -> Any:
+        return spaces.Discrete(4)
+
+    def state_space(self, params: None) -> Any:
+        return None if self.hides_state else spaces.Discrete(3)
+
+    def global_state(self, state: Any, params: None) -> Any:
+        return state
+
+    def _tell(self, state: Any) -> Any:
+        obs = jax.nn.one_hot(state, 3, dtype=jnp.float32)
+        agents = self.possible_agents
+        return dict.fromkeys(agents, obs), dict.fromkeys(agents, ALWAYS)
+
+    def reset(self, key: Any, params: None) -> Any:
+        obs, acts = self._tell(0)
+        return jnp.zeros((), jnp.int32), MultiStart(obs=obs, acts=acts)
+
+    def step(self, key: Any, state: Any, actions: Any, params: None) -> Any:
+        both = (actions["a"] == 3) & (actions["b"] == 3)
+        paid = jnp.where(state == 1, SURE, jnp.where((state == 2) & both, BEST, 0.0))
+        after = jnp.where(state > 0, 0, jnp.where(actions["a"] < 2, 1, 2)).astype(jnp.int32)
+        obs, acts = self._tell(after)
+        flags = dict.fromkeys((*self.possible_agents, ALL), NEVER)
+        return after, MultiStep(
+            obs=obs,
+            acts=acts,
+            reward=dict.fromkeys(self.possible_agents, paid / 2),
+            terminated={**flags, ALL: state > 0},
+            truncated=flags,
+        )
+
+
+class NoState(TwoStepAnd):
+    """The same without a global state."""
+
+    hides_state = True
+
+
+@pytree
+class RiskyState:
+    """Time, and who is alive."""
+
+    time: Any
+    alive: Any
+
+
+class Risky(MultiAgentJaxEnv[Any, None]):
+    """Three members of whom the last dies after the second step, with masks that change.
+
+    The action `time % 3` is illegal, and costs everything if it is taken. The environment cuts its
+    episodes itself.
+    """
+
+    possible_agents = ("a", "b", "c")
+    name = "risky"
+    steps = 5
+
+    def observation_space(self, agent: str, params: None) -> Any:
+        box = spaces.Box(0.0, 9.0, (2,), np.float32)
+        return spaces.Dict({"action_mask": spaces.MultiBinary(3), "seen": box})
+
+    def action_space(self, agent: str, params: None) -> Any:
+        return spaces.Discrete(3)
+
+    def _tell(self, state: RiskyState) -> Any:
+        mask = (jnp.arange(3) != state.time % 3).astype(jnp.int8)
+        obs: dict[str, Any] = {}
+        for index, agent in enumerate(self.possible_agents):
+            seen = jnp.stack([state.time, jnp.int32(index)]).astype(jnp.float32)
+            obs[agent] = {"action_mask": mask, "seen": seen}
+        return obs, dict(zip(self.possible_agents, state.alive, strict=True))
+
+    def reset(self, key: Any, params: None) -> Any:
+        state = RiskyState(time=jnp.zeros((), jnp.int32), alive=jnp.ones((3,), bool))
+        obs, acts = self._tell(state)
+        return state, MultiStart(obs=obs, acts=acts)
+
+    def step(self, key: Any, state: RiskyState, actions: Any, params: None) -> Any:
+        taken = jnp.stack([actions[agent] for agent in self.possible_agents])
+        paid = jnp.where(taken == state.time % 3, -100.0, 1.0 + jnp.arange(3.0))
+        dies = state.alive & (jnp.arange(3) == 2) & (state.time == 1)
+        after = RiskyState(time=state.time + 1, alive=state.alive & ~dies)
+        obs, acts = self._tell(after)
+        over = after.time >= self.steps
+        flags = dict.fromkeys(self.possible_agents, NEVER)
+        return after, MultiStep(
+            obs=obs,
+            acts={agent: flag & ~over for agent, flag in acts.items()},
+            reward=dict(zip(self.possible_agents, paid, strict=True)),
+            terminated={**dict(zip(self.possible_agents, dies, strict=True)), ALL: NEVER},
+            truncated={**flags, ALL: over},
+        )
+
+
+class Rivals(TwoStepAnd):
+    """Two teams."""
+
+    teams = {"red": ("a",), "blue": ("b",)}
+
+
+class Unequal(TwoStepAnd):
+    """Members with different numbers of actions."""
+
+    def action_space(self, agent: str, params: None) -> Any:
+        return spaces.Discrete(4 if agent == "a" else 3)
