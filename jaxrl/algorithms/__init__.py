@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
     from jaxrl.algorithms.ppo import A2CConfig, DDPPOConfig, PGConfig, PPOConfig
     from jaxrl.algorithms.pqn import PQNConfig
+    from jaxrl.algorithms.qmix import QMIXConfig, VDNConfig
     from jaxrl.algorithms.random_agent import RandomAgentConfig
     from jaxrl.algorithms.sac import RNNSACConfig, SACConfig
     from jaxrl.algorithms.td3 import ApexDDPGConfig, DDPGConfig, TD3Config
@@ -47,6 +48,7 @@ __all__ = [
     "PGConfig",
     "PPOConfig",
     "PQNConfig",
+    "QMIXConfig",
     "R2D2Config",
     "RNNSACConfig",
     "RainbowConfig",
@@ -55,6 +57,7 @@ __all__ = [
     "SimpleQConfig",
     "TD3Config",
     "TQCConfig",
+    "VDNConfig",
 ]
 
 _MODULES = {path.partition(":")[2]: path.partition(":")[0] for path, _ in ALGORITHMS.values()}

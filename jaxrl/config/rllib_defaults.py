@@ -360,6 +360,7 @@ _BUFFER_OF_CQL = {
     "worker_side_prioritization": False,
 }
 
+_RMSPROP: dict[str, tuple[object, ...]] = {"optim_alpha": (0.99,), "optim_eps": (1e-5,)}
 NEUTRAL_VALUES_BY_ALGORITHM: dict[str, dict[str, tuple[object, ...]]] = {
     # RLlib's default, which its new API stack does not read
     "IMPALA": {"num_gpus": (1,)},
@@ -367,6 +368,9 @@ NEUTRAL_VALUES_BY_ALGORITHM: dict[str, dict[str, tuple[object, ...]]] = {
     # RLlib's BC is its MARWIL with beta=0, in which the other settings have no effect
     "BC": {**_MARWIL, **_ADVANTAGES, "beta": (0.0,)},
     "MARWIL": _MARWIL,
+    # those of QMIX's default optimizer
+    "QMIX": _RMSPROP,
+    "VDN": _RMSPROP,
     "IQL": {**_MARWIL, **_ADVANTAGES, "bc_logstd_coeff": (0.0,)},
     "CQL": {
         **_NO_SAMPLING,

@@ -113,6 +113,7 @@ RENAMED: dict[str, Renamed] = {
     "evaluation_num_workers": Renamed("evaluation_num_env_runners"),
     "_is_atari": Renamed("is_atari"),
     "monitor": Renamed("record_video"),
+    "grad_norm_clipping": Renamed("grad_clip"),
     "target_update_frequency": Renamed("target_network_update_freq"),
     "use_huber": Renamed("td_error_loss_fn", lambda value: "huber" if value else "mse"),
     "num_sgd_iter": Renamed("num_epochs"),
@@ -265,7 +266,7 @@ REFUSED: dict[str, str] = {
     ),
     **dict(
         _refuse_each(
-            "opt_type decay momentum epsilon _separate_vf_optimizer _lr_vf",
+            "opt_type decay momentum epsilon optim_alpha optim_eps _separate_vf_optimizer _lr_vf",
             "optimizer takes the name of the optimizer and its arguments, e.g. {'name': 'rmsprop', "
             "'decay': 0.99, 'eps': 0.1}",
         )

@@ -19,6 +19,7 @@ from jaxrl.algorithms.iql import IQLConfig, IQLTraining
 from jaxrl.algorithms.marwil import MARWILConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.pqn import PQNConfig, PQNTraining
+from jaxrl.algorithms.qmix import QMIXConfig, QMIXTraining
 from jaxrl.algorithms.sac import SACConfig, SACTraining
 from jaxrl.algorithms.td3 import TD3Config, TD3Training
 from jaxrl.algorithms.tqc import TQCConfig, TQCTraining
@@ -313,6 +314,14 @@ DQN_OTHER: dict[str, Any] = {
     "margin": 0.5,
     "td_error_loss_fn": "mse",
 }
+# What QMIX has beside that.
+QMIX_OTHER: dict[str, Any] = {
+    "mixer": "vdn",
+    "mixing_embed_dim": 16,
+    "hypernet_embed": 64,
+    "obs_agent_id": False,
+    "team_reward": "mean",
+}
 # What PQN has beside the settings of epochs and minibatches.
 PQN_OTHER: dict[str, Any] = {"lambda_": 0.9, "epsilon": [[0.0, 1.0], [50.0, 0.1]]}
 # What SAC, TQC, TD3 and DDPG have beside the replay's, which is None for `lr` and nothing else.
@@ -374,6 +383,7 @@ ONLY_PPO = {"use_critic", "vf_clip_param"}
 CASES = [(PPOConfig, name, value) for name, value in OTHER.items()]
 CASES += [(APPOConfig, name, value) for name, value in APPO_OTHER.items()]
 CASES += [(DQNConfig, name, value) for name, value in (REPLAY_OTHER | DQN_OTHER).items()]
+CASES += [(QMIXConfig, name, value) for name, value in QMIX_OTHER.items()]
 CASES += [(PQNConfig, name, value) for name, value in PQN_OTHER.items()]
 CASES += [(SACConfig, n, v) for n, v in (ACTOR_CRITIC_OTHER | SOFT_OTHER | SAC_OTHER).items()]
 CASES += [(TQCConfig, name, value) for name, value in TQC_OTHER.items()]
@@ -391,6 +401,7 @@ def test_the_tables_have_every_setting() -> None:
     assert set(IMPALAConfig().keys()) < set(APPOConfig().keys())
     assert set(REPLAY_OTHER) == set(get_settings(OffPolicyTraining)) - set(get_settings(Training))
     assert set(DQN_OTHER) == set(get_settings(DQNTraining)) - set(get_settings(OffPolicyTraining))
+    assert set(QMIX_OTHER) == set(get_settings(QMIXTraining)) - set(get_settings(DQNTraining))
     assert set(PQN_OTHER) == set(get_settings(PQNTraining)) - set(get_settings(OnPolicyTraining))
     for table, group, base in (
         (ACTOR_CRITIC_OTHER, ActorCriticTraining, OffPolicyTraining),
