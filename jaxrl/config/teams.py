@@ -58,9 +58,10 @@ def describe_team(config: "AlgorithmConfig") -> list[str]:
         ((_, members),) = _get_groups(config, made).items()
     except JaxrlError:
         return []
-    state = "all observations, since it has no global state"
-    if made.env.state_space(made.params) is not None:
-        state = "its global state"
+    has_state = made.env.state_space(made.params) is not None
+    state = "its global state" if has_state else "all observations, since it has no global state"
+    if config.learns_member_rewards:
+        state = f"all observations and actions{', and its global state' if has_state else ''}"
     who = f"{config.algo_name} trains the agents of {made.id} as one team ({', '.join(members)})"
     how = f"a member acts on its own observation, and what is learned jointly sees {state}"
     return [f"{who}: {how}."]

@@ -91,6 +91,14 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.td3:ApexDDPGConfig",
         "replay, DDPG with prioritized 3-step targets; continuous actions",
     ),
+    "MADDPG": AlgorithmEntry(
+        "jaxrl.algorithms.td3:MADDPGConfig",
+        "replay, one team of agents with central critics; continuous actions",
+    ),
+    "MATD3": AlgorithmEntry(
+        "jaxrl.algorithms.td3:MATD3Config",
+        "replay, MADDPG with twin critics, delayed and smoothed; continuous actions",
+    ),
     "BC": AlgorithmEntry(
         "jaxrl.algorithms.marwil:BCConfig",
         "recorded data, imitation of all actions; discrete and continuous actions",

@@ -1,6 +1,5 @@
 """Module of a team that is valued jointly: one Q network for all members, and a mixer of values."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -12,7 +11,6 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl.core.space_arrays import flatten, get_flat_size
 from jaxrl.core.struct import replace
 from jaxrl.core.types import (
     Columns,
@@ -31,80 +29,13 @@ from jaxrl.distributions.from_space import describe_space
 from jaxrl.errors import SpaceError
 from jaxrl.modules.encoders import split_obs_parts
 from jaxrl.modules.exploration import draw_random_noise, is_warming_up, make_random_action
+from jaxrl.modules.group_obs import MEMBER_MASK, MEMBERS, MemberSpaces, get_parts
 from jaxrl.modules.networks import get_initializer, resolve_bias_init
 from jaxrl.modules.q_network import QDraws, QModule, QNetwork
-from jaxrl.modules.rl_module import ACTION_MASK, has_action_mask
+from jaxrl.modules.rl_module import has_action_mask
 from jaxrl.ops.value_losses import batched_index
 
-MEMBERS, MEMBER_MASK, GLOBAL_STATE = "obs", "member_mask", "global_state"
-"""Parts of a group's observation: its members', who of them acts, and the environment's state."""
 _MIXER = "mixer"
-
-
-@dataclasses.dataclass(frozen=True)
-class MemberSpaces:
-    """Spaces of the members of a group, which have equal ones.
-
-    Attributes:
-        size: Number of members.
-        obs: Observation space of one member.
-        state: Space of the global state, None without one.
-    """
-
-    size: int
-    obs: gymnasium.Space[Any]
-    state: gymnasium.Space[Any] | None
-
-    @staticmethod
-    def from_group(space: gymnasium.Space[Any]) -> "MemberSpaces":
-        """Return the members' spaces of a group's, which the module observes.
-
-        Raises:
-            SpaceError: If it is not the observation of a group of equal members.
-        """
-        parts = _get_parts(space.spaces) if isinstance(space, spaces.Dict) else {}
-        if not {MEMBERS, MEMBER_MASK} <= set(parts):
-            raise SpaceError(
-                f"A team is observed with the parts '{MEMBERS}' and '{MEMBER_MASK}', but the module "
-                f"observes {describe_space(space)}: leave out connectors that join these parts, "
-                "stack frames, or add actions and rewards."
-            )
-        members = parts[MEMBERS]
-        if isinstance(members, spaces.Tuple):
-            raise SpaceError(
-                "Members of a team share one network, so their observation spaces must be equal, "
-                f"got {describe_space(members)}: pad them to one space in the environment."
-            )
-        size = int(parts[MEMBER_MASK].shape[0])
-        return MemberSpaces(size, take_member_space(members), parts.get(GLOBAL_STATE))
-
-
-def _get_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a group's observation other than the action mask."""
-    others = {name: part for name, part in parts.items() if name != ACTION_MASK}
-    if ACTION_MASK in parts and len(others) == 1:
-        (inner,) = others.values()
-        inner = inner.spaces if isinstance(inner, spaces.Dict) else inner
-        return dict(inner) if isinstance(inner, Mapping) else {}
-    return others
-
-
-def take_member_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """Return the space of one member, given that of all of them stacked, `[m, ...]`."""
-    match space:
-        case spaces.Dict():
-            return spaces.Dict({k: take_member_space(part) for k, part in space.spaces.items()})
-        case spaces.Tuple():
-            return spaces.Tuple([take_member_space(part) for part in space.spaces])
-        case spaces.MultiDiscrete() if space.nvec.ndim == 1:
-            return spaces.Discrete(int(space.nvec[0]), start=int(space.start[0]))
-        case spaces.MultiDiscrete():
-            return spaces.MultiDiscrete(space.nvec[0], start=space.start[0])
-        case spaces.MultiBinary():
-            return spaces.MultiBinary(space.shape[1:])
-        case _:
-            assert isinstance(space, spaces.Box)
-            return spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
 
 
 class MonotonicMixer(nn.Module):
@@ -230,7 +161,7 @@ class GroupQModule(QModule):
             if not self._observes_id:
                 return own
             return spaces.Dict({"member": spaces.Discrete(size), MEMBERS: own})
-        width = get_flat_size(own) + (size if self._observes_id else 0)
+        width = self.members.obs_width + (size if self._observes_id else 0)
         return spaces.Box(-np.inf, np.inf, (width,), np.float32)
 
     def select_network_obs(self, obs: PyTree) -> PyTree:
@@ -239,14 +170,14 @@ class GroupQModule(QModule):
 
     def _observe_members(self, obs: PyTree) -> PyTree:
         """Return what the network sees of each member, `[*batch, m, ...]`, of bare observations."""
-        parts, size = _get_parts(obs), self.members.size
+        parts, size = get_parts(obs), self.members.size
         batch = parts[MEMBER_MASK].shape
         if self._keeps_parts:
             if not self._observes_id:
                 return parts[MEMBERS]
             member = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), batch)
             return {"member": member, MEMBERS: parts[MEMBERS]}
-        own = flatten(self.members.obs, parts[MEMBERS])
+        own = self.members.flatten_obs(obs)
         if not self._observes_id:
             return own
         one_hot = jnp.broadcast_to(jnp.eye(size, dtype=jnp.float32), (*batch, size))
@@ -283,20 +214,19 @@ class GroupQModule(QModule):
 
     def acting_members(self, obs: PyTree) -> Bool[Array, "*batch m"]:
         """Return which members act on the observations."""
-        return _get_parts(obs_only(obs))[MEMBER_MASK].astype(jnp.bool_)
+        return self.members.acting(obs)
 
     @property
     def _state_size(self) -> int:
-        if self.members.state is not None:
-            return get_flat_size(self.members.state)
-        return self.members.size * get_flat_size(self.members.obs)
+        members = self.members
+        return members.state_width or members.size * members.obs_width
 
     def get_state(self, obs: PyTree) -> Float[Array, "*batch s"]:
         """Return what the mixer sees: the global state, or all observations where there is none."""
-        parts = _get_parts(obs_only(obs))
-        if self.members.state is not None:
-            return flatten(self.members.state, parts[GLOBAL_STATE])
-        own = flatten(self.members.obs, parts[MEMBERS])
+        rows = obs_only(obs)
+        if self.members.state_width:
+            return self.members.flatten_state(rows)
+        own = self.members.flatten_obs(rows)
         return own.reshape(*own.shape[:-2], -1)
 
     # --- forward passes ---

@@ -131,3 +131,39 @@ class Unequal(TwoStepAnd):
 
     def action_space(self, agent: str, params: None) -> Any:
         return spaces.Discrete(4 if agent == "a" else 3)
+
+
+class MixedMotives(MultiAgentJaxEnv[Any, None]):
+    """One choice of a number each; what a member is paid also depends on the other's.
+
+    By its own reward, the first is best at 0.5 and the second at -0.5; by the sum of both, at 0.
+    """
+
+    possible_agents = ("a", "b")
+    name = "mixed motives"
+
+    def observation_space(self, agent: str, params: None) -> Any:
+        return spaces.Box(0.0, 1.0, (1,), np.float32)
+
+    def action_space(self, agent: str, params: None) -> Any:
+        return spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def _tell(self) -> Any:
+        agents = self.possible_agents
+        return dict.fromkeys(agents, jnp.zeros((1,), jnp.float32)), dict.fromkeys(agents, ALWAYS)
+
+    def reset(self, key: Any, params: None) -> Any:
+        obs, acts = self._tell()
+        return jnp.zeros((), jnp.int32), MultiStart(obs=obs, acts=acts)
+
+    def step(self, key: Any, state: Any, actions: Any, params: None) -> Any:
+        a, b = actions["a"][0], actions["b"][0]
+        obs, acts = self._tell()
+        flags = dict.fromkeys((*self.possible_agents, ALL), NEVER)
+        return state, MultiStep(
+            obs=obs,
+            acts=acts,
+            reward={"a": b - jnp.square(a - 0.5), "b": -a - jnp.square(b + 0.5)},
+            terminated={**flags, ALL: ALWAYS},
+            truncated=flags,
+        )
