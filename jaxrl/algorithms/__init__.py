@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from jaxrl.algorithms.qmix import QMIXConfig, VDNConfig
     from jaxrl.algorithms.random_agent import RandomAgentConfig
     from jaxrl.algorithms.sac import RNNSACConfig, SACConfig
-    from jaxrl.algorithms.td3 import ApexDDPGConfig, DDPGConfig, TD3Config
+    from jaxrl.algorithms.td3 import (
+        ApexDDPGConfig,
+        DDPGConfig,
+        MADDPGConfig,
+        MATD3Config,
+        TD3Config,
+    )
     from jaxrl.algorithms.tqc import TQCConfig
 
 __all__ = [
@@ -44,7 +50,9 @@ __all__ = [
     "DTConfig",
     "IMPALAConfig",
     "IQLConfig",
+    "MADDPGConfig",
     "MARWILConfig",
+    "MATD3Config",
     "PGConfig",
     "PPOConfig",
     "PQNConfig",
