@@ -1,10 +1,10 @@
-"""VDN (Sunehag et al. 2018, https://arxiv.org/abs/1706.05296) and QMIX (Rashid et al. 2018).
+"""QMIX (Rashid et al. 2018, https://arxiv.org/abs/1803.11485) and VDN, a setting of it.
 
-https://arxiv.org/abs/1803.11485. The agents of an environment are a team with one reward. Each member
-acts on values of its own observation, and what is learned by DQN is the value of the team: the sum
-of the members' values (VDN), or a monotonic function of them that depends on the global state
-(QMIX), so that what is best for each member is best for the team. `mixer=None` is independent
-Q-learning from the team's reward.
+The agents of an environment are a team with one reward. Each member acts on values of its own
+observation, and what is learned by DQN is the value of the team: a monotonic function of the members'
+values that depends on the global state, or their sum (VDN; Sunehag et al. 2018, at
+arxiv.org/abs/1706.05296), so that what is best for each member is best for the team.
+`mixer=None` is independent Q-learning from the team's reward.
 
 Names and defaults are those of RLlib's QMIX (2.2), whose network has a GRU: here
 `model_config={"use_lstm": True, "recurrent_layer_type": "gru"}`. `hypernet_embed`, `obs_agent_id`

@@ -43,14 +43,14 @@ from jaxrl.config.placement import describe_idle_settings, resolve_placement
 from jaxrl.config.settings.offline_data import Storage
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
-from jaxrl.config.teams import make_team
+from jaxrl.config.teams import make_named_env
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.multi.vector import MultiVectorEnv
-from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make
+from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError
 from jaxrl.modules.rl_module import RLModule
@@ -434,7 +434,7 @@ def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
         raise ConfigError(
             "env is not set: name one with .environment(env=...), e.g. 'CartPole-v1'."
         )
-    made = make_team(config) if config.groups_agents else _make_single(config)
+    made = make_named_env(config)
     observation_space, action_space = made.spaces
     for name, declared, own in (
         ("observation_space", settings.observation_space, observation_space),
@@ -451,18 +451,6 @@ def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
         if settings.validate_env is not None:
             settings.validate_env(made.env, EnvContext(settings.env_config))
     return made
-
-
-def _make_single(config: "AlgorithmConfig") -> AnyMadeEnv:
-    """Make the environment of a single agent that a config names."""
-    settings = config.environment_settings
-    assert settings.env is not None
-    return make(
-        settings.env,
-        settings.env_config,
-        max_episode_steps=settings.max_episode_steps,
-        is_atari=settings.is_atari,
-    )
 
 
 def format_space(space: gymnasium.Space[Any]) -> str:

@@ -7,7 +7,7 @@ from jaxrl.config.multi_agent_checks import check_compiled
 from jaxrl.envs.multi.groups import GroupReward as GroupReward
 from jaxrl.envs.multi.groups import group_agents
 from jaxrl.envs.multi.made import MadeMultiEnv
-from jaxrl.envs.registry import MadeEnv, make
+from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make
 from jaxrl.errors import ConfigError, JaxrlError
 
 if TYPE_CHECKING:
@@ -47,6 +47,24 @@ def make_team(config: "AlgorithmConfig") -> MadeEnv:
     grouped = make(team, max_episode_steps=settings.max_episode_steps)
     assert isinstance(grouped, MadeEnv)
     return MadeEnv(env=grouped.env, params=grouped.params, id=made.id, notes=made.notes)
+
+
+def make_named_env(config: "AlgorithmConfig") -> AnyMadeEnv:
+    """Make the environment that a config names: of a single agent, or of a team that is one.
+
+    Raises:
+        JaxrlError: If it cannot be made.
+    """
+    if config.groups_agents:
+        return make_team(config)
+    settings = config.environment_settings
+    assert settings.env is not None
+    return make(
+        settings.env,
+        settings.env_config,
+        max_episode_steps=settings.max_episode_steps,
+        is_atari=settings.is_atari,
+    )
 
 
 def describe_team(config: "AlgorithmConfig") -> list[str]:
