@@ -178,13 +178,7 @@ class TD3Learner(BaseLearner[TD3State]):
             return self.imitating_actor_loss(policy, sgd.params[CRITIC], batch, coeff)
 
         def policy_step() -> DelayedUpdate:
-            stepped, actor = step_one(
-                self,
-                POLICY,
-                actor_loss,
-                sgd,
-                values,
-            )
+            stepped, actor = step_one(self, POLICY, actor_loss, sgd, values)
             frequency = settings.target_network_update_freq
             metrics, tau = combine_metrics(critic, actor), values["tau"]
             target = update_target(state.target, stepped.params, metrics, progress, tau, frequency)
@@ -346,8 +340,8 @@ _NOT_FOR_MEMBERS: dict[str, tuple[tuple[object, ...], str]] = {
 class MADDPGConfig(TD3Config):
     """Configuration of MADDPG (Lowe et al. 2017): DDPG for a team of agents with central critics.
 
-    Defaults are those of the paper's appendix and of RLlib's MADDPG (2.2), with Gaussian noise on
-    actions of a Box; their discrete actions by Gumbel-softmax are not supported.
+    Defaults are those of the paper's appendix and of RLlib's MADDPG (2.2), but actions are those of a
+    Box with Gaussian noise.
     """
 
     algo_name = "MADDPG"
