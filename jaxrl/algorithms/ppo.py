@@ -9,6 +9,7 @@ REINFORCE are other values of the same settings.
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -19,6 +20,7 @@ from jaxrl.config.settings.training import AdvantageTraining
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.errors import ConfigError
 from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.bootstrap import compute_values_and_successors
 from jaxrl.learners.learner import SgdState
@@ -30,6 +32,7 @@ from jaxrl.learners.policy_gradient import (
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.modules.sequences import attach_final_carries, forward_rollout, split_into_sequences
 from jaxrl.ops import losses, returns
+from jaxrl.ops.statistics import DebiasedMoments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,19 @@ class PPOTraining(AdvantageTraining):
     vf_clip_param: float = field(
         default=10.0, doc="Bound of the squared value error.", sweepable=True, check=positive
     )
+    huber_delta: float | None = field(
+        default=None,
+        doc="Value error at which the value loss turns from quadratic to linear (Huber): half of the "
+        "squared error below it; replaces the bound vf_clip_param. None is the squared error.",
+        sweepable=True,
+        check=positive,
+    )
+    normalize_values: bool = field(
+        default=False,
+        doc="Whether values are learned in units of the running mean and standard deviation of their "
+        "targets, for returns that are large or whose scale is not known; vf_clip_param and "
+        "huber_delta are then in these units.",
+    )
     use_kl_loss: bool = field(default=True, doc="Add the adaptive KL penalty.")
     kl_coeff: float = field(
         default=0.2, doc="Initial weight of the KL penalty.", sweepable=True, check=non_negative
@@ -67,11 +83,16 @@ class PPOTraining(AdvantageTraining):
 
 @pytree
 class PPOState:
-    """Learner state; `kl_coeff` is the adaptive weight of the KL penalty."""
+    """Learner state.
+
+    `kl_coeff` is the adaptive weight of the KL penalty; `value_moments` are those of value targets,
+    None unless values are normalized.
+    """
 
     sgd: SgdState
     hparams: HParams
     kl_coeff: Float[Array, ""]
+    value_moments: DebiasedMoments | None = None
 
 
 @pytree
@@ -100,6 +121,7 @@ class PPOLearner(BaseLearner[PPOState]):
             sgd=sgd,
             hparams=hparams,
             kl_coeff=jnp.asarray(self.settings.kl_coeff, jnp.float32),
+            value_moments=DebiasedMoments.empty() if self.settings.normalize_values else None,
         )
 
     def prepare(
@@ -109,14 +131,10 @@ class PPOLearner(BaseLearner[PPOState]):
         values = current_values(state.hparams, progress)
         mask, estimates = rollout.mask, jnp.zeros_like(rollout.reward)
         next_estimates = estimates
-        params, module = state.sgd.params, self.module
-        out = forward_rollout(module, params, rollout) if module.is_stateful else {}
+        module = self.module
+        out = forward_rollout(module, state.sgd.params, rollout) if module.is_stateful else {}
         if self.settings.use_critic:
-            value_fn = partial(module.compute_values, params)
-            rollout_with_carries = attach_final_carries(rollout, out)
-            estimates, next_estimates = compute_values_and_successors(
-                value_fn, rollout_with_carries, out.get(Columns.VF_PREDS)
-            )
+            estimates, next_estimates = self._compute_values(state, rollout, out)
         lambda_ = values["lambda_"] if self.settings.use_critic else 1.0
         ends = (rollout.terminated, rollout.truncated, mask)
         advantages = returns.gae(
@@ -141,11 +159,26 @@ class PPOLearner(BaseLearner[PPOState]):
         metrics = {"curr_lr": values["lr"], "curr_entropy_coeff": values["entropy_coeff"]}
         if self.settings.use_kl_loss:
             metrics["curr_kl_coeff"] = state.kl_coeff
+        if state.value_moments is not None:
+            metrics["curr_vf_target_mean"] = state.value_moments.mean
+            metrics["curr_vf_target_std"] = state.value_moments.std
         if self.settings.use_critic:
             metrics["vf_explained_var"] = losses.explained_variance(
                 targets, estimates, mask, self.axis_name
             )
         return split_into_sequences(module, batch, rollout, out), metrics
+
+    def _compute_values(
+        self, state: PPOState, rollout: Rollout, out: dict[str, Any]
+    ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
+        """Compute the values of all rows and of their successors, in units of the rewards."""
+        value_fn = partial(self.module.compute_values, state.sgd.params)
+        values = compute_values_and_successors(
+            value_fn, attach_final_carries(rollout, out), out.get(Columns.VF_PREDS)
+        )
+        if (moments := state.value_moments) is None:
+            return values
+        return moments.denormalize(values[0]), moments.denormalize(values[1])
 
     def compute_loss(
         self,
@@ -162,7 +195,8 @@ class PPOLearner(BaseLearner[PPOState]):
         Args:
             params: Parameters of the module, which the gradient is taken for.
             batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
-            values: Current hyperparameters by name, with the adaptive `kl_coeff`.
+            values: Current hyperparameters by name, with the adaptive `kl_coeff`, and with
+                `vf_target_mean` and `vf_target_std` if values are normalized.
             key: Key for losses that draw; unused here.
         """
         del key
@@ -184,8 +218,17 @@ class PPOLearner(BaseLearner[PPOState]):
             "clip_fraction": mean(jnp.abs(ratio - 1.0) > clip),
         }
         if self.settings.use_critic:
-            errors = (out[Columns.VF_PREDS], batch.value_targets, values["vf_clip_param"])
-            metrics["vf_loss"] = mean(losses.clipped_value_loss(*errors))
+            targets = batch.value_targets
+            if self.settings.normalize_values:
+                targets = (targets - values["vf_target_mean"]) / values["vf_target_std"]
+            if self.settings.huber_delta is None:
+                errors = (out[Columns.VF_PREDS], targets, values["vf_clip_param"])
+                value_loss = losses.clipped_value_loss(*errors)
+            else:
+                value_loss = losses.huber_loss(
+                    out[Columns.VF_PREDS] - targets, values["huber_delta"]
+                )
+            metrics["vf_loss"] = mean(value_loss)
             loss = loss + values["vf_loss_coeff"] * metrics["vf_loss"]
         if batch.dist_inputs is not None:
             acting_dist = self.module.action_dist(batch.dist_inputs, batch.obs)
@@ -197,6 +240,10 @@ class PPOLearner(BaseLearner[PPOState]):
         self, state: PPOState, batch: PPOBatch, progress: Progress, key: Key
     ) -> tuple[PPOState, Metrics]:
         values = {**current_values(state.hparams, progress), "kl_coeff": state.kl_coeff}
+        if (moments := state.value_moments) is not None:
+            moments = moments.update(batch.value_targets, batch.weight > 0.0, self.axis_name)
+            state = replace(state, value_moments=moments)
+            values |= {"vf_target_mean": moments.mean, "vf_target_std": moments.std}
         return policy_gradient_step(self, state, batch, values, key)
 
     def finish(self, state: PPOState, metrics: Metrics, progress: Progress) -> PPOState:
@@ -219,6 +266,22 @@ class PPOConfig(AlgorithmConfig):
 
     def get_default_learner_class(self) -> type[PPOLearner]:
         return PPOLearner
+
+    def validate(self) -> None:
+        training = self.training_settings
+        is_clipped = "vf_clip_param" in self.explicit and training.vf_clip_param < float("inf")
+        if training.huber_delta is not None and is_clipped:
+            raise ConfigError(
+                f"huber_delta={training.huber_delta} and vf_clip_param={training.vf_clip_param} "
+                "both limit the effect of large value errors: set only one of them."
+            )
+        for name in ("huber_delta", "normalize_values"):
+            if not training.use_critic and (value := vars(training)[name]):
+                raise ConfigError(
+                    f"{name}={value} has no effect with use_critic=False, which learns no values; "
+                    "leave it out."
+                )
+        super().validate()
 
 
 class A2CConfig(PPOConfig):

@@ -1,10 +1,13 @@
 """Running mean and variance of a stream of batches."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.struct import pytree
+from jaxrl.ops.losses import masked_moments
 
 
 @pytree
@@ -84,6 +87,62 @@ class RunningMoments:
         scale = 1.0 / (self.std() + 1e-5 * jnp.abs(self.mean) + 1e-8)
         x = x.astype(jnp.float32)
         return jnp.clip((x - _expand_like(self.mean, x)) * _expand_like(scale, x), -clip, clip)
+
+
+@pytree
+class DebiasedMoments:
+    """Exponentially weighted mean and variance of numbers, free of bias towards their start.
+
+    A batch has the weight 1 − β, and later ones reduce it by β each, divided by the sum of all
+    weights: m / d and s / d − (m / d)² of the moving averages m of x, s of x² and d of 1 (van Hasselt
+    et al. 2016, section 2.1, and Yu et al. 2021, whose code has β = 0.99999). The variance is merged
+    around the batches' own means, so that it does not cancel where the mean is large.
+    """
+
+    DECAY: ClassVar[float] = 0.99999
+
+    total_weight: Float[Array, ""]
+    mean: Float[Array, ""]
+    variance: Float[Array, ""]
+
+    @staticmethod
+    def empty() -> "DebiasedMoments":
+        """Return the moments of an empty stream: mean 0, variance 1."""
+        zero = jnp.zeros((), jnp.float32)
+        return DebiasedMoments(total_weight=zero, mean=zero, variance=jnp.ones((), jnp.float32))
+
+    def update(
+        self, x: Float[Array, "*batch"], mask: Bool[Array, "*batch"], axis_name: str | None = None
+    ) -> "DebiasedMoments":
+        """Add the unmasked rows of a batch, those of all devices of `axis_name`, with equal weights.
+
+        A batch that has none, or whose moments are not finite, changes nothing.
+        """
+        new = masked_moments(x, mask, axis_name)
+        total_weight = self.DECAY * self.total_weight + (1.0 - self.DECAY)
+        share = (1.0 - self.DECAY) / total_weight
+        delta = new.mean - self.mean
+        spread = self.variance + share * (jnp.square(new.std) - self.variance)
+        after = DebiasedMoments(
+            total_weight=total_weight,
+            mean=self.mean + share * delta,
+            variance=spread + share * (1.0 - share) * jnp.square(delta),
+        )
+        is_valid = (new.count > 0.0) & jnp.isfinite(after.mean) & jnp.isfinite(after.variance)
+        return jax.tree.map(lambda a, b: jnp.where(is_valid, a, b), after, self)
+
+    @property
+    def std(self) -> Float[Array, ""]:
+        """Square root of the variance, which is at least 0.01 as in the code of Yu et al."""
+        return jnp.sqrt(jnp.maximum(self.variance, 1e-2))
+
+    def normalize(self, x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+        """Compute (x − mean) / std."""
+        return (x - self.mean) / self.std
+
+    def denormalize(self, x: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+        """Compute x std + mean."""
+        return x * self.std + self.mean
 
 
 def _expand_like(value: Array, x: Array) -> Array:

@@ -260,6 +260,8 @@ OTHER: dict[str, Any] = {
     "use_critic": False,
     "vf_loss_coeff": 0.25,
     "vf_clip_param": float("inf"),
+    "huber_delta": 2.0,
+    "normalize_values": True,
     "use_kl_loss": False,
     "kl_coeff": 0.3,
     "kl_target": 0.02,
@@ -379,7 +381,7 @@ MARWIL_OTHER: dict[str, Any] = {
     "moving_average_sqd_adv_norm_update_rate": 0.1,
 }
 DT_OTHER: dict[str, Any] = {"context_length": 7, "target_return": 3.0, "return_scale": 2.0}
-ONLY_PPO = {"use_critic", "vf_clip_param"}
+ONLY_PPO = {"use_critic", "vf_clip_param", "huber_delta", "normalize_values"}
 CASES = [(PPOConfig, name, value) for name, value in OTHER.items()]
 CASES += [(APPOConfig, name, value) for name, value in APPO_OTHER.items()]
 CASES += [(DQNConfig, name, value) for name, value in (REPLAY_OTHER | DQN_OTHER).items()]
