@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxrl.algorithms.dt import DTConfig
     from jaxrl.algorithms.impala import A3CConfig, IMPALAConfig
     from jaxrl.algorithms.iql import IQLConfig
+    from jaxrl.algorithms.mappo import MAPPOConfig
     from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
     from jaxrl.algorithms.ppo import A2CConfig, DDPPOConfig, PGConfig, PPOConfig
     from jaxrl.algorithms.pqn import PQNConfig
@@ -51,6 +52,7 @@ __all__ = [
     "IMPALAConfig",
     "IQLConfig",
     "MADDPGConfig",
+    "MAPPOConfig",
     "MARWILConfig",
     "MATD3Config",
     "PGConfig",

@@ -21,6 +21,8 @@ from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.multi_agent import make_agents_env
 from jaxrl.config.settings.multi_agent import PolicySpec
+from jaxrl.connectors.agent_ids import AgentIds
+from jaxrl.connectors.central import CentralPipeline
 from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import JaxEnv
@@ -31,9 +33,12 @@ from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.learners.fixed import FixedLearner
+from jaxrl.modules.central_critic import CentralCriticModule
 from jaxrl.training.agent_rows import AgentRows, make_sharing_matrix
+from jaxrl.training.agent_views import AgentView, CriticInputs
 from jaxrl.training.multi_agent import MultiAgentRunner
 from jaxrl.training.multi_rollout import MultiPolicyStep
+from jaxrl.training.rollout import PolicyStep
 from jaxrl.training.train_step import TrainStep
 
 if TYPE_CHECKING:
@@ -47,10 +52,12 @@ class MultiAgentAssembly(Assembly):
     Attributes:
         modules: Assembly of each module, that of a run whose environments are elsewhere.
         agent_rows: Agents in the rows of modules.
+        views: What the agents of each module observe.
     """
 
     modules: Mapping[str, Assembly]
     agent_rows: AgentRows
+    views: Mapping[str, AgentView]
 
     @property
     def is_in_graph(self) -> bool:
@@ -108,20 +115,36 @@ class MultiAgentAssembly(Assembly):
 
 
 class _AgentEnv(JaxEnv[Any, Any]):
-    """Spaces of an agent, as connectors read them from an environment; it cannot be stepped."""
+    """Spaces of an agent, as connectors read them from an environment; it cannot be stepped.
 
-    def __init__(self, made: MadeMultiEnv, agent: str) -> None:
-        self._made, self._agent, self.name = made, agent, made.id
+    Args:
+        made: Environment of all agents.
+        agent: The agent.
+        ids: Ids that its observations are joined with, or None.
+    """
+
+    def __init__(self, made: MadeMultiEnv, agent: str, ids: AgentIds | None) -> None:
+        self._made, self._agent, self.name, self._ids = made, agent, made.id, ids
 
     def observation_space(self, params: PyTree) -> gymnasium.Space[Any]:
+        if self._ids is not None:
+            return self._ids.space
         return self._made.env.observation_space(self._agent, params)
 
     def action_space(self, params: PyTree) -> gymnasium.Space[Any]:
         return self._made.env.action_space(self._agent, params)
 
 
-def make_module_env(made: MadeMultiEnv, agents: list[str], module: str) -> MadeEnv:
+def make_module_env(
+    made: MadeMultiEnv, agents: list[str], module: str, ids: AgentIds | None = None
+) -> MadeEnv:
     """Return the environment as a module sees it.
+
+    Args:
+        made: Environment of all agents.
+        agents: Agents of the module.
+        module: Id of the module.
+        ids: Ids that observations are joined with, or None.
 
     Raises:
         ConfigError: If agents of the module have different spaces.
@@ -138,7 +161,7 @@ def make_module_env(made: MadeMultiEnv, agents: list[str], module: str) -> MadeE
                     f"The module {module!r} plays {first!r} and {agent!r}, whose {name} spaces differ "
                     f"({format_space(one)} and {format_space(other)}): map them to different modules."
                 )
-    return MadeEnv(env=_AgentEnv(made, first), params=params, id=made.id)
+    return MadeEnv(env=_AgentEnv(made, first, ids), params=params, id=made.id)
 
 
 def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
@@ -149,18 +172,22 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
     """
     made, plan = make_multi_agent_env(config), config.plan()
     assert isinstance(plan, MultiAgentPlan)
-    modules = {m: _assemble_or_explain(config, made, plan, m) for m in plan.modules}
-    entries = get_entries(made.env)
-    rows = AgentRows(entries=entries, mapping=plan.agents.mapping)
+    rows = AgentRows(entries=get_entries(made.env), mapping=plan.agents.mapping)
+    assembled = {m: _assemble_or_explain(config, made, rows, m) for m in plan.modules}
+    modules = {m: own for m, (own, _) in assembled.items()}
+    views = {m: view for m, (_, view) in assembled.items()}
     policy_step = MultiPolicyStep(
         policies={m: own.policy_step for m, own in modules.items()},
         rows=rows,
+        views=views,
         sharing=_make_sharing(config, made, rows),
     )
     runner = MultiAgentRunner(
         steps={m: own.train_step for m, own in modules.items()},
         trained=plan.agents.trained,
-        rollout_worker=policy_step.with_envs(make_multi_vector_env(config, made)),
+        rollout_worker=policy_step.with_envs(
+            make_multi_vector_env(config, made), for_training=True
+        ),
         num_envs=plan.num_envs,
         num_steps=plan.rollout_fragment_length,
         num_shards=plan.num_shards,
@@ -174,6 +201,7 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
         train_step=cast("Any", runner),
         modules=modules,
         agent_rows=rows,
+        views=views,
     )
 
 
@@ -188,46 +216,98 @@ def make_multi_agent_env(config: "AlgorithmConfig") -> MadeMultiEnv:
 
 
 def _assemble_or_explain(
-    config: "AlgorithmConfig", made: MadeMultiEnv, plan: MultiAgentPlan, module: str
-) -> Assembly:
+    config: "AlgorithmConfig", made: MadeMultiEnv, rows: AgentRows, module: str
+) -> tuple[Assembly, AgentView]:
     """Assemble a module; an error begins with its name if there are several."""
     try:
-        return _assemble_module(config, made, plan, module)
+        return _assemble_module(config, made, rows, module)
     except JaxrlError as error:
-        if len(plan.modules) == 1 or repr(module) in str(error):
+        if len(rows.modules) == 1 or repr(module) in str(error):
             raise
         raise type(error)(f"The module {module!r}: {error}") from error
 
 
 def _assemble_module(
-    config: "AlgorithmConfig", made: MadeMultiEnv, plan: MultiAgentPlan, module: str
-) -> Assembly:
+    config: "AlgorithmConfig", made: MadeMultiEnv, rows: AgentRows, module: str
+) -> tuple[Assembly, AgentView]:
+    """Assemble a module, with what its agents observe."""
     own = config.get_module_config(module)
-    agents = [agent for agent, mapped in plan.agents.mapping.items() if mapped == module]
-    view = make_module_env(made, agents, module)
-    _check_policy_spaces(config, view, module)
-    policy_step = with_sequences(own, make_policy_step(own, view))
-    fields = make_train_step_fields(own, view, policy_step, in_graph=True)
+    agents = [rows.agents[i] for i in rows.get_positions(module)]
+    view = _make_view(own, made, rows, module)
+    env = make_module_env(made, agents, module, view.ids)
+    _check_policy_spaces(config, env, module)
+    own.critic_space = None if view.critic is None else view.critic.space
+    policy_step = with_sequences(own, make_policy_step(own, env))
+    fields = make_train_step_fields(own, env, policy_step, in_graph=True)
     if not own.is_trained:
         settings = own.training_settings
         fields["learner"] = FixedLearner(module=policy_step.module, settings=settings)
         fields["experience"] = OnPolicyMinibatches(
-            num_epochs=1, num_minibatches=1, num_shards=plan.num_shards, reshuffle=False
+            num_epochs=1, num_minibatches=1, num_shards=own.plan().num_shards, reshuffle=False
         )
-    step = TrainStep(policy_step=policy_step, **fields)
+        view = view.without_critic()
+    elif view.critic is not None and not isinstance(policy_step.module, CentralCriticModule):
+        raise ConfigError(
+            f"{config.algo_name} trains a CentralCriticModule, whose critic sees "
+            f"critic_input={view.critic.kind!r}, got a {type(policy_step.module).__name__}: subclass "
+            "it, or leave the module out of policies_to_train."
+        )
+    step = TrainStep(policy_step=_make_learner_step(policy_step, view), **fields)
     if step.replay is not None and made.env.acting == "some" and policy_step.module.is_stateful:
         raise ConfigError(
             f"{config.algo_name} with memory draws sequences of consecutive steps, but agents of "
             f"{made.id} do not act at every step: leave use_lstm and use_attention out, or use PPO, "
             "IMPALA or APPO."
         )
-    return Assembly(
-        made=view,
+    assembly = Assembly(
+        made=env,
         policy_step=policy_step,
-        plan=plan.modules[module],
+        plan=own.plan(),
         train_step=step,
         **get_buffer_limits(own),
     )
+    return assembly, view
+
+
+def _make_view(
+    config: "AlgorithmConfig", made: MadeMultiEnv, rows: AgentRows, module: str
+) -> AgentView:
+    """Return what the agents of a module observe, and what its critic sees.
+
+    Raises:
+        ConfigError: If the environment lacks what the critic is to see.
+    """
+    spaces, mask_key = made.observation_spaces, config.environment_settings.action_mask_key
+    agents = tuple(rows.agents[i] for i in rows.get_positions(module))
+    ids = None
+    if config.multi_agent_settings.observe_agent_id and len(agents) > 1:
+        ids = AgentIds(agents=agents, observed=spaces[agents[0]], mask_key=mask_key)
+    kind = config.training_settings.central_critic
+    if kind is None:
+        return AgentView(ids=ids)
+    state_space = made.env.state_space(made.params)
+    critic = CriticInputs(
+        kind=kind,
+        rows=rows,
+        module=module,
+        state_space=state_space,
+        observed=spaces,
+        mask_key=mask_key,
+    )
+    if critic.reads_state and state_space is None:
+        raise ConfigError(
+            f"critic_input={kind!r} needs a global state, and {made.id} has none: set "
+            "critic_input='joint', or define its state_space and global_state."
+        )
+    return AgentView(ids=ids, critic=critic)
+
+
+def _make_learner_step(policy_step: PolicyStep, view: AgentView) -> PolicyStep:
+    """Return the policy step for rollouts, which have what a critic sees, too."""
+    if view.critic is None:
+        return policy_step
+    own = policy_step.obs_pipeline
+    return dataclasses.replace(policy_step, obs_pipeline=CentralPipeline(own.connectors, own.space))
 
 
 def _check_policy_spaces(config: "AlgorithmConfig", view: MadeEnv, module: str) -> None:

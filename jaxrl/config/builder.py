@@ -33,6 +33,7 @@ FRAMEWORKS = ("jax", "torch", "tf", "tf2", "tfe", None)
 
 _OWN_ATTRIBUTES = (
     "algo_class",
+    "critic_space",
     "in_evaluation",
     "is_recorded",
     "is_trained",
@@ -51,6 +52,8 @@ class ConfigBuilder:
     """Settings that were given under an old name, as they are written now, by that name."""
     remarks: list[str]
     """Sentences on values that were accepted without effect, or replaced."""
+    critic_space: Any
+    """Space of what the central critic of a module sees; None without one, or before assembly."""
     in_evaluation: bool
     is_trained: bool
     """False for a module of several that plays without being trained."""
@@ -82,6 +85,7 @@ class ConfigBuilder:
             old_names={},
             remarks=[],
             _announced=set(),
+            critic_space=None,
             in_evaluation=False,
             is_trained=True,
             module_id=None,

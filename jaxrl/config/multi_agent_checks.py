@@ -39,6 +39,11 @@ def check_agents(config: "AlgorithmConfig") -> None:
         )
     agents = resolve_agents(config)
     check_module_ids(config, agents)
+    if config.multi_agent_settings.observe_agent_id and len(agents.mapping) == len(agents.modules):
+        raise ConfigError(
+            "observe_agent_id=True has no effect: no module is shared, each plays a single agent; "
+            "leave it out."
+        )
     for module in agents.modules:
         check_model_config(config.get_module_config(module))
 
@@ -66,6 +71,7 @@ def check_single_agent(config: "AlgorithmConfig") -> None:
         "policy_mapping_fn",
         "policies_to_train",
         "algorithm_config_overrides_per_module",
+        "observe_agent_id",
         "share_rewards",
     ):
         if value := vars(settings)[name]:

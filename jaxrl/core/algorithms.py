@@ -32,6 +32,10 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.ppo:DDPPOConfig",
         "PPO without a KL penalty, data-parallel; discrete and continuous actions",
     ),
+    "MAPPO": AlgorithmEntry(
+        "jaxrl.algorithms.mappo:MAPPOConfig",
+        "PPO of several agents, with critics of the whole state; discrete and continuous actions",
+    ),
     "IMPALA": AlgorithmEntry(
         "jaxrl.algorithms.impala:IMPALAConfig",
         "actors overlap the learner, V-trace; discrete and continuous actions",

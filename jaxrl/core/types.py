@@ -209,6 +209,18 @@ class SuccessorObs:
         return self.obs
 
 
+@pytree
+class CentralObs:
+    """Observations of an agent, and beside them what its central critic sees; both `[..., n]`.
+
+    Values are computed of `state`, actions of `obs` alone. It stands in for observations wherever
+    values are computed, also inside of the containers with carries; an agent acts on bare ones.
+    """
+
+    obs: PyTree
+    state: Float[Array, "*batch n"]
+
+
 def obs_only(obs: PyTree) -> PyTree:
     """Return the observations for which outputs are computed, without their carries."""
     return obs.rows if isinstance(obs, ObsWithCarry | ObsSequence | SuccessorObs) else obs

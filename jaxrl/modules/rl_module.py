@@ -122,6 +122,10 @@ class RLModule:
     def setup(self) -> None:
         """Build the networks; the spaces, `model_config` and `distribution` are set."""
 
+    def make_learner_obs(self, num_rows: int) -> PyTree:
+        """Return zeros shaped as the observations that the module learns from, `[num_rows, ...]`."""
+        return make_zeros(self.observation_space, (num_rows,))
+
     def make_distribution(self) -> ActionDistribution:
         """Return the action distribution; override for another family, such as a squashed one."""
         return make_action_distribution(self.action_space, log_std_clip=self.log_std_clip)
@@ -392,7 +396,7 @@ def check_module(module: RLModule, *, needs_values: bool = False) -> None:
     check_action_mask(module)
 
     def make_obs() -> PyTree:
-        obs = make_zeros(module.observation_space, (rows,))
+        obs = module.make_learner_obs(rows)
         if not module.is_stateful:
             return obs
         return ObsWithCarry(obs=obs, carry=module.get_recurrent_carry(module.initial_carry(rows)))

@@ -13,6 +13,7 @@ from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.policy.compute_actions import ActionOptions, ComputeActions
 from jaxrl.policy.inference import Inference
+from jaxrl.policy.observations import make_conformer
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.team_actions import TeamActions, find_team
 from jaxrl.run_parts import ActingState
@@ -55,7 +56,16 @@ def make_actions(
         name: make(own, ModuleActingState(acting, name), name)
         for name, own in assembly.modules.items()
     }
-    return ComputeAgentActions(modules, assembly.mapping)
+    conformers = {
+        agent: make_conformer(space, f"obs[{agent!r}]")
+        for agent, space in assembly.jax_env.observation_spaces.items()
+    }
+
+    def observe(agent: str, obs: object) -> PyTree:
+        ids = assembly.views[assembly.mapping[agent]].ids
+        return obs if ids is None else ids.join_one(agent, conformers[agent](obs))
+
+    return ComputeAgentActions(modules, assembly.mapping, observe)
 
 
 class ModuleActingState:
@@ -87,10 +97,16 @@ class ComputeAgentActions:
     Args:
         modules: Actions of each module.
         mapping: Module of each agent.
+        observe: Function from an agent and its observation to what its module observes.
     """
 
-    def __init__(self, modules: Mapping[str, ComputeActions], mapping: Mapping[str, str]) -> None:
-        self._modules, self._mapping = modules, mapping
+    def __init__(
+        self,
+        modules: Mapping[str, ComputeActions],
+        mapping: Mapping[str, str],
+        observe: Callable[[str, object], PyTree],
+    ) -> None:
+        self._modules, self._mapping, self._observe = modules, mapping, observe
 
     @property
     def programs(self) -> list[Program]:
@@ -172,7 +188,7 @@ class ComputeAgentActions:
                 return {agent: values[agent] for agent in agents if agent in values}
 
             return self._modules[module].compute_several(
-                pick(observations),
+                {agent: self._observe(str(agent), observations[agent]) for agent in agents},
                 pick(state),
                 {name: pick(value) for name, value in past.items()},
                 unused,

@@ -16,6 +16,7 @@ from jaxrl.envs.multi.vector import MultiVectorEnv, MultiVectorState, MultiVecto
 from jaxrl.envs.vector import NO_FAULT, StepInputs
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.training.agent_rows import AgentRows
+from jaxrl.training.agent_views import AgentView, Scene
 from jaxrl.training.completed_rows import (
     AgentStep,
     BegunRow,
@@ -68,17 +69,30 @@ class MultiPolicyStep:
     Attributes:
         policies: Module and connectors by id.
         rows: Agents and the module of each.
+        views: What the agents of each module observe, and what its critic sees.
         sharing: Matrix that shares rewards between agents; None where each has its own.
     """
 
     policies: Mapping[str, PolicyStep]
     rows: AgentRows
+    views: Mapping[str, AgentView]
     sharing: np.ndarray | None = None
 
-    def with_envs(self, env: MultiVectorEnv) -> "MultiRolloutWorker":
-        """Return the policies together with environments that they act in."""
+    def with_envs(self, env: MultiVectorEnv, *, for_training: bool = False) -> "MultiRolloutWorker":
+        """Return the policies together with environments that they act in.
+
+        Args:
+            env: Environments.
+            for_training: Whether rollouts have what critics see, too.
+        """
+        views = {m: v if for_training else v.without_critic() for m, v in self.views.items()}
+        reads_state = any(v.critic is not None and v.critic.reads_state for v in views.values())
         return MultiRolloutWorker(
-            env=env, policies=self.policies, rows=self.rows, sharing=self.sharing
+            env=dataclasses.replace(env, keeps_global_state=reads_state),
+            policies=self.policies,
+            rows=self.rows,
+            views=views,
+            sharing=self.sharing,
         )
 
 
@@ -126,7 +140,8 @@ class MultiRolloutWorker(MultiPolicyStep):
             draws = policy.module.draw(jax.random.split(key, num_rows))
             index = jnp.arange(num_rows, dtype=jnp.int32)
             out = policy.act(actor, obs, carry, is_first, index, draws, explore=False)
-            return _make_begun(obs, out, is_first, carry)
+            recorded = self.views[m].make_blank(obs, num_rows)
+            return _make_begun(recorded, out, is_first, carry)
 
         shapes = jax.eval_shape(begin, jax.random.key(0))
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -161,16 +176,17 @@ class MultiRolloutWorker(MultiPolicyStep):
         }
         new_state, step = self.env.step(state, self.rows.scatter(actions), row.env, params)
         rewards = self._share(step)
+        now, after = Scene.before(state), Scene.after(step)
         rows: dict[str, Rollout] = {}
         acting: dict[str, ActorCarry] = {}
         pending: dict[str, PendingRows] | None = None if carry.pending is None else {}
         for m in self.policies:
             reward = self.rows.select(rewards, m)
-            begun = self._begin(m, state, carry, outs[m])
+            begun = self._begin(m, state, now, carry, outs[m])
             if carry.pending is None or pending is None:
-                rows[m] = self._complete_at_once(m, state, step, begun, reward)
+                rows[m] = self._complete_at_once(m, state, step, after, begun, reward)
             else:
-                agent_step = self._make_agent_step(m, step, reward)
+                agent_step = self._make_agent_step(m, step, after, reward)
                 acts = self.rows.gather(state.acts, m)
                 pending[m], rows[m] = complete_rows(carry.pending[m], acts, begun, agent_step)
                 before = carry.acting[m].reward
@@ -239,7 +255,7 @@ class MultiRolloutWorker(MultiPolicyStep):
         return {
             m: policy.act(
                 actors[m],
-                gather(state.obs, m),
+                self.views[m].observe(gather(state.obs, m)),
                 carry.acting[m],
                 gather(state.is_first, m),
                 self.rows.number(state.index, m),
@@ -270,10 +286,19 @@ class MultiRolloutWorker(MultiPolicyStep):
         is_first = self.rows.gather(new_state.is_first, m)
         return self.policies[m].advance(after, reward, is_first)
 
+    def _record_obs(self, m: str, scene: Scene) -> PyTree:
+        """Return the observations of a module's rows, as it learns from them."""
+        return self.views[m].record(self.rows.gather(scene.obs, m), scene)
+
     def _begin(
-        self, m: str, state: MultiVectorState, carry: MultiCarry, out: dict[str, Any]
+        self,
+        m: str,
+        state: MultiVectorState,
+        now: Scene,
+        carry: MultiCarry,
+        out: dict[str, Any],
     ) -> BegunRow:
-        obs = self.rows.gather(state.obs, m)
+        obs = self._record_obs(m, now)
         return _make_begun(obs, out, self.rows.gather(state.is_first, m), carry.acting[m])
 
     def _complete_at_once(
@@ -281,6 +306,7 @@ class MultiRolloutWorker(MultiPolicyStep):
         m: str,
         state: MultiVectorState,
         step: MultiVectorStep,
+        after: Scene,
         begun: BegunRow,
         reward: Float[Array, " R"],
     ) -> Rollout:
@@ -292,14 +318,14 @@ class MultiRolloutWorker(MultiPolicyStep):
             reward=reward,
             terminated=gather(step.terminated),
             truncated=gather(step.truncated),
-            final_obs=gather(step.final_obs),
+            final_obs=self._record_obs(m, after),
             is_first=begun.is_first,
             mask=gather(state.acts) & self.rows.repeat(step.mask, m),
             extras=begun.extras,
         )
 
     def _make_agent_step(
-        self, m: str, step: MultiVectorStep, reward: Float[Array, " R"]
+        self, m: str, step: MultiVectorStep, after: Scene, reward: Float[Array, " R"]
     ) -> AgentStep:
         gather = functools.partial(self.rows.gather, module=m)
         terminated: Array = gather(step.terminated)
@@ -310,7 +336,7 @@ class MultiRolloutWorker(MultiPolicyStep):
             truncated=truncated,
             ended=terminated | truncated,
             acts_next=gather(step.acts),
-            final_obs=gather(step.final_obs),
+            final_obs=self._record_obs(m, after),
             is_valid=self.rows.repeat(step.mask, m),
         )
 

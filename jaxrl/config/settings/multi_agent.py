@@ -66,6 +66,11 @@ class MultiAgentSettings:
         doc="Settings of training() and rl_module() that differ for a module, by its id, such as "
         "{'p0': PPOConfig.overrides(lr=1e-4)}.",
     )
+    observe_agent_id: bool = field(
+        default=False,
+        doc="Whether agents that share a module observe which of them they are: a one-hot id, which "
+        "extends a vector, and is the part 'agent_id' of any other observation.",
+    )
     share_rewards: Literal["team", "all"] | None = field(
         default=None,
         doc="Agents that learn from the mean of their rewards: those of each team, or all; None is "

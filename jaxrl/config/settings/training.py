@@ -17,6 +17,8 @@ from jaxrl.config.fields import (
 from jaxrl.config.imports import RL_MODULE
 
 Auto = Literal["auto"]
+CriticKind = Literal["state", "joint", "agent_specific"]
+"""What a central critic sees."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -191,6 +193,11 @@ class Training:
     def batch_use(self) -> BatchUse:
         """Use of each train batch."""
         return BatchUse()
+
+    @property
+    def central_critic(self) -> CriticKind | None:
+        """What a central critic sees; None if values are those of the agents' own observations."""
+        return None
 
     @property
     def starts_sequences_at_zero(self) -> bool:
