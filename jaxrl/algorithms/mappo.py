@@ -1,4 +1,4 @@
-"""MAPPO (Yu et al. 2022, https://arxiv.org/abs/2103.01955): PPO with critics of the whole state.
+"""MAPPO (Yu et al. 2021, https://arxiv.org/abs/2103.01955): PPO with critics of the whole state.
 
 Policies act on what their agents observe; the critic, which is needed for training alone, sees the
 global state (section 4 of the paper). Defaults are those of the authors' code
@@ -35,7 +35,7 @@ MODEL_CONFIG: Mapping[str, Any] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MAPPOTraining(PPOTraining):
-    """Settings of Yu et al. 2022, and those of PPO."""
+    """Settings of Yu et al. 2021, and those of PPO."""
 
     critic_input: CriticKind = field(
         default="state",

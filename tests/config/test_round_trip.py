@@ -16,8 +16,9 @@ from jaxrl.algorithms.dqn import DQNConfig, DQNTraining
 from jaxrl.algorithms.dt import DTConfig, DTTraining
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.iql import IQLConfig, IQLTraining
+from jaxrl.algorithms.mappo import MAPPOConfig, MAPPOTraining
 from jaxrl.algorithms.marwil import MARWILConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
 from jaxrl.algorithms.pqn import PQNConfig, PQNTraining
 from jaxrl.algorithms.qmix import QMIXConfig, QMIXTraining
 from jaxrl.algorithms.sac import SACConfig, SACTraining
@@ -101,6 +102,7 @@ OTHER: dict[str, Any] = {
     "policies_to_train": ["p0"],
     "count_steps_by": "agent_steps",
     "algorithm_config_overrides_per_module": {"p0": {"lr": 1e-4}},
+    "observe_agent_id": True,
     "share_rewards": "team",
     "num_env_runners": 1,
     "placement": "host",
@@ -382,8 +384,10 @@ MARWIL_OTHER: dict[str, Any] = {
 }
 DT_OTHER: dict[str, Any] = {"context_length": 7, "target_return": 3.0, "return_scale": 2.0}
 ONLY_PPO = {"use_critic", "vf_clip_param", "huber_delta", "normalize_values"}
+MAPPO_OTHER: dict[str, Any] = {"critic_input": "joint"}
 CASES = [(PPOConfig, name, value) for name, value in OTHER.items()]
 CASES += [(APPOConfig, name, value) for name, value in APPO_OTHER.items()]
+CASES += [(MAPPOConfig, name, value) for name, value in MAPPO_OTHER.items()]
 CASES += [(DQNConfig, name, value) for name, value in (REPLAY_OTHER | DQN_OTHER).items()]
 CASES += [(QMIXConfig, name, value) for name, value in QMIX_OTHER.items()]
 CASES += [(PQNConfig, name, value) for name, value in PQN_OTHER.items()]
@@ -417,6 +421,7 @@ def test_the_tables_have_every_setting() -> None:
         (TD3_OTHER, TD3Training, ActorCriticTraining),
     ):
         assert set(table) == set(get_settings(group)) - set(get_settings(base))
+    assert set(MAPPO_OTHER) == set(get_settings(MAPPOTraining)) - set(get_settings(PPOTraining))
     own = set(get_settings(MARWILTraining)) - set(get_settings(Training))
     assert set(MARWIL_OTHER) == own | {"train_batch_size"}
 

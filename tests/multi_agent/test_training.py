@@ -358,8 +358,9 @@ def test_a_step_made_of_pieces_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_shipped_config_reaches_its_threshold() -> None:
-    path = Path(__file__).parents[2] / "configs/multi_agent/multiagentcartpole-ppo.yaml"
+@pytest.mark.parametrize("algo", ["ppo", "mappo"])
+def test_the_shipped_config_reaches_its_threshold(algo: str) -> None:
+    path = Path(__file__).parents[2] / f"configs/multi_agent/multiagentcartpole-{algo}.yaml"
     for seed in range(3):
         config = load_config(path).debugging(loggers=[], seed=seed)
         with config.build() as algorithm:
