@@ -31,7 +31,13 @@ def paid_cart_pole(context: EnvContext) -> PaidCartPole:
     return PaidCartPole(context.get("pay", 1.0))
 
 
-BASE = {"grad_clip": 1.0, "epsilon_ladder": 7.0, "initial_random_timesteps": 160, "bc_coeff": 2.5}
+BASE = {
+    "grad_clip": 1.0,
+    "huber_delta": 5.0,
+    "epsilon_ladder": 7.0,
+    "initial_random_timesteps": 160,
+    "bc_coeff": 2.5,
+}
 """In the place of defaults with which a setting would have no effect in a short run."""
 
 

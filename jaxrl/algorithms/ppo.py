@@ -8,63 +8,42 @@ REINFORCE are other values of the same settings.
 """
 
 import dataclasses
-from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, field, fluent, non_negative, positive, unit_interval
-from jaxrl.config.settings.training import AdvantageTraining
+from jaxrl.config.settings.training import ValueTraining
 from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
-from jaxrl.errors import ConfigError
 from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.bootstrap import compute_values_and_successors
 from jaxrl.learners.learner import SgdState
 from jaxrl.learners.policy_gradient import (
     init_sgd_and_hparams,
     policy_gradient_step,
     weight_advantages,
 )
+from jaxrl.learners.value_loss import (
+    compute_rollout_values,
+    compute_value_loss,
+    get_moment_values,
+)
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.modules.sequences import attach_final_carries, forward_rollout, split_into_sequences
+from jaxrl.modules.sequences import forward_rollout, split_into_sequences
 from jaxrl.ops import losses, returns
 from jaxrl.ops.statistics import DebiasedMoments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PPOTraining(AdvantageTraining):
+class PPOTraining(ValueTraining):
     """Settings of Schulman et al. 2017, section 6.1; defaults are RLlib's."""
 
     clip_param: float = field(
         default=0.3, doc="Clip range of the probability ratio.", sweepable=True, check=positive
     )
     lambda_: float = field(default=1.0, doc="GAE's lambda.", sweepable=True, check=unit_interval)
-    use_critic: bool = field(
-        default=True, doc="Whether to learn a value function; without it returns are Monte-Carlo."
-    )
-    vf_loss_coeff: float = field(
-        default=1.0, doc="Weight of the value loss.", sweepable=True, check=non_negative
-    )
-    vf_clip_param: float = field(
-        default=10.0, doc="Bound of the squared value error.", sweepable=True, check=positive
-    )
-    huber_delta: float | None = field(
-        default=None,
-        doc="Value error at which the value loss turns from quadratic to linear (Huber): half of the "
-        "squared error below it; replaces the bound vf_clip_param. None is the squared error.",
-        sweepable=True,
-        check=positive,
-    )
-    normalize_values: bool = field(
-        default=False,
-        doc="Whether values are learned in units of the running mean and standard deviation of their "
-        "targets, for returns that are large or whose scale is not known; vf_clip_param and "
-        "huber_delta are then in these units.",
-    )
     use_kl_loss: bool = field(default=True, doc="Add the adaptive KL penalty.")
     kl_coeff: float = field(
         default=0.2, doc="Initial weight of the KL penalty.", sweepable=True, check=non_negative
@@ -75,10 +54,6 @@ class PPOTraining(AdvantageTraining):
     entropy_coeff: Schedule = field(
         default=0.0, doc="Weight of the entropy bonus, or its schedule.", sweepable=True
     )
-
-    @property
-    def needs_values(self) -> bool:
-        return self.use_critic
 
 
 @pytree
@@ -134,7 +109,9 @@ class PPOLearner(BaseLearner[PPOState]):
         module = self.module
         out = forward_rollout(module, state.sgd.params, rollout) if module.is_stateful else {}
         if self.settings.use_critic:
-            estimates, next_estimates = self._compute_values(state, rollout, out)
+            estimates, next_estimates = compute_rollout_values(
+                module, state.sgd.params, rollout, out, state.value_moments
+            )
         lambda_ = values["lambda_"] if self.settings.use_critic else 1.0
         ends = (rollout.terminated, rollout.truncated, mask)
         advantages = returns.gae(
@@ -160,25 +137,13 @@ class PPOLearner(BaseLearner[PPOState]):
         if self.settings.use_kl_loss:
             metrics["curr_kl_coeff"] = state.kl_coeff
         if state.value_moments is not None:
-            metrics["curr_vf_target_mean"] = state.value_moments.mean
-            metrics["curr_vf_target_std"] = state.value_moments.std
+            moments = get_moment_values(state.value_moments)
+            metrics |= {f"curr_{name}": value for name, value in moments.items()}
         if self.settings.use_critic:
             metrics["vf_explained_var"] = losses.explained_variance(
                 targets, estimates, mask, self.axis_name
             )
         return split_into_sequences(module, batch, rollout, out), metrics
-
-    def _compute_values(
-        self, state: PPOState, rollout: Rollout, out: dict[str, Any]
-    ) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
-        """Compute the values of all rows and of their successors, in units of the rewards."""
-        value_fn = partial(self.module.compute_values, state.sgd.params)
-        values = compute_values_and_successors(
-            value_fn, attach_final_carries(rollout, out), out.get(Columns.VF_PREDS)
-        )
-        if (moments := state.value_moments) is None:
-            return values
-        return moments.denormalize(values[0]), moments.denormalize(values[1])
 
     def compute_loss(
         self,
@@ -218,16 +183,9 @@ class PPOLearner(BaseLearner[PPOState]):
             "clip_fraction": mean(jnp.abs(ratio - 1.0) > clip),
         }
         if self.settings.use_critic:
-            targets = batch.value_targets
-            if self.settings.normalize_values:
-                targets = (targets - values["vf_target_mean"]) / values["vf_target_std"]
-            if self.settings.huber_delta is None:
-                errors = (out[Columns.VF_PREDS], targets, values["vf_clip_param"])
-                value_loss = losses.clipped_value_loss(*errors)
-            else:
-                value_loss = losses.huber_loss(
-                    out[Columns.VF_PREDS] - targets, values["huber_delta"]
-                )
+            value_loss = compute_value_loss(
+                out[Columns.VF_PREDS], batch.value_targets, self.settings, values
+            )
             metrics["vf_loss"] = mean(value_loss)
             loss = loss + values["vf_loss_coeff"] * metrics["vf_loss"]
         if batch.dist_inputs is not None:
@@ -243,7 +201,7 @@ class PPOLearner(BaseLearner[PPOState]):
         if (moments := state.value_moments) is not None:
             moments = moments.update(batch.value_targets, batch.weight > 0.0, self.axis_name)
             state = replace(state, value_moments=moments)
-            values |= {"vf_target_mean": moments.mean, "vf_target_std": moments.std}
+            values |= get_moment_values(moments)
         return policy_gradient_step(self, state, batch, values, key)
 
     def finish(self, state: PPOState, metrics: Metrics, progress: Progress) -> PPOState:
@@ -268,19 +226,7 @@ class PPOConfig(AlgorithmConfig):
         return PPOLearner
 
     def validate(self) -> None:
-        training = self.training_settings
-        is_clipped = "vf_clip_param" in self.explicit and training.vf_clip_param < float("inf")
-        if training.huber_delta is not None and is_clipped:
-            raise ConfigError(
-                f"huber_delta={training.huber_delta} and vf_clip_param={training.vf_clip_param} "
-                "both limit the effect of large value errors: set only one of them."
-            )
-        for name in ("huber_delta", "normalize_values"):
-            if not training.use_critic and (value := vars(training)[name]):
-                raise ConfigError(
-                    f"{name}={value} has no effect with use_critic=False, which learns no values; "
-                    "leave it out."
-                )
+        self.training_settings.check_values()
         super().validate()
 
 

@@ -20,6 +20,7 @@ from jaxrl.config.tune_registration import connect_to_tune
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
+    import gymnasium
     from _typeshed import DataclassInstance
 
     from jaxrl.algorithm import Algorithm
@@ -52,7 +53,7 @@ class ConfigBuilder:
     """Settings that were given under an old name, as they are written now, by that name."""
     remarks: list[str]
     """Sentences on values that were accepted without effect, or replaced."""
-    critic_space: Any
+    critic_space: "gymnasium.Space[Any] | None"
     """Space of what the central critic of a module sees; None without one, or before assembly."""
     in_evaluation: bool
     is_trained: bool

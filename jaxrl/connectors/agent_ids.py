@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import gymnasium
 import jax
@@ -13,6 +14,8 @@ from gymnasium import spaces
 from jaxrl.connectors.masks import OBSERVATIONS_KEY
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError
+
+T = TypeVar("T")
 
 AGENT_ID = "agent_id"
 """Name of the id's part of an observation that is no vector."""
@@ -48,7 +51,7 @@ class AgentIds:
     def space(self) -> gymnasium.Space[Any]:
         """Space of an observation with the id."""
         ids = spaces.Box(0.0, 1.0, (len(self.agents),), np.float32)
-        joined = self._join(self.observed, ids, _extend)
+        joined: PyTree = self._join(self.observed, ids, _extend)
         return spaces.Dict(joined) if isinstance(joined, dict) else joined
 
     def join_rows(self, obs: PyTree) -> PyTree:
@@ -63,7 +66,7 @@ class AgentIds:
         ids = np.eye(len(self.agents), dtype=np.float32)[self.agents.index(agent)]
         return self._join(obs, ids, lambda *parts: np.concatenate(parts))
 
-    def _join(self, obs: Any, ids: Any, extend: Any) -> Any:
+    def _join(self, obs: PyTree, ids: T, extend: Callable[[T, T], T]) -> PyTree:
         """Join values, or spaces, by a function that extends a vector."""
         if _is_vector(self.observed):
             return extend(obs, ids)

@@ -156,7 +156,7 @@ class CriticInputs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class AgentView:
-    """What the agents of a module observe, with ids or without, and what their critic sees.
+    """Observations of the agents of a module, with ids or without, and inputs of their critic.
 
     Attributes:
         ids: Ids that observations are joined with, or None.

@@ -15,10 +15,11 @@ from jaxrl.config.fields import (
     unit_interval,
 )
 from jaxrl.config.imports import RL_MODULE
+from jaxrl.errors import ConfigError
 
 Auto = Literal["auto"]
 CriticKind = Literal["state", "joint", "agent_specific"]
-"""What a central critic sees."""
+"""Input of a central critic."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,7 +197,7 @@ class Training:
 
     @property
     def central_critic(self) -> CriticKind | None:
-        """What a central critic sees; None if values are those of the agents' own observations."""
+        """Input of a central critic; None if values are those of the agents' own observations."""
         return None
 
     @property
@@ -255,6 +256,51 @@ class AdvantageTraining(OnPolicyTraining):
         doc="Whether to normalize advantages to mean 0 and standard deviation 1, over the train "
         "batch (True, 'batch') or each minibatch ('minibatch').",
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueTraining(AdvantageTraining):
+    """Settings of algorithms whose value loss is bounded."""
+
+    use_critic: bool = field(
+        default=True, doc="Whether to learn a value function; without it returns are Monte-Carlo."
+    )
+    vf_loss_coeff: float = field(
+        default=1.0, doc="Weight of the value loss.", sweepable=True, check=non_negative
+    )
+    vf_clip_param: float = field(
+        default=10.0,
+        doc="Bound of the squared value error, or of Huber's loss.",
+        sweepable=True,
+        check=positive,
+    )
+    huber_delta: float | None = field(
+        default=None,
+        doc="Value error at which the value loss turns from quadratic to linear (Huber): half of the "
+        "squared error below it. It is of use with a large vf_clip_param, such as infinity. None is "
+        "the squared error.",
+        sweepable=True,
+        check=positive,
+    )
+    normalize_values: bool = field(
+        default=False,
+        doc="Whether values are learned in units of the running mean and standard deviation of their "
+        "targets, for returns that are large or whose scale is not known; vf_clip_param and "
+        "huber_delta are then in these units.",
+    )
+
+    @property
+    def needs_values(self) -> bool:
+        return self.use_critic
+
+    def check_values(self) -> None:
+        """Raise ConfigError if there are settings of values, and none are learned."""
+        for name in ("huber_delta", "normalize_values"):
+            if not self.use_critic and (value := vars(self)[name]):
+                raise ConfigError(
+                    f"{name}={value} has no effect with use_critic=False, which learns no values; "
+                    "leave it out."
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
