@@ -9,6 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl import Algorithm
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.connectors.agent_ids import AgentIds
 from jaxrl.core.types import PyTree
@@ -123,6 +124,17 @@ def check_actions(algorithm: Algorithm) -> None:
 def check_policy(policy: Policy) -> None:
     joined = np.concatenate([OBS["a"], np.eye(2, dtype=np.float32)[1]])
     assert policy.act(joined) == 1
+
+
+@pytest.mark.slow
+def test_replayed_rows_have_their_ids() -> None:
+    config = DQNConfig().environment(Alike).multi_agent(observe_agent_id=True)
+    config.env_runners(num_envs_per_env_runner=16).rl_module(model_config={"fcnet_hiddens": [16]})
+    config.training(lr=3e-3, gamma=0.5, num_steps_sampled_before_learning_starts=256)
+    config.training(epsilon=[[0, 1.0], [4000, 0.05]]).debugging(loggers=[], seed=3)
+    with config.build() as algorithm:
+        algorithm.fit(stop={"num_env_steps_sampled_lifetime": 12_000})
+        check_actions(algorithm)
 
 
 @pytest.mark.slow

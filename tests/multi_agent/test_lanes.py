@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl import PPOConfig
+from jaxrl import MAPPOConfig, PPOConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.markers import grid
 from jaxrl.sweeps.population import Population
@@ -30,12 +30,17 @@ def make_dqn() -> AlgorithmConfig:
     return config.reporting(min_sample_timesteps_per_iteration=320)
 
 
+def make_mappo() -> AlgorithmConfig:
+    mappo = MAPPOConfig().training(critic_input="joint", minibatch_size=128, num_epochs=2)
+    return make_config(mappo, env=Torture, mapping=THREE, observe_agent_id=True)
+
+
 def get_state(sweep: Population, index: int) -> dict[str, Any]:
     return sweep._runs[index].algorithm.get_state()["train_state"]
 
 
 @pytest.mark.representatives("PPO")
-@pytest.mark.parametrize("make", [make_ppo, make_dqn], ids=["PPO", "DQN"])
+@pytest.mark.parametrize("make", [make_ppo, make_dqn, make_mappo], ids=["PPO", "DQN", "MAPPO"])
 def test_each_lane_is_the_run_that_it_would_be_alone(make: Any, tmp_path: Path) -> None:
     config = make().debugging(results_dir=str(tmp_path), loggers=["json"])
     config.evaluation(evaluation_interval=1, evaluation_duration=8)
