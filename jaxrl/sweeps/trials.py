@@ -76,7 +76,7 @@ class Trials(SweepRuns):
 
     @property
     def _reason(self) -> str:
-        """Why the runs are no lanes of one program."""
+        """Reason why the runs are no lanes of one program."""
         if self.config.is_offline:
             return "The rows of each run are sent to it (dataset_storage)"
         return f"{self.config.environment_settings.env} is stepped on the host"
