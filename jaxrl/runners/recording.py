@@ -37,8 +37,9 @@ _QUEUE_SIZE = 2
 class Converter(Protocol):
     """Conversion of what a recorder is given to parts of episodes, with a state of its own."""
 
-    def add(self, *args: Any, **kwargs: Any) -> list[EpisodePart]:
-        """Return the parts that are completed."""
+    @property
+    def add(self) -> Callable[..., list[EpisodePart]]:
+        """Function of what the recorder is given that returns the parts that are completed."""
         ...
 
     def flush(self) -> list[EpisodePart]:
@@ -106,7 +107,7 @@ class Recorder(abc.ABC):
             _restore(thread, state)
         return thread
 
-    def _put(self, *item: Any) -> None:
+    def _put(self, *item: object) -> None:
         began = time.perf_counter()
         self._open().put(item)
         self._seconds += time.perf_counter() - began

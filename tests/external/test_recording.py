@@ -1,4 +1,4 @@
-"""What simulators send is recorded once and as it was, and can be learned from."""
+"""Recording of what simulators send: once, as it was, and to be learned from."""
 
 import threading
 from collections.abc import Callable
