@@ -21,6 +21,7 @@ from jaxrl.assembly.dataset_storage import (
 from jaxrl.assembly.learner_checks import check_learner
 from jaxrl.assembly.modules import make_module
 from jaxrl.assembly.offline import (
+    check_mixed_storage,
     count_recorded_batches,
     make_dataset_sampler,
     make_mixed_sampler,
@@ -263,23 +264,13 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
 def _make_mixed_step(
     config: "AlgorithmConfig", made: AnyMadeEnv, acting: PolicyStep
 ) -> MixedTrainStep:
-    """Make the train step of a run that learns from recorded data, too, and samples on the host.
-
-    Raises:
-        ConfigError: If the replay buffer is in host memory.
-    """
+    """Make the train step of a run that learns from recorded data, too, and samples on the host."""
     plan = config.plan()
     assert isinstance(plan, ReplayPlan)
     fields = make_train_step_fields(config, made, acting, in_graph=False)
     recorded = make_mixed_sampler(config, plan, acting)
     step = MixedTrainStep(policy_step=acting, recorded=recorded, **fields)
-    if step.host_replay is not None:
-        buffer = config.training_settings.replay_buffer_config
-        raise ConfigError(
-            f"input_={config.offline_data_settings.input_!r} mixes recorded rows with those of a "
-            f"replay buffer on the device, and replay_buffer_config={buffer!r} keeps it in host "
-            "memory: set its 'storage' to 'device', and its 'type' to a compiled buffer."
-        )
+    check_mixed_storage(config, in_host_memory=step.host_replay is not None)
     return step
 
 

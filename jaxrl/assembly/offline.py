@@ -471,3 +471,15 @@ def count_recorded_batches(config: "AlgorithmConfig", policy_step: PolicyStep) -
     row = sum(map(count_bytes, spaces)) + 4 * policy_step.module.distribution.input_dim + 16
     size = row * plan.num_envs * plan.rollout_fragment_length
     return max(1, min(MAX_RECORDED_BATCHES, MAX_RECORDED_BYTES // size))
+
+
+def check_mixed_storage(config: "AlgorithmConfig", *, in_host_memory: bool) -> None:
+    """Raise ConfigError if the replay buffer beside recorded data is in host memory."""
+    if not in_host_memory:
+        return
+    buffer = config.training_settings.replay_buffer_config
+    raise ConfigError(
+        f"input_={config.offline_data_settings.input_!r} mixes recorded rows with those of a "
+        f"replay buffer on the device, and replay_buffer_config={buffer!r} keeps it in host "
+        "memory: set its 'storage' to 'device', and its 'type' to a compiled buffer."
+    )
