@@ -49,8 +49,6 @@ from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
-from jaxrl.envs.multi.made import MadeMultiEnv
-from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError
@@ -470,12 +468,6 @@ def make_vector_env(config: "AlgorithmConfig", made: MadeEnv) -> VectorEnv:
     """Make the vector of JAX environments."""
     setting = config.environment_settings.reset_mode
     return VectorEnv(made.env, made.env.reset_mode if setting == "auto" else setting)
-
-
-def make_multi_vector_env(config: "AlgorithmConfig", made: MadeMultiEnv) -> MultiVectorEnv:
-    """Make the vector of JAX environments of several agents."""
-    setting = config.environment_settings.reset_mode
-    return MultiVectorEnv(made.env, made.env.reset_mode if setting == "auto" else setting)
 
 
 def log_assembly(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[str]) -> None:

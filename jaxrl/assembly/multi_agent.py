@@ -12,7 +12,6 @@ from jaxrl.assembly.assemble import (
     compute_ring_size,
     format_space,
     get_buffer_limits,
-    make_multi_vector_env,
     make_policy_step,
     make_train_step_fields,
     with_sequences,
@@ -30,6 +29,7 @@ from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.base import get_entries
 from jaxrl.envs.multi.contract import check_multi_signatures
 from jaxrl.envs.multi.made import MadeMultiEnv
+from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.learners.fixed import FixedLearner
@@ -203,6 +203,12 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
         agent_rows=rows,
         views=views,
     )
+
+
+def make_multi_vector_env(config: "AlgorithmConfig", made: MadeMultiEnv) -> MultiVectorEnv:
+    """Make the vector of JAX environments of several agents."""
+    setting = config.environment_settings.reset_mode
+    return MultiVectorEnv(made.env, made.env.reset_mode if setting == "auto" else setting)
 
 
 def make_multi_agent_env(config: "AlgorithmConfig") -> MadeMultiEnv:

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxrl.assembly.assemble import Assembly, make_multi_vector_env, make_vector_env
+from jaxrl.assembly.assemble import Assembly, make_vector_env
+from jaxrl.assembly.multi_agent import make_multi_vector_env
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import MadeEnv
