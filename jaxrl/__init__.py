@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxrl.errors import JaxrlError
     from jaxrl.interop.importing import import_weights
     from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModule, RLModuleSpec
-    from jaxrl.modules.scripted import HeuristicRLModule, ScriptedModule
+    from jaxrl.modules.scripted import HeuristicRLModule, RandomRLModule, ScriptedModule
     from jaxrl.offline.writer import EpisodeWriter
     from jaxrl.policy.policy import Policy
     from jaxrl.sweeps.population import Population
@@ -50,6 +50,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "PopulationBasedTraining",
     "RLModule",
     "RLModuleSpec",
+    "RandomRLModule",
     "ReplayBuffer",
     "ScriptedModule",
     "Trials",
@@ -84,6 +85,7 @@ _MODULES = {
     "RLModule": "jaxrl.modules.rl_module",
     "RLModuleSpec": "jaxrl.modules.rl_module",
     "ReplayBuffer": "jaxrl.buffers.replay",
+    "RandomRLModule": "jaxrl.modules.scripted",
     "ScriptedModule": "jaxrl.modules.scripted",
     "import_weights": "jaxrl.interop.importing",
     "list_envs": "jaxrl.envs.registry",

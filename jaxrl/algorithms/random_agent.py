@@ -5,36 +5,14 @@ the numbers compare with those of the algorithms.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
-
-from jaxtyping import Array, Int
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.training import OnPolicyTraining
-from jaxrl.core.types import Params, Progress, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.learners.fixed import FixedLearner
 from jaxrl.modules.rl_module import RLModuleSpec
-from jaxrl.modules.scripted import ParameterFreeModule
-
-
-class RandomModule(ParameterFreeModule):
-    """Module without parameters whose actions are uniformly random, with and without exploring."""
-
-    def forward_inference(
-        self,
-        params: Params,
-        obs: PyTree,
-        carry: PyTree = None,
-        hparams: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
-        env_index: Int[Array, " B"] | None = None,
-        draws: PyTree = None,
-    ) -> dict[str, Any]:
-        """Sample actions `[B, ...]` from `draws`, as while exploring."""
-        return self._sample_actions(params, obs, carry, draws)
+from jaxrl.modules.scripted import RandomRLModule
 
 
 class RandomAgentConfig(AlgorithmConfig):
@@ -51,7 +29,7 @@ class RandomAgentConfig(AlgorithmConfig):
         return FixedLearner
 
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        return RLModuleSpec(module_class=RandomModule)
+        return RLModuleSpec(module_class=RandomRLModule)
 
     def validate(self) -> None:
         super().validate()

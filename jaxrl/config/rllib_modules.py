@@ -61,6 +61,10 @@ MOVED_NAMES: Mapping[str, str] = {
     "env.policy_client.PolicyClient": "jaxrl.external.PolicyClient",
     "env.single_agent_episode.SingleAgentEpisode": "jaxrl.episodes.SingleAgentEpisode",
     "core.rl_module.multi_rl_module.MultiRLModuleSpec": "jaxrl.MultiRLModuleSpec",
+    "env.multi_agent_env.make_multi_agent": "jaxrl.envs.make_multi_agent",
+    "examples.rl_modules.classes.AlwaysSameHeuristicRLM": "jaxrl.envs.multi.opponents.AlwaysSame",
+    "examples.rl_modules.classes.BeatLastHeuristicRLM": "jaxrl.envs.multi.opponents.BeatLast",
+    "examples.rl_modules.classes.random_rlm.RandomRLModule": "jaxrl.RandomRLModule",
     "policy.policy.PolicySpec": "jaxrl.PolicySpec",
     "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",
     "utils.replay_buffers.ReplayBuffer": "jaxrl.HostReplayBuffer",
@@ -110,12 +114,8 @@ DECORATORS = (
 )
 """Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
 
-_MULTI_AGENT_ALGORITHMS = ("AlphaStar", "MADDPG", "QMIX")
 ALGORITHM_ADVICE: Mapping[str, str] = {
-    **dict.fromkeys(
-        _MULTI_AGENT_ALGORITHMS,
-        "the algorithms for several agents are PPO, A2C, PG, IMPALA and APPO",
-    ),
+    "AlphaStar": "there are no leagues in this version; PPO and the others train several agents",
 }
 """Algorithms of RLlib that need what is not here."""
 
@@ -210,7 +210,7 @@ NAME_ADVICE: Mapping[str, str] = {
 }
 """Names of RLlib without a counterpart, with what to write instead."""
 
-MULTI_AGENT_NAMES = ("MultiAgent", "PettingZoo", "make_multi_agent")
+MULTI_AGENT_NAMES = ("MultiAgent", "PettingZoo")
 """Parts of the names that only multi-agent code uses."""
 
 

@@ -33,6 +33,27 @@ class ParameterFreeModule(RLModule):
         }
 
 
+class RandomRLModule(ParameterFreeModule):
+    """Policy without parameters whose legal actions are uniformly random, also without exploring.
+
+    It is that of RandomAgent, and an opponent of several agents:
+    `policies={"learned": None, "random": RandomRLModule}, policies_to_train=["learned"]`.
+    """
+
+    def forward_inference(
+        self,
+        params: Params,
+        obs: PyTree,
+        carry: PyTree = None,
+        hparams: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+        env_index: Int[Array, " B"] | None = None,
+        draws: PyTree = None,
+    ) -> dict[str, Any]:
+        """Sample actions `[B, ...]` from `draws`, as while exploring."""
+        return self._sample_actions(params, obs, carry, draws)
+
+
 class HeuristicRLModule(ParameterFreeModule):
     """Policy written by hand for one agent, with memory and chance.
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import HeuristicRLModule, RLModuleSpec, ScriptedModule
-from jaxrl.algorithms.random_agent import RandomAgentConfig, RandomModule
+from jaxrl import HeuristicRLModule, RandomRLModule, RLModuleSpec, ScriptedModule
+from jaxrl.algorithms.random_agent import RandomAgentConfig
 from jaxrl.core.types import Columns, Progress
 from jaxrl.errors import ConfigError, ModuleError, SpaceError
 from tests.helpers import assert_equal, small
@@ -49,7 +49,7 @@ def test_all_parts_of_an_action_are_random() -> None:
 
 
 def test_actions_are_as_random_without_exploring() -> None:
-    module = RandomModule(
+    module = RandomRLModule(
         observation_space=spaces.Box(-1.0, 1.0, (2,)), action_space=spaces.Box(-2.0, 3.0, (2,))
     )
     draws = module.draw(jax.random.split(jax.random.key(0), 5))
@@ -79,7 +79,7 @@ def test_settings_of_learning_are_refused(settings: dict[str, Any]) -> None:
 
 def test_a_box_without_bounds_is_refused() -> None:
     with pytest.raises(SpaceError, match="infinite bound"):
-        RandomModule(
+        RandomRLModule(
             observation_space=spaces.Box(-1.0, 1.0, (2,)),
             action_space=spaces.Box(-np.inf, np.inf, (2,)),
         )
