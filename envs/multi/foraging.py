@@ -36,7 +36,7 @@ LEVEL_COLOR: Color = (255, 255, 255)
 
 @pytree
 class ForagingParams:
-    """What an attempt to load costs a player if the levels do not suffice."""
+    """Price that each player pays for an attempt to load for which the levels do not suffice."""
 
     penalty: Float[Array, ""] = scalar(0.0)
 

@@ -1,4 +1,4 @@
-"""What the particle tasks share: pushes, flags, spaces and global states."""
+"""Base of the particle tasks: pushes, flags, spaces and global states."""
 
 from typing import Any
 

@@ -27,7 +27,7 @@ COLORS = np.array([[0.65, 0.15, 0.15], [0.15, 0.65, 0.15], [0.15, 0.15, 0.65]], 
 """Colors of the landmarks, as the speaker observes that of the goal."""
 NUM_LANDMARKS = len(COLORS)
 BRIGHTER = 90
-"""What the listener's color has above that of the goal in pictures."""
+"""Difference of the listener's color from that of the goal in pictures."""
 LANDMARKS = tuple(
     Body(radius=0.04, color=(int(red), int(green), int(blue)), collides=False)
     for red, green, blue in (200 * COLORS).round()

@@ -16,7 +16,7 @@ ADVERSARY = Body(radius=0.075, color=(170, 70, 70), acceleration=3.0, max_speed=
 GOOD = Body(radius=0.05, color=(70, 170, 70), acceleration=4.0, max_speed=1.3)
 OBSTACLE = Body(radius=0.2, color=(50, 50, 50), start_range=0.9)
 PRICE = 10.0
-"""What a touch costs the good agent, and earns every adversary."""
+"""Cost of a touch for the good agent, and reward for every adversary."""
 
 
 class SimpleTag(ParticleEnv[ParticleState, ParticleParams]):

@@ -75,7 +75,7 @@ class Game:
 
 
 def is_allowed(field: np.ndarray, cell: Cell) -> bool:
-    """Whether new food may lie in a cell: off the edge, and apart from other food."""
+    """Tell if new food may lie in a cell: off the edge, and apart from other food."""
     y, x = cell
     if not (0 < y < len(field) - 1 and 0 < x < len(field) - 1):
         return False
