@@ -66,6 +66,7 @@ from jaxrl.training.train_step import Experience, TrainStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.training.multi_agent import MultiAgentRunner
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +157,9 @@ class Assembly:
     def module(self) -> RLModule:
         return self.policy_step.module
 
-    def with_train_step(self, train_step: Any) -> "Assembly":
+    def with_train_step(self, train_step: "TrainStep | MultiAgentRunner") -> "Assembly":
         """Return the assembly with another training step of the same run."""
+        assert isinstance(train_step, TrainStep)
         return dataclasses.replace(self, train_step=train_step)
 
     def make_abstract_params(self) -> PyTree:

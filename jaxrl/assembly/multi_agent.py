@@ -97,8 +97,9 @@ class MultiAgentAssembly(Assembly):
         """Assembly of each module."""
         return self.modules
 
-    def with_train_step(self, train_step: Any) -> "MultiAgentAssembly":
+    def with_train_step(self, train_step: TrainStep | MultiAgentRunner) -> "MultiAgentAssembly":
         """Return the assembly with another runner, whose steps are those of the modules."""
+        assert isinstance(train_step, MultiAgentRunner)
         modules = {m: own.with_train_step(train_step.steps[m]) for m, own in self.modules.items()}
         return dataclasses.replace(self, train_step=train_step, modules=modules)
 

@@ -1,9 +1,9 @@
 """Names of the data sets that `jaxrl datasets make` makes, such as "dataset:cartpole-expert"."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jaxrl.errors import DataError, UnknownNameError, did_you_mean
 
@@ -114,7 +114,7 @@ def find_dataset(source: str) -> Path:
 
 def iter_sources(config: "AlgorithmConfig") -> Iterator[str]:
     """Yield the names of the data sets that a config learns from, with the prefix."""
-    given: Any = config.offline_data_settings.input_
-    for source in [given] if isinstance(given, str) else list(given):
+    given = cast("str | Iterable[object]", config.offline_data_settings.input_)
+    for source in [given] if isinstance(given, str) else given:
         if str(source).startswith(PREFIX):
             yield str(source)

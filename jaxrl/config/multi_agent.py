@@ -287,7 +287,7 @@ def get_module_overrides(config: "AlgorithmConfig", module: str) -> dict[str, An
     return {**own, **_to_settings(settings.get(module))}
 
 
-def _get_policy(config: "AlgorithmConfig", module: str) -> Any:
+def _get_policy(config: "AlgorithmConfig", module: str) -> object:
     """Return the value of `policies` for a module, RLlib's tuple as a PolicySpec."""
     policies = config.multi_agent_settings.policies
     spec = policies.get(module) if isinstance(policies, Mapping) else None

@@ -192,7 +192,7 @@ def _make(
     }
 
 
-def _make_config(recipe: DatasetTask, seed: int) -> Any:
+def _make_config(recipe: DatasetTask, seed: int) -> "AlgorithmConfig":
     config = load_experiment(find_shipped_config(recipe.config)).config
     config.debugging(seed=seed, loggers=[])
     config.evaluation(evaluation_interval=None, evaluation_config={"explore": False})
@@ -214,7 +214,7 @@ def _train(recipe: DatasetTask, folder: Path, seed: int) -> Iterator[_Checkpoint
     config = _make_config(recipe, seed).debugging(results_dir=str(folder))
     config.checkpointing(max_to_keep=None)
     if "store_buffer_in_checkpoints" in config:
-        config.training(store_buffer_in_checkpoints=False)
+        config.update_from_dict({"store_buffer_in_checkpoints": False})
     with config.build() as algorithm:
         steps = 0
         while steps < recipe.num_steps:

@@ -307,8 +307,8 @@ def _has_overrides(config: "AlgorithmConfig", names: tuple[str, ...]) -> bool:
 
 
 def make_evaluation_env(
-    config: "AlgorithmConfig", changed: "AlgorithmConfig", trained: AnyMadeEnv
-) -> AnyMadeEnv:
+    config: "AlgorithmConfig", changed: "AlgorithmConfig", trained: AnyMadeEnv | MadeMultiEnv
+) -> AnyMadeEnv | MadeMultiEnv:
     """Return the evaluation environment, whose spaces must be those of the training environment.
 
     Args:

@@ -195,7 +195,7 @@ def _make_envs(config: "AlgorithmConfig", cache: _MadeEnvs) -> LaneEnvs:
     )
 
 
-def _make_training_env(config: "AlgorithmConfig") -> Any:
+def _make_training_env(config: "AlgorithmConfig") -> MadeEnv | MadeMultiEnv | MadeHostEnv:
     if config.is_multi_agent:
         return make_multi_agent_env(config)
     return prepare_first_task(config, make_env(config))

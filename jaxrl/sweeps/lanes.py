@@ -8,7 +8,7 @@ buffer) remain a branch and an address instead of a selection between both outco
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from jaxrl.buffers.circular import CircularBufferState
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.core.hparams import Hyperparameter, mark_per_lane, replace_with_traced
+from jaxrl.core.hparams import Hyperparameter, S, mark_per_lane, replace_with_traced
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, Keys, PyTree
 from jaxrl.errors import ConfigError
@@ -28,6 +28,10 @@ from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.multi_agent import MultiAgentRunner
 from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.train_state import Summary, TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.learners.base import BaseLearner
+    from jaxrl.learners.learner import Learner
 
 LANES_AXIS = "lanes"
 SHARDED, REPLICATED = PartitionSpec(LANES_AXIS), PartitionSpec()
@@ -45,8 +49,10 @@ def change_settings(runner: AnyRunner, change: Callable[[str, Any], Any]) -> Any
         change: Function of a module's id, '' for a single one, and its learner's settings.
     """
 
-    def replace_learner(module: str, learner: Any) -> Any:
-        return dataclasses.replace(learner, settings=change(module, learner.settings))
+    def replace_learner(module: str, learner: object) -> "Learner[Any, Any]":
+        own = cast("BaseLearner[Any]", learner)
+        changed = dataclasses.replace(own, settings=change(module, own.settings))
+        return cast("Learner[Any, Any]", changed)
 
     if isinstance(runner, MultiAgentRunner):
         steps = {
@@ -77,7 +83,7 @@ class Lanes:
                 one from the settings raises an error.
         """
 
-        def mark(_: str, settings: Any) -> Any:
+        def mark(_: str, settings: S) -> S:
             return mark_per_lane(settings, varying_settings)
 
         return Lanes(runner=change_settings(runner, mark))
@@ -101,7 +107,7 @@ class Lanes:
         statistics = None if data is None else self._offline_runner.compute_statistics(data)
 
         def init_one(key: Key, params: PyTree, values: Mapping[str, PyTree]) -> TrainState:
-            def replace_numbers(module: str, settings: Any) -> Any:
+            def replace_numbers(module: str, settings: S) -> S:
                 return replace_with_traced(settings, values[module])
 
             runner = change_settings(self.runner, replace_numbers)
