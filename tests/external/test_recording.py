@@ -1,5 +1,6 @@
 """Recording of what simulators send: once, as it was, and to be learned from."""
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.external import PolicyClient
 from jaxrl.external.frames import Kind
 from jaxrl.offline.recorded import open_data
-from tests.external.served import SMALL, Served, Walk, make_config
+from jaxrl.offline.writer import EpisodeWriter
+from tests.external.served import ACTIONS, OBS, SMALL, Served, Walk, make_config
 from tests.external.test_client import wait_for
 from tests.external.test_faults import connected
+from tests.recorded_data import make_part
 
 
 class Logging(Walk):
@@ -182,3 +185,26 @@ def test_actions_of_simulators_are_recorded_and_imitated(tmp_path: Path) -> None
         times = np.arange(4, dtype=np.float32)
         actions = [algorithm.compute_single_action(np.full(2, t), explore=False) for t in times]
     assert actions == [0, 1, 2, 0]
+
+
+def test_recorded_rows_are_mixed_with_those_of_simulators(tmp_path: Path) -> None:
+    """Half of every gradient step is of a recording, here of ten walks."""
+    folder = tmp_path / "data"
+    with EpisodeWriter(folder, OBS, ACTIONS) as writer:
+        for number in range(10):
+            part = make_part(number, 6, terminated=True)
+            writer.add_parts([dataclasses.replace(part, obs=np.clip(part.obs, -10.0, 10.0))])
+    config = make_config(DQNConfig).offline_data(input_={"sampler": 0.5, str(folder): 0.5})
+    config.training(
+        train_batch_size=16,
+        num_steps_sampled_before_learning_starts=16,
+        replay_buffer_config={"capacity": 512},
+    ).env_runners(rollout_fragment_length=8)
+    config.reporting(min_sample_timesteps_per_iteration=64).debugging(loggers=[])
+    algorithm = config.build()
+    play(algorithm, Logging(), 1, lambda: None)
+    result = algorithm.last_result
+    updates = result["learners"]["default_policy"]["num_updates_lifetime"]
+    assert updates > 0
+    assert result["num_env_steps_trained_lifetime"] == 16 * updates
+    assert algorithm.learner_group.dataset.num_rows == 60
