@@ -80,10 +80,10 @@ class Evaluation:
                 is_same_env=not self._has_own_task,
             )
         elif self._num_env_runners == 0:
-            self._local = LocalEvaluation(changed, made, self._hooks)
+            self._local = LocalEvaluation(changed, cast("AnyMadeEnv", made), self._hooks)
         if self._num_env_runners > 0:
             HostEvaluationPlan.from_config(
-                changed, made
+                changed, cast("AnyMadeEnv", made)
             )  # checks the settings early; the actors start later
         elif self._jax is not None:
             self._compiled = make_compiled(self._jax)

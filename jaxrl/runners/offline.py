@@ -268,8 +268,9 @@ def _check_fingerprint(group: RecordedLearners, counts: Mapping[str, Any]) -> di
     saved, current = counts.get(DATA), group.fingerprint
     if None not in (saved, current) and saved != current:
         raise CheckpointError(
-            "The checkpoint was trained on other recorded data than those that input_ names now: "
-            "name the same files, or restore a part of it, component='rl_module'."
+            "The checkpoint was trained on other recorded data than those that input_ names now, and "
+            "that offline_evaluation_split leaves for training: name the same files and split, or "
+            "restore a part of it, component='rl_module'."
         )
     return {name: value for name, value in counts.items() if name != DATA}
 
