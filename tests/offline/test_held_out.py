@@ -201,6 +201,7 @@ def test_the_size_of_batches_changes_no_loss(data: str, name: str) -> None:
     assert set(losses[0]) >= {"total_eval_loss"}
 
 
+@pytest.mark.slow
 def test_an_evaluation_changes_no_training(data: str) -> None:
     runs = [make_config(data, offline_evaluation_interval=n).build() for n in (1, 3)]
     results = [[run.train() for _ in range(3)] for run in runs]
@@ -257,6 +258,7 @@ def test_rows_of_a_bandit_are_episodes_of_their_own(data: str) -> None:
     assert found["episode_return_mean"] == pytest.approx(want, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_duration_is_a_number_of_batches_of_episodes(data: str) -> None:
     config = make_config(data, offline_evaluation_type="wis", offline_evaluation_duration=2)
     config.evaluation(offline_eval_batch_size_per_runner=2)
@@ -264,6 +266,7 @@ def test_a_duration_is_a_number_of_batches_of_episodes(data: str) -> None:
     assert found["num_episodes"] == 4
 
 
+@pytest.mark.slow
 def test_a_fitted_value_function_has_settings_of_its_own(data: str) -> None:
     fast = {"num_updates": 20, "batch_size": 8}
     methods = {"fast": {"type": "dm", **fast}, "dr": {"type": "dr", **fast}}
@@ -322,6 +325,7 @@ def test_every_lane_has_its_own_evaluation(data: str) -> None:
     assert losses[best] == min(losses)
 
 
+@pytest.mark.slow
 def test_results_of_both_kinds_stay_side_by_side(tmp_path: Path) -> None:
     env = gymnasium.make("CartPole-v1")
     from jaxrl.offline.writer import EpisodeWriter
