@@ -88,7 +88,9 @@ class Evaluation:
         elif self._jax is not None:
             self._compiled = make_compiled(self._jax)
         self._recorder = (
-            VideoRecorder(changed, made, assembly.policy_step) if settings.record_video else None
+            VideoRecorder(changed, cast("AnyMadeEnv", made), assembly.policy_step)
+            if settings.record_video
+            else None
         )
 
     @property
