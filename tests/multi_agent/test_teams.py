@@ -15,6 +15,7 @@ from jaxrl.errors import JaxrlError
 from tests.multi_agent.teams import BEST, SURE, NoState, Risky, Rivals, TwoStepAnd, Unequal
 
 GREEDY = {"explore": False}
+PRIORITIZED = {"type": "prioritized", "capacity": 256}
 LSTM = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}
 
 
@@ -69,7 +70,7 @@ def test_only_a_monotonic_mixture_finds_the_joint_choice(
         assert algorithm.evaluate()["env_runners"]["episode_return_mean"] == value
 
 
-@pytest.mark.parametrize("model", [{}, LSTM])
+@pytest.mark.parametrize("model", [{}, pytest.param(LSTM, marks=pytest.mark.slow)])
 def test_no_illegal_action_is_taken_and_the_dead_earn_nothing(model: dict[str, Any]) -> None:
     config = small("QMIX", epsilon=0.5).rl_module(model_config={"fcnet_hiddens": [8], **model})
     with config.build() as algorithm:
@@ -80,7 +81,10 @@ def test_no_illegal_action_is_taken_and_the_dead_earn_nothing(model: dict[str, A
         assert algorithm.evaluate()["env_runners"]["episode_return_mean"] == 21
 
 
-@pytest.mark.parametrize(("reward", "total"), [("mean", 2 * 2 + 3 * 1.5), ("same", 5.0)])
+@pytest.mark.parametrize(
+    ("reward", "total"),
+    [("mean", 2 * 2 + 3 * 1.5), pytest.param("same", 5.0, marks=pytest.mark.slow)],
+)
 def test_team_reward(reward: Any, total: float) -> None:
     with small(team_reward=reward).build() as algorithm:
         assert algorithm.train()["env_runners"]["episode_return_mean"] == pytest.approx(total)
@@ -105,9 +109,11 @@ def test_a_cut_episode_ends_with_those_who_would_have_acted() -> None:
 @pytest.mark.parametrize(
     ("model", "training"),
     [
-        ({}, {"n_step": 3}),
         (LSTM, {"burn_in_len": 2}),
-        ({}, {"replay_buffer_config": {"type": "prioritized", "capacity": 256}, "mixer": None}),
+        pytest.param({}, {"n_step": 3}, marks=pytest.mark.slow),
+        pytest.param(
+            {}, {"replay_buffer_config": PRIORITIZED, "mixer": None}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_resuming_is_exact(model: Any, training: Any, tmp_path: Path) -> None:
