@@ -20,19 +20,14 @@ if TYPE_CHECKING:
     from jaxrl.algorithms.impala import A3CConfig, IMPALAConfig
     from jaxrl.algorithms.iql import IQLConfig
     from jaxrl.algorithms.mappo import MAPPOConfig
+    from jaxrl.algorithms.maddpg import MADDPGConfig, MATD3Config
     from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
     from jaxrl.algorithms.ppo import A2CConfig, DDPPOConfig, PGConfig, PPOConfig
     from jaxrl.algorithms.pqn import PQNConfig
     from jaxrl.algorithms.qmix import QMIXConfig, VDNConfig
     from jaxrl.algorithms.random_agent import RandomAgentConfig
     from jaxrl.algorithms.sac import RNNSACConfig, SACConfig
-    from jaxrl.algorithms.td3 import (
-        ApexDDPGConfig,
-        DDPGConfig,
-        MADDPGConfig,
-        MATD3Config,
-        TD3Config,
-    )
+    from jaxrl.algorithms.td3 import ApexDDPGConfig, DDPGConfig, TD3Config
     from jaxrl.algorithms.tqc import TQCConfig
 
 __all__ = [

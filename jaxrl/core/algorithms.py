@@ -96,11 +96,11 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "replay, DDPG with prioritized 3-step targets; continuous actions",
     ),
     "MADDPG": AlgorithmEntry(
-        "jaxrl.algorithms.td3:MADDPGConfig",
+        "jaxrl.algorithms.maddpg:MADDPGConfig",
         "replay, one team of agents with central critics; continuous actions",
     ),
     "MATD3": AlgorithmEntry(
-        "jaxrl.algorithms.td3:MATD3Config",
+        "jaxrl.algorithms.maddpg:MATD3Config",
         "replay, MADDPG with twin critics, delayed and smoothed; continuous actions",
     ),
     "BC": AlgorithmEntry(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.td3 import MADDPGConfig, MADDPGLearner, MATD3Config
+from jaxrl.algorithms.maddpg import MADDPGConfig, MADDPGLearner, MATD3Config
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.errors import JaxrlError

@@ -1,0 +1,195 @@
+"""Learner of a deterministic policy and its critics, as in TD3, whose settings give DDPG and others."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxrl.core.hparams import HParams, build_hparams, current_values
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
+from jaxrl.learners.base import BaseLearner
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms, select
+from jaxrl.learners.multi_optimizer import (
+    CRITIC,
+    LR_NAMES,
+    POLICY,
+    combine_metrics,
+    critic_loss,
+    draw_normal_rows,
+    get_part,
+    init_parts,
+    replace_part,
+    step_one,
+)
+from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
+from jaxrl.modules.policy_and_critics import DeterministicPolicyModule
+from jaxrl.ops.losses import masked_mean
+
+if TYPE_CHECKING:
+    from jaxrl.config.settings.actor_critic import TD3Training
+
+
+@pytree
+class TD3State:
+    """Learner state; `age` counts updates since the policy's last step, `actor` is its metrics."""
+
+    sgd: SgdState
+    target: TargetNetwork
+    age: Int[Array, ""]
+    actor: Metrics
+    hparams: HParams
+
+
+@pytree
+class DelayedUpdate:
+    """Result of a policy step: policy, target network, and metrics."""
+
+    policy: SgdState
+    target: TargetNetwork
+    metrics: Metrics
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TD3Learner(BaseLearner[TD3State]):
+    """Critics with clipped double-Q targets at smoothed actions, and a delayed policy."""
+
+    module: DeterministicPolicyModule
+    settings: "TD3Training"
+    lr_names: ClassVar[Mapping[str, str]] = {part: LR_NAMES[part] for part in (POLICY, CRITIC)}
+
+    def init(self, key: Key) -> TD3State:
+        params, hparams = self.module.init(key), build_hparams(self.settings)
+        values = current_values(hparams, Progress.zeros())
+        names = ["total_loss", "grad_norm", NUM_NONFINITE_UPDATES]
+        if self.log_gradients:
+            names += compute_gradient_norms({POLICY: params[POLICY]})
+        return TD3State(
+            sgd=init_parts(self, params, values),
+            target=init_target(params),
+            age=jnp.zeros((), jnp.int32),
+            actor={name: jnp.zeros((), jnp.float32) for name in names},
+            hparams=hparams,
+        )
+
+    def without_delays(self, state: TD3State) -> TD3State:
+        return replace(state, age=jnp.full_like(state.age, self.settings.policy_delay))
+
+    def compute_td_targets(
+        self, target: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+    ) -> Float[Array, " N"]:
+        """Compute y = r + γ minₖ Q'ₖ(s', π'(s') + clip(ε, −c, c)), ε ~ N(0, σ²)  (eq. 14-15).
+
+        γ stands for `batch.discount`, which is 0 after a termination.
+        """
+        q = self.compute_next_values(target, batch, values, key)
+        return batch.reward + batch.discount * jnp.min(q, axis=0)
+
+    def compute_next_values(
+        self, target: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+    ) -> Float[Array, "critics N *m"]:
+        """Compute the target critics' values of the target policy's actions, smoothed by noise."""
+        action = self.module.compute_policy_action(target[POLICY], batch.next_obs)
+        if self.settings.smooth_target_policy:
+            bound = values["target_noise_clip"]
+            noise = values["target_noise"] * draw_normal_rows(key, action.shape, self.axis_name)
+            action = self.module.perturb(action, jnp.clip(noise, -bound, bound))
+        return self.module.compute_q_values(target[CRITIC], batch.next_obs, action)
+
+    def critic_loss(
+        self, critic: Params, batch: Transition, targets: Float[Array, " N"]
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Compute Σₖ E[w l(Qₖ(s, a) − y)], with l set by `td_error_loss_fn`."""
+        q = self.module.compute_q_values(critic, batch.obs, batch.action)
+        loss_fn = self.settings.td_error_loss_fn
+        return critic_loss(q, targets, batch.weight, loss_fn, self.axis_name)
+
+    def actor_loss(
+        self, policy: Params, critic: Params, batch: Transition
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Compute −E[w Q₁(s, π(s))].
+
+        Its gradient is the deterministic policy gradient (Silver et al. 2014).
+        """
+        action = self.module.compute_policy_action(policy, batch.obs)
+        q = self.module.compute_first_q_values(critic, batch.obs, action)
+        return -jnp.mean(batch.weight * q), {}
+
+    def imitating_actor_loss(
+        self, policy: Params, critic: Params, batch: Transition, coeff: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Compute −λ E[w Q₁(s, π(s))] + E[w |π(s) − a|²], λ = coeff / E|Q₁|.
+
+        Fujimoto & Gu 2021, eq. 3 and 5: distances are means over the action's elements, in units
+        of half the action range, and λ carries no gradient.
+        """
+        action = self.module.compute_policy_action(policy, batch.obs)
+        q = self.module.compute_first_q_values(critic, batch.obs, action)
+        size = masked_mean(jnp.abs(jax.lax.stop_gradient(q)), batch.weight > 0.0, self.axis_name)
+        if self.axis_name is not None:
+            size = jax.lax.pmean(size, self.axis_name)
+        distance = self.module.compute_distance(action, batch.action)
+        scale = coeff / jnp.maximum(size, 1e-8)
+        return jnp.mean(batch.weight * (distance - scale * q)), {}
+
+    def update(
+        self, state: TD3State, batch: Transition, progress: Progress, key: Key
+    ) -> tuple[TD3State, Metrics]:
+        """Step the critics and, when due, the policy.
+
+        If anything is non-finite, nothing changes.
+        """
+        values = current_values(state.hparams, progress)
+        targets = self.compute_td_targets(state.target.params, batch, values, key)
+        sgd, critic = step_one(
+            self,
+            CRITIC,
+            lambda critic: self.critic_loss(critic, batch, targets),
+            state.sgd,
+            values,
+        )
+        settings = self.settings
+        age, delay = state.age + 1, settings.policy_delay
+        skipped = DelayedUpdate(
+            policy=get_part(sgd, POLICY), target=state.target, metrics=state.actor
+        )
+
+        def actor_loss(policy: Params) -> tuple[Float[Array, ""], Metrics]:
+            if settings.bc_coeff is None:
+                return self.actor_loss(policy, sgd.params[CRITIC], batch)
+            coeff = values["bc_coeff"]
+            return self.imitating_actor_loss(policy, sgd.params[CRITIC], batch, coeff)
+
+        def policy_step() -> DelayedUpdate:
+            stepped, actor = step_one(self, POLICY, actor_loss, sgd, values)
+            frequency = settings.target_network_update_freq
+            metrics, tau = combine_metrics(critic, actor), values["tau"]
+            target = update_target(state.target, stepped.params, metrics, progress, tau, frequency)
+            actor_metrics = {name: actor[name] for name in state.actor}
+            return DelayedUpdate(
+                policy=get_part(stepped, POLICY), target=target, metrics=actor_metrics
+            )
+
+        # A `cond`, so that a policy step that is not due costs nothing.
+        delayed = (
+            policy_step()
+            if delay == 1
+            else jax.lax.cond(age >= delay, policy_step, lambda: skipped)
+        )
+        metrics = combine_metrics(critic, delayed.metrics)
+        updated = replace(
+            state,
+            sgd=replace_part(sgd, POLICY, delayed.policy),
+            age=jnp.where(age >= delay, 0, age),
+            actor=delayed.metrics,
+        )
+        state = select(metrics[NUM_NONFINITE_UPDATES] < 0.5, updated, state)
+        return replace(state, target=delayed.target), {
+            **metrics,
+            "policy_loss": delayed.metrics["total_loss"],
+            "curr_actor_lr": values["actor_lr"],
+            "curr_critic_lr": values["critic_lr"],
+        }
