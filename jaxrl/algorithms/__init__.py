@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from jaxrl.algorithms.dt import DTConfig
     from jaxrl.algorithms.impala import A3CConfig, IMPALAConfig
     from jaxrl.algorithms.iql import IQLConfig
-    from jaxrl.algorithms.mappo import MAPPOConfig
     from jaxrl.algorithms.maddpg import MADDPGConfig, MATD3Config
+    from jaxrl.algorithms.mappo import MAPPOConfig
     from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
     from jaxrl.algorithms.ppo import A2CConfig, DDPPOConfig, PGConfig, PPOConfig
     from jaxrl.algorithms.pqn import PQNConfig
