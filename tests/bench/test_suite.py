@@ -109,6 +109,8 @@ NEVER_RUN_BY_A_SUITE = {
     "multi_agent/tictactoe-ppo",  # its return is zero; a test plays against random moves
     "multi_agent/simplespread-ppo",
     "multi_agent/speakerlistener-ppo",
+    "multi_agent/twostepand-qmix",
+    "multi_agent/twostepand-vdn",
     "sweeps/cartpole-ppo",  # a sweep has lanes of its own
 }
 
