@@ -28,10 +28,10 @@ INTRODUCTION = """# Returns from recorded data
 
 What the configs in `configs/offline` reach on [data sets](guides/recorded_data.md#data-sets-to-try) that
 are made from shipped configs: five seeds, 100 episodes of the last policy, never of the best one.
-Budgets are rows that are trained on, and were fixed before the runs. The interquartile mean over the
-seeds has its 95 % bootstrap interval. A threshold is met if the *worst* seed is at it or above; a ceiling,
-if the best one is at it or below: runs with a ceiling lack what the others have, and must fail. "Above BC" is
-the difference of the interquartile means on the same data, and is in bold if its interval is above 0.
+Budgets are rows that are trained on. The interquartile mean over the seeds has its 95 % bootstrap
+interval. A threshold is met if the *worst* seed is at it or above; a ceiling, if the best one is at it
+or below: runs with a ceiling lack what the others have, and must fail. "Above BC" is the difference of
+the interquartile means on the same data, and is in bold if its interval is above 0.
 """
 
 Cell = Mapping[str, Any]
@@ -154,7 +154,7 @@ def _iter_demonstrations(folder: Path) -> Iterator[Table]:
                     f"`{entry['plain']}`",
                     format_short(entry["threshold"]),
                     *(_format_steps(entry["steps"].get(x), means.get(x)) for x in CASES),
-                    f"{means[WITH] / means[WITHOUT]:.2f}",
+                    f"{means[WITH] / means[WITHOUT]:.2f}" if {WITH, WITHOUT} <= set(means) else "-",
                 )
             )
     if rows:

@@ -150,7 +150,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         DataError: If the record is damaged.
     """
     try:
-        record: Any = json.loads(read_bounded(folder / RECORD, _MAX_RECORD_BYTES))
+        record: dict[str, Any] = json.loads(read_bounded(folder / RECORD, _MAX_RECORD_BYTES))
         return {**record, "datasets": {name: record["datasets"][name] for name in QUALITIES}}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / RECORD} is damaged ({error}): remove {folder}.") from error
