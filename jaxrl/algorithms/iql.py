@@ -135,7 +135,7 @@ class IQLConfig(AlgorithmConfig):
     @property
     def notes(self) -> list[str]:
         beta = self.training_settings.beta
-        if isinstance(beta, float) and 0.0 < beta < 1.0:
+        if isinstance(beta, float) and 0.0 < beta < 0.5:
             note = (
                 f"beta={beta} weighs advantages of 1 by {math.exp(beta):.2g}: where advantages are "
                 "no larger, that is close to behavior cloning; Kostrikov et al. 2021 have 3 to 10."
