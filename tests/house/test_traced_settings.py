@@ -28,7 +28,7 @@ def trace(config: Any) -> None:
     keys = jax.random.split(jax.random.key(0), 2)
     numbers = stack_trees([get_lane_numbers(lane.config) for lane in group.lanes])
     params = stack_trees(group.env_params)
-    states = jax.eval_shape(lanes.init, keys, params, {"": numbers})
+    states = jax.eval_shape(lanes.init, keys, params, numbers)
     jax.eval_shape(lanes.run_batches, states, jnp.asarray(1))
     changed = group.lanes[0].config.get_evaluation_config_object()
     evaluator = make_evaluator(changed, assembly.rollout_worker, assembly.made)
