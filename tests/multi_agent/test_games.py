@@ -1,11 +1,12 @@
 """The shipped configs of games learn what their comments say."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxrl.config.load import load_experiment
-from tests.multi_agent.games import play_random
+from tests.multi_agent.games import choose_perfectly, play, score
 
 CONFIGS = Path(__file__).parents[2] / "configs/multi_agent"
 
@@ -26,16 +27,19 @@ def test_self_play_teaches_not_to_lose_at_tic_tac_toe() -> None:
     experiment = load_experiment(CONFIGS / "tictactoe-ppo.yaml")
     with experiment.config.debugging(loggers=[], seed=5).build() as algorithm:
         algorithm.fit(stop=experiment.stop)
+        settings: dict[str, Any] = {"name": "TicTacToe-v0", "policy_id": "default_policy"}
         first, second = (
-            play_random(
-                algorithm,
-                "TicTacToe-v0",
-                number=2000,
-                begins=begins,
-                policy_id="default_policy",
-            )
-            for begins in (True, False)
+            play(algorithm, number=2000, begins=begins, **settings) for begins in (True, False)
         )
+        perfect = play(algorithm, number=1000, begins=True, opponent=choose_perfectly, **settings)
     assert first["lost"] < 0.002
     assert first["won"] > 0.85  # 59 % are won by random moves
     assert second["lost"] < 0.02
+    assert perfect == {"won": 0.0, "drawn": 1.0, "lost": 0.0}
+
+
+def test_the_perfect_player_draws_with_itself_and_sees_a_threat() -> None:
+    nothing: frozenset[int] = frozenset()
+    assert score(nothing, nothing) == 0
+    assert score(frozenset({0, 1}), frozenset({3, 4})) == 1
+    assert score(frozenset({0}), frozenset({3, 4, 8})) == -1  # two threats, 5 and the diagonal
