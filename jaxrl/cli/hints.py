@@ -48,6 +48,8 @@ def find_update_hint(config: "AlgorithmConfig", devices: Sequence[Any]) -> str |
     It is None if updates do not dominate, if the user chose the settings, or on an accelerator.
     """
     plan = config.plan()
+    if config.is_offline:  # there is no environment step to compare updates with
+        return None
     deciding, others = _get_settings(plan)
     on_cpu = bool(devices) and all(device.platform == "cpu" for device in devices)
     if (

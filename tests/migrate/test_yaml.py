@@ -106,13 +106,13 @@ def test_json() -> None:
 
 def test_what_remains_is_listed_with_its_line() -> None:
     text = (
-        "a:\n  run: QMIX\n  env: X\n  num_samples: 3\n  config:\n    replay_ratio: 2\n"
+        "a:\n  run: AlphaStar\n  env: X\n  num_samples: 3\n  config:\n    replay_ratio: 2\n"
         "    multiagent: {policies: {}}\n    model:\n      custom_model: mine\n"
     )
     migration = migrate(text)
     assert migration.new.replace("model_config", "model") == text
     assert [(item.line, item.what) for item in migration.by_hand] == [
-        (2, "QMIX"),
+        (2, "AlphaStar"),
         (4, "num_samples"),
         (6, "replay_ratio"),
         (7, "multiagent"),

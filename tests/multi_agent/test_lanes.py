@@ -39,7 +39,7 @@ def get_state(sweep: Population, index: int) -> dict[str, Any]:
     return sweep._runs[index].algorithm.get_state()["train_state"]
 
 
-@pytest.mark.representatives("PPO")
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_ppo, make_dqn, make_mappo], ids=["PPO", "DQN", "MAPPO"])
 def test_each_lane_is_the_run_that_it_would_be_alone(make: Any, tmp_path: Path) -> None:
     config = make().debugging(results_dir=str(tmp_path), loggers=["json"])

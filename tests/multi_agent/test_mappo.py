@@ -376,7 +376,7 @@ def test_defaults_are_those_of_the_paper() -> None:
 # --- runs ---
 
 
-@pytest.mark.representatives("LSTM")
+@pytest.mark.representatives("FC")
 @pytest.mark.parametrize("model", [{}, MEMORY], ids=["FC", "LSTM"])
 def test_a_resumed_run_goes_on_to_the_bit(model: dict[str, Any], tmp_path: Path) -> None:
     config = make_config(Streams).multi_agent(

@@ -215,6 +215,7 @@ def test_shared_rewards_teach_who_is_not_paid(share: str) -> None:
     assert alone["env_runners"]["agent_episode_returns_mean"]["b"] < 13.5
 
 
+@pytest.mark.representatives("PPO")
 @pytest.mark.parametrize("algo", ["PPO", "DQN"])
 def test_devices_compute_the_same(algo: str) -> None:
     found: list[PyTree] = []
@@ -333,6 +334,7 @@ def pending(algorithm: Algorithm) -> PyTree:
     return {m: rows.has_row for m, rows in algorithm.state.carry.pending.items()}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_buffers_fills_them_again(tmp_path: Path) -> None:
     config = make_replay_config().training(store_buffer_in_checkpoints=False)
     with config.build() as algorithm:
