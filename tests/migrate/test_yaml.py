@@ -118,7 +118,7 @@ def test_what_remains_is_listed_with_its_line() -> None:
         (7, "multiagent"),
         (9, "custom_model"),
     ]
-    assert "PPO, A2C" in migration.by_hand[0].advice
+    assert "leagues" in migration.by_hand[0].advice
 
 
 def test_sizes_that_do_not_divide_stay() -> None:
