@@ -47,6 +47,8 @@ _MAX_HANDSHAKES = 32
 _MAX_UNSENT_BYTES = 16 * 2**20
 """Bytes that a client may leave unread, beside a policy, before its connection is closed."""
 _EXPIRE_INTERVAL_S = 0.25
+_DRAIN_TIMEOUT_S = 1.0
+"""Seconds that clients have to read that the run has ended, and to leave."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,7 +191,9 @@ class ExternalServer:
         server.close()
         self._broadcast(encode(Kind.DRAIN, {}))
         tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-        await asyncio.sleep(0)
+        # A connection closed with unread input is reset, and the client may lose what it was told.
+        if tasks:
+            await asyncio.wait(tasks, timeout=_DRAIN_TIMEOUT_S)
         for connection in list(self._connections.values()):
             connection.writer.close()
         for task in tasks:
@@ -334,6 +338,8 @@ class ExternalServer:
         }
         while True:
             kind, head, arrays = await self._read(reader, self._schema.limits)
+            if self._stop.is_set():
+                continue  # what is not acknowledged stays with the client
             if not self._is_current(session, writer):
                 return  # the client has connected again, and sends this again
             if kind == Kind.BYE:
