@@ -131,13 +131,14 @@ class MultiRolloutWorker(MultiPolicyStep):
         obs = make_zeros(policy.obs_pipeline.space, (num_rows,))
 
         def begin(key: Key) -> BegunRow:
+            init_key, draw_key = jax.random.split(key)
             actor = ActorState(
-                params=policy.module.init(key),
+                params=policy.module.init(init_key),
                 obs_state=policy.obs_pipeline.init(),
                 hparams={},
                 progress=Progress.zeros(),
             )
-            draws = policy.module.draw(jax.random.split(key, num_rows))
+            draws = policy.module.draw(jax.random.split(draw_key, num_rows))
             index = jnp.arange(num_rows, dtype=jnp.int32)
             out = policy.act(actor, obs, carry, is_first, index, draws, explore=False)
             recorded = self.views[m].make_blank(obs, num_rows)
