@@ -84,6 +84,7 @@ class Assembly:
     `train_step` is an `InGraphRunner` if the environments are part of the compiled program.
     `compiled_step` is the training step of the user's own Algorithm as a function of its data flow.
     `storage` is where the rows of recorded data are, for a run that learns from them alone.
+    `num_buffers` is the number of modules whose buffers share these limits equally.
     `program_cache` is the cache of programs that were compiled before;
     `should_train` is whether the run is made to be trained, rather than restored, and
     `should_compile_train` whether its program is compiled concurrently with others.
@@ -95,6 +96,7 @@ class Assembly:
     train_step: TrainStep
     max_buffer_bytes: int | Auto = "auto"
     store_buffer: bool | Auto = "auto"
+    num_buffers: int = 1
     compiled_step: CompiledStep | None = None
     program_cache: ProgramCache | None = None
     should_compile_train: bool = False
@@ -120,7 +122,7 @@ class Assembly:
     def should_save_buffer(self) -> bool:
         """Return whether checkpoints store the replay buffer."""
         if self.store_buffer == "auto":
-            return self.buffer_bytes <= MAX_SAVED_BUFFER_BYTES
+            return self.num_buffers * self.buffer_bytes <= MAX_SAVED_BUFFER_BYTES
         return self.store_buffer
 
     @property

@@ -175,7 +175,8 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
     assert isinstance(plan, MultiAgentPlan)
     rows = AgentRows(entries=get_entries(made.env), mapping=plan.agents.mapping)
     assembled = {m: _assemble_or_explain(config, made, rows, m) for m in plan.modules}
-    modules = {m: own for m, (own, _) in assembled.items()}
+    number = len(plan.agents.trained)
+    modules = {m: dataclasses.replace(own, num_buffers=number) for m, (own, _) in assembled.items()}
     views = {m: view for m, (_, view) in assembled.items()}
     policy_step = MultiPolicyStep(
         policies={m: own.policy_step for m, own in modules.items()},

@@ -49,13 +49,7 @@ def make_replay_buffer(
     """
     check_temporal(policy_step, "Replay stores observations after")
     settings = resolve_buffer_settings(config)
-    if settings.storage == HOST and in_graph:
-        instead = "subclass jaxrl.ReplayBuffer" if settings.host_class else "'storage' to 'device'"
-        raise ConfigError(
-            f"{_describe_host_storage(settings)} keeps the buffer where the compiled program cannot "
-            "reach it: set placement='host' to step the environment from Python, or "
-            f"{instead}."
-        )
+    buffer_class = _choose_buffer_class(config, settings, policy_step.module, in_graph=in_graph)
     prioritization = None
     if settings.kind == PRIORITIZED:
         beta = Schedule.from_setting(settings.beta, name="replay_buffer_config['beta']")
@@ -63,23 +57,7 @@ def make_replay_buffer(
     training = config.training_settings
     module = policy_step.module
     length = get_max_seq_len(module) if module.is_stateful else 1
-    has_own_class = settings.host_class is not None or settings.buffer_class is not ReplayBuffer
-    if module.is_stateful and has_own_class:
-        name = (settings.host_class or settings.buffer_class).__name__
-        raise ConfigError(
-            f"replay_buffer_config['type']={name} draws single transitions, and "
-            f"{type(module).__name__} learns from sequences: use 'uniform' or 'prioritized', or a "
-            "module without memory."
-        )
     _check_sequences(config, plan, length if module.is_stateful else None)
-    is_packed = config.module_id is not None and not module.is_stateful
-    if config.module_id is not None and has_own_class:
-        name = (settings.host_class or settings.buffer_class).__name__
-        raise ConfigError(
-            f"replay_buffer_config['type']={name} stores rows of a single agent, and agents come and "
-            "go: use 'uniform' or 'prioritized'."
-        )
-    buffer_class = PackedReplayBuffer if is_packed else settings.buffer_class
     replay = buffer_class(
         length=plan.buffer_length,
         num_envs=plan.num_envs,
@@ -102,6 +80,38 @@ def make_replay_buffer(
         burn_in=training.burn_in_len,
         period=1 if prioritization is None else _period(plan.buffer_length, length),
     )
+
+
+def _choose_buffer_class(
+    config: "AlgorithmConfig", settings: BufferSettings, module: RLModule, *, in_graph: bool
+) -> type[ReplayBuffer]:
+    """Return the class of the storage.
+
+    Raises:
+        ConfigError: If the storage, or a class of a user's, is incompatible with the run.
+    """
+    if settings.storage == HOST and in_graph:
+        instead = "subclass jaxrl.ReplayBuffer" if settings.host_class else "'storage' to 'device'"
+        raise ConfigError(
+            f"{_describe_host_storage(settings)} keeps the buffer where the compiled program cannot "
+            "reach it: set placement='host' to step the environment from Python, or "
+            f"{instead}."
+        )
+    given = settings.host_class or settings.buffer_class
+    if given is not ReplayBuffer and module.is_stateful:
+        raise ConfigError(
+            f"replay_buffer_config['type']={given.__name__} draws single transitions, and "
+            f"{type(module).__name__} learns from sequences: use 'uniform' or 'prioritized', or a "
+            "module without memory."
+        )
+    if config.module_id is None:
+        return settings.buffer_class
+    if given is not ReplayBuffer:
+        raise ConfigError(
+            f"replay_buffer_config['type']={given.__name__} stores rows of a single agent, and agents "
+            "come and go: use 'uniform' or 'prioritized'."
+        )
+    return ReplayBuffer if module.is_stateful else PackedReplayBuffer
 
 
 def _describe_host_storage(settings: BufferSettings) -> str:

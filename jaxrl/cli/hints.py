@@ -7,6 +7,7 @@ import yaml
 
 from jaxrl.cli.command import format_command
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
+from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.load import load_experiment
 from jaxrl.config.registry import find_shipped_configs
@@ -29,8 +30,7 @@ def make_iteration_callback(
     display: Display, config: "AlgorithmConfig", devices: Sequence[Any], iteration: int
 ) -> Callable[[Result], None]:
     """Return an iteration callback that updates a display and prints a hint after the first one."""
-    is_told = iteration > 0 or config.is_offline
-    pending = [] if is_told else [find_update_hint(config, devices)]
+    pending = [] if iteration > 0 else [find_update_hint(config, devices)]
 
     def on_iteration(result: Result) -> None:
         display.update(result)
@@ -47,7 +47,7 @@ def find_update_hint(config: "AlgorithmConfig", devices: Sequence[Any]) -> str |
 
     It is None if updates do not dominate, if the user chose the settings, or on an accelerator.
     """
-    plan = config.plan()
+    plan = _get_deciding_plan(config)
     if config.is_offline:  # there is no environment step to compare updates with
         return None
     deciding, others = _get_settings(plan)
@@ -71,8 +71,19 @@ def find_update_hint(config: "AlgorithmConfig", devices: Sequence[Any]) -> str |
     return f"{hint}; the shipped file makes {_format_counts(other)}: {format_command('train', 'file', name)}"
 
 
+def _get_deciding_plan(config: "AlgorithmConfig") -> BatchPlan:
+    """Return the plan of a config; of several modules, that of the one that learns most often."""
+    plan = config.plan()
+    if not isinstance(plan, MultiAgentPlan):
+        return plan
+    return max((plan.modules[m] for m in sorted(plan.agents.trained)), key=compute_sample_reuse)
+
+
 def compute_sample_reuse(plan: BatchPlan) -> float:
-    """Return how often each environment step is learned from: rows of all updates per step."""
+    """Return how often each environment step is learned from: rows of all updates per step.
+
+    A step of several agents is a row of each of a module's.
+    """
     return plan.updates_per_iteration * plan.minibatch_size / _count_steps(plan)
 
 
@@ -110,7 +121,7 @@ def _find_shipped(config: "AlgorithmConfig", times: float) -> tuple[str, BatchPl
             config.environment_settings.env,
         )
         if is_match and "sweep" not in body:
-            plans[name] = load_experiment(path).config.plan()
+            plans[name] = _get_deciding_plan(load_experiment(path).config)
     least = min(plans, key=lambda name: compute_sample_reuse(plans[name]), default=None)
     if least is None or compute_sample_reuse(plans[least]) >= times:
         return None

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
 from jaxrl.config.batch_plan.multi_agent import (
     MultiAgentPlan,
-    compute_module_sizes,
     make_multi_agent_plan,
+    make_planned_config,
 )
 from jaxrl.config.batch_plan.offline import make_offline_plan
 from jaxrl.config.batch_plan.on_policy import make_plan
@@ -297,8 +297,7 @@ class AlgorithmConfig(ConfigBuilder):
                 f"There is no module {module_id!r}; there are {', '.join(plan.modules)}."
                 f"{did_you_mean(module_id, plan.modules)}"
             )
-        sizes = compute_module_sizes(self, plan.agents, plan, module_id, plan.num_shards)
-        return make_module_config(self, plan.agents, module_id, sizes)
+        return make_planned_config(self, plan, module_id)
 
     def get_multi_rl_module_spec(self, **arguments: object) -> "MultiRLModuleSpec":
         """Return the specification of every module, with its model settings merged in.

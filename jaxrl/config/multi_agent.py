@@ -296,11 +296,6 @@ def _get_policy(config: "AlgorithmConfig", module: str) -> object:
     return spec
 
 
-def list_module_ids(config: "AlgorithmConfig") -> tuple[str, ...]:
-    """Return the ids of the modules of a config for several agents."""
-    return resolve_agents(config).modules
-
-
 def _set_module_spec(config: "AlgorithmConfig", module: str, spec: object) -> None:
     """Set the module's own specification, from `policies` or from a MultiRLModuleSpec."""
     from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModuleSpec

@@ -152,31 +152,30 @@ def check_buffer_size(assembly: Assembly, devices: list[Device]) -> None:
     Raises:
         ConfigError: If the buffer is too large; the message gives a capacity that fits.
     """
-    parts = [part for part in assembly.parts.values() if part.replay is not None]
-    for part in parts:
-        _check_buffer_size(part, devices, len(parts))
+    for part in assembly.parts.values():
+        if part.replay is not None:
+            _check_buffer_size(part, part.replay, devices)
 
 
-def _check_buffer_size(assembly: Assembly, devices: list[Device], num_buffers: int) -> None:
+def _check_buffer_size(assembly: Assembly, replay: AnyReplayBuffer, devices: list[Device]) -> None:
     """Check the size of one of several equally limited buffers."""
-    replay = assembly.replay
-    assert replay is not None
-    limit = assembly.max_buffer_bytes
+    number, limit = assembly.num_buffers, assembly.max_buffer_bytes
     if limit == "auto":
         holders = [get_host_device()] if replay.in_host_memory else devices
         memory = get_memory_limit(holders[0])
         is_shared = holders[0].platform == "cpu"
         limit = None if memory is None else memory * (1 if is_shared else len(holders)) // 2
     if limit is not None:
-        limit //= num_buffers
+        limit //= number
     if limit is None or assembly.buffer_bytes <= limit:
         return
     fits = _find_capacity(assembly, replay, limit)
     lower = f"set the capacity to at most {fits}, or " if fits else ""
+    each = f" for each of {number} modules" if number > 1 else ""
     raise ConfigError(
         f"replay_buffer_config['capacity']={replay.length * replay.num_envs} needs "
         f"{assembly.buffer_bytes / 2**20:.2f} MiB, and max_buffer_bytes="
-        f"{assembly.max_buffer_bytes!r} allows {limit / 2**20:.2f} MiB: {lower}raise "
+        f"{assembly.max_buffer_bytes!r} allows {limit / 2**20:.2f} MiB{each}: {lower}raise "
         "max_buffer_bytes."
     )
 

@@ -11,7 +11,7 @@ from jaxrl.assembly.assemble import Assembly, assemble, make_env
 from jaxrl.assembly.env_params import can_share_program
 from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.assembly.tasks import prepare_first_task
-from jaxrl.config.multi_agent import list_module_ids
+from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan, make_planned_config
 from jaxrl.config.offline import check_lane_storage, make_stream_lanes_error
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import HParams, get_numeric_hparams, mark_per_lane
@@ -140,7 +140,9 @@ def get_lane_settings(config: "AlgorithmConfig") -> dict[str, Any]:
     """Return the training settings of each module of a lane; of a single one, named ''."""
     if not config.is_multi_agent:
         return {"": config.training_settings}
-    return {m: config.get_module_config(m).training_settings for m in list_module_ids(config)}
+    plan = config.plan()
+    assert isinstance(plan, MultiAgentPlan)
+    return {m: make_planned_config(config, plan, m).training_settings for m in plan.modules}
 
 
 def get_lane_numbers(config: "AlgorithmConfig") -> dict[str, HParams]:

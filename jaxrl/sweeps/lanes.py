@@ -234,12 +234,18 @@ def take_lane(states: TrainState, index: Int[Array, ""], *, buffer: bool = True)
         index: Index of the lane.
         buffer: Whether to include the buffer; False leaves it empty.
     """
-    per_lane = is_per_lane(states)
     if not buffer:
-        states, per_lane = replace(states, buffer=()), replace(per_lane, buffer=())
+        states = _drop_buffers(states)
+    per_lane = is_per_lane(states)
     return jax.tree.map(
         lambda x, has_axis: jnp.array(x[index] if has_axis else x, copy=True), states, per_lane
     )
+
+
+def _drop_buffers(states: TrainState) -> TrainState:
+    """Return states without a buffer, also of each of several modules."""
+    modules = {name: _drop_buffers(own) for name, own in states.modules.items()}
+    return replace(states, buffer=(), modules=modules)
 
 
 def put_lane(

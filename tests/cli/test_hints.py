@@ -73,6 +73,15 @@ def test_times_learned_is_rows_over_steps() -> None:
         assert hints.compute_sample_reuse(config.environment("CartPole-v1").plan()) == times
 
 
+def test_several_agents_that_replay_are_told_their_settings() -> None:
+    config = get_algorithm_config("DQN").environment("MultiAgentCartPole-v0")
+    hint = hints.find_update_hint(config, CPU)
+    assert hint is not None
+    assert "training_intensity" in hint
+    assert "learned from 16 times" in hint  # 32 rows of an update for the rows of two agents
+    assert hints.find_update_hint(config.training(training_intensity=64.0), CPU) is None
+
+
 @pytest.mark.parametrize("name", sorted(find_shipped_configs()))
 def test_no_shipped_file_is_called_slow(name: str) -> None:
     config = load_experiment(resolve_config_path(name)).config

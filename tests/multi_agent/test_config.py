@@ -289,6 +289,16 @@ BAD: dict[str, tuple[Callable[[], AlgorithmConfig], list[str]]] = {
         lambda: dqn({}).multi_agent(count_steps_by="agent_steps"),
         ["count_steps_by='agent_steps' has no effect with a replay buffer", "leave it out"],
     ),
+    "shards that divide the rows alone": (
+        lambda: dqn({}).learners(num_shards=8),
+        ["num_shards=8 must divide 4 environments; set it to 4"],
+    ),
+    "buffers that are too large together": (
+        lambda: (
+            dqn({"capacity": 4000}).training(max_buffer_bytes=200_000).multi_agent(mapping=MAPPING)
+        ),
+        ["max_buffer_bytes=200000 allows 0.10 MiB for each of 2 modules", "set the capacity to"],
+    ),
     "a training intensity without whole updates": (
         lambda: (
             dqn({})

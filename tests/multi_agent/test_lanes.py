@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl import MAPPOConfig, PPOConfig
+from jaxrl import MAPPOConfig, PopulationBasedTraining, PPOConfig, uniform
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.markers import grid
 from jaxrl.sweeps.population import Population
 from tests.helpers import assert_close
 from tests.multi_agent.agent_envs import Torture
-from tests.multi_agent.test_training import make_config, make_replay_config
+from tests.multi_agent.test_training import MAPPING, make_config, make_replay_config
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -66,8 +66,34 @@ def test_each_lane_is_the_run_that_it_would_be_alone(make: Any, tmp_path: Path) 
             assert gamma == np.float32(0.7 if is_own else lane.values["gamma"])
         names = found["evaluation"]["env_runners"]["agent_episode_returns_mean"].keys()
         assert names == {"a", "b", "c"}
+        taken = sweep._groups[0][0].get_state(5, buffer=False)
+        assert all(module.buffer == () for module in taken.modules.values())
         path = sweep.save()
         saved = [get_state(sweep, index) for index in range(8)]
     with Population.from_checkpoint(path) as resumed:
         for index in range(8):
             assert_close(saved[index], get_state(resumed, index), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_a_population_copies_all_modules_and_leaves_own_values_alone(tmp_path: Path) -> None:
+    """A copied lane has its source's networks, and the new value where a module has none."""
+    scheduler = PopulationBasedTraining(
+        hyperparam_mutations={"lr": uniform(1e-4, 1e-2)},
+        perturbation_interval=1,
+        metric="env_runners/episode_return_mean",
+    )
+    overrides = {"p1": PPOConfig.overrides(lr=2e-3)}
+    config = make_config(mapping=MAPPING, algorithm_config_overrides_per_module=overrides)
+    config.debugging(results_dir=str(tmp_path), loggers=["json"])
+    with config.sweep(seeds=[0, 1, 2, 3], scheduler=scheduler).build() as sweep:
+        sweep.train()
+        sweep.train()  # copies come before the training of an iteration
+        assert sweep.schedule
+        exploit = sweep.schedule[0]
+        assert exploit.lane != exploit.source
+        states = [sweep._runs[index].algorithm.state.modules for index in range(4)]
+    lr = float(states[exploit.lane]["p0"].learner.hparams["lr"])
+    assert lr == pytest.approx(exploit.new["lr"], rel=1e-6)
+    for modules in states:
+        assert float(modules["p1"].learner.hparams["lr"]) == np.float32(2e-3)

@@ -5,7 +5,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from jaxrl.config.batch_plan.arithmetic import MAX_SHARDS, BatchPlan, BatchRequest
+from jaxrl.config.batch_plan.arithmetic import (
+    MAX_SHARDS,
+    BatchPlan,
+    BatchRequest,
+    divisors,
+    find_nearest,
+)
 from jaxrl.config.batch_plan.on_policy import BatchSizeError, make_plan
 from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.batch_plan.request import make_batch_request
@@ -106,6 +112,7 @@ def _make_common_replay_plan(config: "AlgorithmConfig", agents: AgentMapping) ->
     runners = config.env_runners_settings
     given, steps = runners.num_envs_per_env_runner, runners.rollout_fragment_length
     num_envs = given if isinstance(given, int) else 1
+    num_shards = _parse_num_shards(config, num_envs)
     notes = () if given else ("num_envs_per_env_runner: 1.",)
     if config.multi_agent_settings.count_steps_by != "env_steps":
         raise ConfigError(
@@ -128,23 +135,36 @@ def _make_common_replay_plan(config: "AlgorithmConfig", agents: AgentMapping) ->
         minibatch_size=num_envs * steps,
         num_minibatches=1,
         num_epochs=1,
-        num_shards=math.gcd(num_envs, _as_number(config.learners_settings.num_shards)),
+        num_shards=num_shards,
         notes=notes,
     )
 
 
-def _as_number(num_shards: object) -> int:
-    return num_shards if isinstance(num_shards, int) else MAX_SHARDS
+def _parse_num_shards(config: "AlgorithmConfig", num_envs: int) -> int:
+    """Return the number of shards of the environments, 1 if it is not set.
+
+    Raises:
+        ConfigError: If it does not divide the environments.
+    """
+    wanted = config.learners_settings.num_shards
+    if wanted in (None, "auto"):
+        return 1
+    if num_envs % wanted:
+        raise ConfigError(
+            f"num_shards={wanted} must divide {num_envs} environments; set it to "
+            f"{find_nearest(divisors(num_envs), wanted)}."
+        )
+    return wanted
 
 
 def _scale_intensity(
     config: "AlgorithmConfig", agents: AgentMapping, module: str
 ) -> dict[str, object]:
     """Return the training intensity per row where not all of a module's agents act at a step."""
-    training, env = config.training_settings, make_agents_env(config).env
+    training, number = config.training_settings, agents.count_agents(module)
     if not isinstance(training, OffPolicyTraining) or training.training_intensity is None:
         return {}
-    number = agents.count_agents(module)
+    env = make_agents_env(config).env
     if env.acting == "all" or env.max_acting is None or env.max_acting >= number:
         return {}
     return {"training_intensity": training.training_intensity * env.max_acting / number}
@@ -202,6 +222,14 @@ def _make_module_plan(
             f"The module {module!r} with {agents.count_agents(module)} agents in each of "
             f"{common.num_envs} environments: {error}"
         ) from error
+
+
+def make_planned_config(
+    config: "AlgorithmConfig", plan: MultiAgentPlan, module: str
+) -> "AlgorithmConfig":
+    """Return the config of a module, with the sizes of its rows, given the plan of the run."""
+    sizes = compute_module_sizes(config, plan.agents, plan, module, plan.num_shards)
+    return make_module_config(config, plan.agents, module, sizes)
 
 
 def compute_module_sizes(
