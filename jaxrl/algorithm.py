@@ -457,7 +457,7 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
         Returns:
             Last result. A plot of the learning curve is written to the run folder.
         """
-        criteria = parse_fit_criteria(stop, should_stop)
+        criteria = parse_fit_criteria(stop, should_stop, is_offline=self.config.is_offline)
         settings = self.config.checkpointing_settings
         if settings.checkpoint_at_end or settings.checkpoint_frequency:
             get_config_class_path(self.config)

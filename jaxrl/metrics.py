@@ -29,6 +29,7 @@ EPISODE_LEN_MIN = "episode_len_min"
 EPISODE_LEN_MAX = "episode_len_max"
 NUM_EPISODES = "num_episodes"
 NUM_ENV_STEPS_SAMPLED_LIFETIME = "num_env_steps_sampled_lifetime"
+NUM_ENV_STEPS_TRAINED_LIFETIME = "num_env_steps_trained_lifetime"
 
 TRAINING_ITERATION = "training_iteration"
 TIME_TOTAL_S = "time_total_s"

@@ -27,7 +27,7 @@ Folder = Annotated[
 def list_(out: Folder = None, verbose: Verbosity = 0) -> None:
     """List the data sets: name, number of steps, mean return, and folder, if they are made."""
     from jaxrl.config.datasets import QUALITIES, TASKS, is_made, resolve_datasets_dir
-    from jaxrl.datasets.make import read_record
+    from jaxrl.datasets.record import read_record
 
     root = resolve_datasets_dir(out)
     for task, recipe in TASKS.items():

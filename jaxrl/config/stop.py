@@ -9,6 +9,7 @@ from jaxrl.config.coerce import MismatchError, coerce
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_TRAINED_LIFETIME,
     RENAMED_KEYS,
     TRAINING_ITERATION,
     check_key,
@@ -53,20 +54,29 @@ def _require_finite(threshold: float) -> float:
     return threshold
 
 
-def parse_fit_criteria(criteria: object, should_stop: object) -> StopCriteria:
+def parse_fit_criteria(criteria: object, should_stop: object, *, is_offline: bool) -> StopCriteria:
     """Parse the stop criteria of `fit`, which must be able to end.
 
     Args:
         criteria: Stop criteria as written by the user.
         should_stop: Stop function, or None.
+        is_offline: Whether the run steps no environment.
 
     Raises:
-        ConfigError: If there is neither a criterion nor a `should_stop`.
+        ConfigError: If there is neither a criterion nor a `should_stop`, or the only criterion is a
+            number of environment steps that are never taken.
     """
     stop = parse_stop(criteria)
     if not stop and should_stop is None:
         raise ConfigError(
             "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
+        )
+    steps = stop.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0.0)
+    if is_offline and len(stop) == 1 and steps > 0:
+        raise ConfigError(
+            f"{NUM_ENV_STEPS_SAMPLED_LIFETIME}={steps:g} is never reached by a run that learns from "
+            f"recorded data and steps no environment: stop={{'{NUM_ENV_STEPS_TRAINED_LIFETIME}': "
+            f"{steps:g}}} counts recorded rows."
         )
     return stop
 

@@ -5,6 +5,7 @@ The shipped config of a task is trained, and its folder has the data sets of
 same seed makes the same data on the same machine.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,6 +21,7 @@ from filelock import FileLock
 import jaxrl
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.datasets import (
+    FOLDER_VARIABLE,
     PREFIX,
     QUALITIES,
     RECORD,
@@ -33,12 +35,13 @@ from jaxrl.config.datasets import (
 from jaxrl.config.load import load_experiment
 from jaxrl.config.registry import find_shipped_config, get_algorithm_config
 from jaxrl.core.types import Columns
+from jaxrl.datasets.record import read_record
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline.manifest import ReferenceReturns, record_reference
 from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.offline.writer import EpisodeWriter
-from jaxrl.runtime.files import open_atomic, read_bounded, translate_os_errors
+from jaxrl.runtime.files import open_atomic, translate_os_errors
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -50,7 +53,6 @@ NUM_EVALUATED = 50
 NUM_ENVS = 16
 """Environments that a policy is recorded in, side by side."""
 DEFAULT_NUM_ROWS = 100_000
-_MAX_RECORD_BYTES = 2**20
 
 OnProgress = Callable[[str], None]
 
@@ -114,12 +116,15 @@ def make_datasets(
 
     Raises:
         DataError: If others are there, with another number of rows or another seed.
+        RunFolderError: If the folder cannot be written.
     """
     root = resolve_datasets_dir(folder)
     wanted = {"config": (recipe or TASKS[task]).config, "num_rows": num_rows, "seed": seed}
-    with translate_os_errors("make the folder of data sets", root):
+    hint = f"free space there, or choose another place with --out or {FOLDER_VARIABLE}"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(translate_os_errors("make data sets in", root, hint))
         root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / f".{task}.lock"):
+        stack.enter_context(FileLock(root / f".{task}.lock"))
         if is_made(task, root):
             record = read_record(root / task)
             found = {name: record[name] for name in wanted}
@@ -130,6 +135,11 @@ def make_datasets(
                 )
             on_progress(f"{root / task} is complete")
             return record
+        if (root / task).exists():
+            raise DataError(
+                f"{root / task} is not complete, it has no {RECORD}: remove it, or name another folder "
+                "by --out."
+            )
         with tempfile.TemporaryDirectory(dir=root, prefix=f".{task}-") as temporary:
             made = Path(temporary) / task
             record = wanted | _make(recipe or TASKS[task], made, num_rows, seed, on_progress)
@@ -141,19 +151,6 @@ def make_datasets(
 
 def _describe_recipe(recipe: Mapping[str, Any]) -> str:
     return f"{recipe['num_rows']:,} rows by seed {recipe['seed']} of {recipe['config']}"
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """Return what the data sets of a task were made from, with their sizes and returns.
-
-    Raises:
-        DataError: If the record is damaged.
-    """
-    try:
-        record: dict[str, Any] = json.loads(read_bounded(folder / RECORD, _MAX_RECORD_BYTES))
-        return {**record, "datasets": {name: record["datasets"][name] for name in QUALITIES}}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / RECORD} is damaged ({error}): remove {folder}.") from error
 
 
 def _make(

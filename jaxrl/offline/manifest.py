@@ -150,13 +150,13 @@ class ReferenceReturns:
         """Return the returns with this data; None without any.
 
         Raises:
-            ValueError: If the expert's is not above the random policy's.
+            ValueError: If one is not finite, or the expert's is not above the random policy's.
         """
         if data is None:
             return None
         found = ReferenceReturns(random=float(data["random"]), expert=float(data["expert"]))
-        if not found.random < found.expert < math.inf:
-            raise ValueError(f"reference_returns {dict(data)!r} are not in order")
+        if not -math.inf < found.random < found.expert < math.inf:
+            raise ValueError(f"reference_returns {dict(data)!r} are not finite and in order")
         return found
 
 
@@ -278,7 +278,7 @@ def read_manifest(folder: Path) -> Manifest | None:
             for name, (t, total, is_known) in data["unfinished"].items()
         }
         reference = ReferenceReturns.from_data(data.get("reference_returns"))
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{path} is damaged: its content is invalid ({error}).") from error
     for name in files:
         if Path(name).name != name or name.startswith("."):

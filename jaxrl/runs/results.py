@@ -20,8 +20,8 @@ Scalar = int | float | bool | str
 _PLAIN_TYPES = frozenset({int, float, bool, str, type(None)})
 
 ITERATION = "training_iteration"
-ENV_STEPS = "num_env_steps_sampled_lifetime"
-TRAINED_STEPS = "num_env_steps_trained_lifetime"
+ENV_STEPS = metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME
+TRAINED_STEPS = metrics.NUM_ENV_STEPS_TRAINED_LIFETIME
 TIME_TOTAL = "time_total_s"
 RETURN_MEAN = "env_runners/episode_return_mean"
 RETURN_MIN = "env_runners/episode_return_min"

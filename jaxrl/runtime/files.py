@@ -10,14 +10,19 @@ from typing import IO
 
 from jaxrl.errors import RunFolderError
 
+_RESULTS_HINT = (
+    "choose another place with debugging(results_dir=...), or --results-dir on the command line"
+)
+
 
 @contextlib.contextmanager
-def translate_os_errors(action: str, path: Path) -> Generator[None]:
+def translate_os_errors(action: str, path: Path, hint: str = _RESULTS_HINT) -> Generator[None]:
     """Translate an OSError to a RunFolderError that names the path.
 
     Args:
         action: Attempted action, such as "create the run folder".
         path: Path of the file or folder.
+        hint: What the user may do.
 
     Raises:
         RunFolderError: If the block raises an OSError.
@@ -28,10 +33,6 @@ def translate_os_errors(action: str, path: Path) -> Generator[None]:
         raise
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        hint = (
-            "choose another place with debugging(results_dir=...), or --results-dir on the "
-            "command line"
-        )
         raise RunFolderError(f"Cannot {action} {path}: {reason}; {hint}.") from error
 
 

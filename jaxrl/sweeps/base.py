@@ -16,6 +16,7 @@ from jaxrl.loggers import RunFolder
 from jaxrl.loggers.recorder import note_close_failure
 from jaxrl.metrics import get_score
 from jaxrl.runs import host_state as host
+from jaxrl.runs.results import ENV_STEPS, TRAINED_STEPS
 from jaxrl.runtime.exclusive import ExclusiveLock
 from jaxrl.sweeps import state as sweep_state
 from jaxrl.sweeps.grouping import check_lane
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 DEFAULT_METRIC = "env_runners/episode_return_mean"
-ENV_STEPS = "num_env_steps_sampled_lifetime"
-TRAINED_STEPS = "num_env_steps_trained_lifetime"
 
 
 class SweepRuns:

@@ -203,7 +203,7 @@ class Population(SweepRuns):
         Returns:
             The latest result of `train`.
         """
-        criteria = parse_fit_criteria(stop, should_stop)
+        criteria = parse_fit_criteria(stop, should_stop, is_offline=self.config.is_offline)
         if stop is not None:
             for folder in (self.folder, *(run.algorithm.run_folder for run in self._runs)):
                 folder.save_stop_criterion(criteria)

@@ -1,7 +1,9 @@
 """Data sets that are made from shipped configs: names, folders, returns, and how they are made."""
 
 import dataclasses
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +27,7 @@ from jaxrl.config.datasets import (
 )
 from jaxrl.config.load import load_config
 from jaxrl.datasets import make
-from jaxrl.errors import DataError, UnknownNameError
+from jaxrl.errors import DataError, RunFolderError, UnknownNameError
 from jaxrl.offline.manifest import ReferenceReturns, read_manifest, record_reference
 from jaxrl.offline.recorded import open_data
 from jaxrl.offline.writer import EpisodeWriter
@@ -116,6 +118,67 @@ def test_an_interrupted_task_leaves_nothing(root: Path, monkeypatch: pytest.Monk
     assert [path.name for path in root.iterdir()] == [".pendulum.lock"]
 
 
+def test_a_data_set_without_a_record_is_found_before_training(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make, "_make", fake)
+    write_data(root / "cartpole" / "expert")
+    with pytest.raises(
+        DataError, match=r"cartpole is not complete, it has no dataset\.json: remove"
+    ):
+        make.make_datasets("cartpole", num_rows=30)
+
+
+def test_a_full_disk_is_one_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: Any) -> dict[str, Any]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(make, "_make", fill)
+    wanted = (
+        f"Cannot make data sets in {root}: No space left .* place with --out or JAXRL_DATASETS_DIR"
+    )
+    with pytest.raises(RunFolderError, match=wanted):
+        make.make_datasets("cartpole")
+    assert [path.name for path in root.iterdir()] == [".cartpole.lock"]
+
+
+def break_record(record: dict[str, Any], name: str) -> object:
+    """Return a damaged copy of a record."""
+    described = record["datasets"]
+    changes: dict[str, object] = {
+        "list": [],
+        "no recipe": {"datasets": described},
+        "seed": {**record, "seed": "one"},
+        "no sizes": {**record, "datasets": {key: {} for key in described}},
+        "numbers": {**record, "datasets": dict.fromkeys(described, 1)},
+        "infinite": {**record, "num_rows": float("inf")},
+    }
+    return changes[name]
+
+
+@pytest.mark.parametrize("name", ["list", "no recipe", "seed", "no sizes", "numbers", "infinite"])
+def test_a_damaged_record_is_one_sentence(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(make, "_make", fake)
+    record = make.make_datasets("cartpole", num_rows=30)
+    (root / "cartpole" / RECORD).write_text(json.dumps(break_record(record, name)))
+    with pytest.raises(DataError, match=rf"is damaged .*: remove {root / 'cartpole'}\.$"):
+        make.make_datasets("cartpole", num_rows=30)
+    listed = CliRunner().invoke(app, ["datasets", "list"])
+    assert listed.exit_code == 2
+    assert f"remove {root / 'cartpole'}." in listed.output
+
+
+def test_listing_imports_nothing_that_trains(root: Path) -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from jaxrl.cli.app import app; "
+        "found = CliRunner().invoke(app, ['datasets', 'list']); "
+        "assert found.exit_code == 0, found.output; assert 'jaxrl.algorithm' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_commands_list_and_make(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "_make", fake)
     run = CliRunner()
@@ -164,7 +227,30 @@ def test_appending_keeps_the_returns_that_normalize(tmp_path: Path) -> None:
     assert manifest.reference == open_data(folder).reference == REFERENCE
     text = (folder / "manifest.json").read_text().replace('"expert": 500.0', '"expert": 5.0')
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(DataError, match=r"reference_returns .* are not in order"):
+    with pytest.raises(DataError, match=r"reference_returns .* are not finite and in order"):
+        open_data(folder)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        '{"random": -Infinity, "expert": 1}',
+        '{"random": NaN, "expert": 1}',
+        '{"random": 0, "expert": Infinity}',
+        '{"random": 2, "expert": 1}',
+        '{"random": 0, "expert": 1' + "0" * 400 + "}",
+        '{"random": "low", "expert": 1}',
+        '{"random": 0}',
+        "[0, 1]",
+    ],
+)
+def test_damaged_returns_are_one_sentence(tmp_path: Path, given: str) -> None:
+    folder = Path(write_data(tmp_path / "data"))
+    record_reference(folder, REFERENCE)
+    path = folder / "manifest.json"
+    data = {**json.loads(path.read_text()), "reference_returns": "HERE"}
+    path.write_text(json.dumps(data).replace('"HERE"', given))
+    with pytest.raises(DataError, match=r"manifest\.json is damaged: its content is invalid"):
         open_data(folder)
 
 

@@ -65,6 +65,17 @@ def test_counts_rows_and_samples_nothing(data: str) -> None:
     assert "replay_buffer" not in result
 
 
+def test_steps_of_environments_do_not_end_a_run(data: str) -> None:
+    algorithm = make_config(data).build()
+    steps = {"num_env_steps_sampled_lifetime": 100}
+    wanted = r"=100 is never reached .* stop=\{'num_env_steps_trained_lifetime': 100\} counts recorded rows"
+    with pytest.raises(ConfigError, match=wanted):
+        algorithm.fit(steps, should_stop=lambda: algorithm.iteration > 0)
+    assert algorithm.iteration == 0
+    algorithm.fit({**steps, "training_iteration": 1})
+    assert algorithm.iteration == 1
+
+
 @pytest.mark.parametrize("sampling", ["uniform", "epochs"])
 def test_a_restored_run_goes_on_to_the_bit(data: str, tmp_path: Path, sampling: str) -> None:
     config = make_config(data, dataset_sampling=sampling, num_updates_per_iteration=7)
