@@ -1,5 +1,6 @@
 """Base of board games for two players in turns, whose boards are words of bits."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -42,6 +43,7 @@ class BoardGame(MultiAgentJaxEnv[BoardState, BoardParams]):
     """
 
     possible_agents = PLAYERS
+    teams: Mapping[str, tuple[str, ...]] = {player: (player,) for player in PLAYERS}
     acting: Acting = "some"
     max_acting: int | None = 1
     reset_mode: ResetMode = "every_step"

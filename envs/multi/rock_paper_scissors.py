@@ -1,5 +1,6 @@
 """Rock, paper, scissors in rounds, any number of games side by side."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -60,6 +61,7 @@ class RockPaperScissors(MultiAgentJaxEnv[RockPaperScissorsState, RockPaperScisso
                 raise EnvError(f"{what}={number!r} must be a positive integer.")
         self.num_rounds = num_rounds
         self.possible_agents = number_agents("player", 2 * num_games)
+        self.teams: Mapping[str, tuple[str, ...]] = {p: (p,) for p in self.possible_agents}
 
     @property
     def default_params(self) -> RockPaperScissorsParams:

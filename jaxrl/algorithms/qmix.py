@@ -152,6 +152,11 @@ class QMIXConfig(AlgorithmConfig):
     def resolve_team_reward(self) -> GroupReward:
         return self.training_settings.team_reward
 
+    @property
+    def team_reads_state(self) -> bool:
+        """True with QMIX's mixer: sums, and values by themselves, are those of observations."""
+        return self.training_settings.mixer == "qmix"
+
     def get_default_learner_class(self) -> type[QMIXLearner]:
         return QMIXLearner
 

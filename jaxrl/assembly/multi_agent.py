@@ -352,9 +352,9 @@ def _make_sharing(
         return None
     if setting == "all":
         return make_sharing_matrix(rows.agents, {"all": rows.agents})
-    if not made.env.teams:
+    if all(len(members) < 2 for members in made.env.teams.values()):
         raise ConfigError(
-            f"share_rewards='team' shares within teams, and {made.id} has none: set 'all', or give "
-            "the environment teams."
+            f"share_rewards='team' shares within teams, and {made.id} has none of several agents: set "
+            "'all', or give the environment teams."
         )
     return make_sharing_matrix(rows.agents, made.env.teams)

@@ -239,6 +239,11 @@ class AlgorithmConfig(ConfigBuilder):
         """Return how the rewards of agents that are learned as one become one."""
         return "sum"
 
+    @property
+    def team_reads_state(self) -> bool:
+        """Return whether agents that are learned as one are valued on the global state."""
+        return True
+
     def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
         """Return the number of steps of each environment per train batch, with "auto" resolved."""
         del worker_index  # the same for all workers

@@ -7,7 +7,7 @@ from jaxrl.config.multi_agent_checks import check_compiled
 from jaxrl.envs.multi.groups import GroupReward as GroupReward
 from jaxrl.envs.multi.groups import group_agents
 from jaxrl.envs.multi.made import MadeMultiEnv
-from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make
+from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make, make_any
 from jaxrl.errors import ConfigError, JaxrlError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def make_team(config: "AlgorithmConfig") -> MadeEnv:
     """Make the environment of a config with all its agents as one agent.
 
     It observes who acts, the members' last rewards if the algorithm learns from them, and the
-    global state if there is one.
+    global state if there is one that the algorithm reads.
 
     Raises:
         JaxrlError: If the environment cannot be made, has a single agent, or several teams.
@@ -41,7 +41,7 @@ def make_team(config: "AlgorithmConfig") -> MadeEnv:
         config.resolve_team_reward(),
         member_mask=True,
         member_rewards=config.learns_member_rewards,
-        global_state=made.env.state_space(made.params) is not None,
+        global_state=config.team_reads_state and _has_state(made),
         env_config=settings.env_config,
     )
     grouped = make(team, max_episode_steps=settings.max_episode_steps)
@@ -76,12 +76,14 @@ def describe_team(config: "AlgorithmConfig") -> list[str]:
         ((_, members),) = _get_groups(config, made).items()
     except JaxrlError:
         return []
-    has_state = made.env.state_space(made.params) is not None
+    has_state = _has_state(made)
     state = "its global state" if has_state else "all observations, since it has no global state"
     if config.learns_member_rewards:
         state = f"all observations and actions{', and its global state' if has_state else ''}"
     who = f"{config.algo_name} trains the agents of {made.id} as one team ({', '.join(members)})"
     how = f"a member acts on its own observation, and what is learned jointly sees {state}"
+    if not config.team_reads_state:
+        how = "a member acts on its own observation, which is all that its values see"
     return [f"{who}: {how}."]
 
 
@@ -115,8 +117,19 @@ def check_team(config: "AlgorithmConfig") -> None:
             f"action_mask_key={environment.action_mask_key!r} is not supported with a team, whose "
             "members' masks are the part 'action_mask' of their observations: leave it out."
         )
-    if environment.env is not None:
-        _get_groups(config, make_agents_env(config))
+    if environment.env is None:
+        return
+    made = make_any(environment.env, environment.env_config)
+    if not isinstance(made, MadeMultiEnv):
+        raise ConfigError(
+            f"{config.algo_name} trains a team of agents, but {made.id} has a single agent: use DQN for "
+            "Discrete actions, TD3 or SAC for those of a Box, or PPO for any."
+        )
+    _get_groups(config, made)
+
+
+def _has_state(made: MadeMultiEnv) -> bool:
+    return made.env.state_space(made.params) is not None
 
 
 def _get_groups(config: "AlgorithmConfig", made: MadeMultiEnv) -> dict[str, tuple[str, ...]]:
@@ -133,6 +146,7 @@ def _get_groups(config: "AlgorithmConfig", made: MadeMultiEnv) -> dict[str, tupl
         raise ConfigError(
             f"{config.algo_name} trains one team, and {made.id} has several "
             f"({', '.join([*teams, *others])}): use an environment in which the others are part of "
-            "the rules, or PPO with share_rewards='team', whose teams learn side by side."
+            "the rules, or PPO, in which teams learn side by side, with share_rewards='team' if they "
+            "have several members."
         )
     return {name: tuple(members) for name, members in teams.items()}

@@ -267,7 +267,7 @@ BAD: dict[str, tuple[Callable[[], AlgorithmConfig], list[str]]] = {
     ),
     "teams that are not there": (
         lambda: ppo(Torture, share_rewards="team"),
-        ["share_rewards='team'", "Torture has none", "set 'all'"],
+        ["share_rewards='team'", "Torture has none of several agents", "set 'all'"],
     ),
     "an unknown way to share": (
         lambda: ppo(share_rewards="some"),

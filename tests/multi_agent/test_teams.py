@@ -10,6 +10,7 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.qmix import QMIXConfig, VDNConfig
 from jaxrl.config import get_algorithm_config
+from jaxrl.config.teams import make_team
 from jaxrl.envs import JaxEnv, group_agents
 from jaxrl.errors import JaxrlError
 from tests.multi_agent.teams import BEST, SURE, NoState, Risky, Rivals, TwoStepAnd, Unequal
@@ -178,11 +179,19 @@ def test_explain_tells_who_is_grouped() -> None:
     for config in (QMIXConfig(), VDNConfig()):
         text = config.environment(TwoStepAnd).explain()
         assert "as one team (a, b)" in text
-        assert "sees its global state" in text
+        is_mixed = config["mixer"] == "qmix"
+        assert ("what is learned jointly sees its global state" in text) == is_mixed
+        assert ("which is all that its values see" in text) != is_mixed
         assert not config.is_multi_agent
     text = QMIXConfig().environment(NoState).explain()
     assert "sees all observations, since it has no global state" in text
     assert "one team" not in QMIXConfig().explain()
+
+
+@pytest.mark.parametrize(("mixer", "is_kept"), [("qmix", True), ("vdn", False), (None, False)])
+def test_the_global_state_is_recorded_for_a_mixer_alone(mixer: Any, is_kept: bool) -> None:
+    space: Any = make_team(small(env=TwoStepAnd, mixer=mixer)).spaces[0]
+    assert ("global_state" in space.spaces) == is_kept
 
 
 def test_a_time_limit_is_that_of_the_config() -> None:
@@ -195,7 +204,10 @@ def test_a_time_limit_is_that_of_the_config() -> None:
     ("change", "sentence"),
     [
         (lambda c: c.environment(Rivals), "QMIX trains one team, and .*Rivals has several"),
-        (lambda c: c.environment("CartPole-v1"), "CartPole-v1 has a single agent"),
+        (lambda c: c.environment("TicTacToe-v0"), "TicTacToe-v0 has several .player_0, player_1"),
+        (lambda c: c.environment("RockPaperScissors-v0"), "RockPaperScissors-v0 has several"),
+        (lambda c: c.environment("CartPole-v1"), "has a single agent: use DQN"),
+        (lambda c: c.environment("SimpleSpred-v0"), "Did you mean"),
         (lambda c: c.environment(Unequal), "need equal Discrete action spaces"),
         (lambda c: c.multi_agent(policies={"p0"}), "policies=.* has no effect on QMIX"),
         (lambda c: c.multi_agent(share_rewards="all"), "share_rewards='all' has no effect on QMIX"),
