@@ -285,6 +285,18 @@ REFUSED: dict[str, str] = {
         "of updates times train_batch_size"
     ),
     "before_learn_on_batch": _BATCH_HOOKS_REASON,
+    "use_local_critic": (
+        "MADDPG's critics see all agents; DDPG with a policy for each agent has critics of what that "
+        "agent observes"
+    ),
+    **dict(
+        _refuse_each(
+            "good_policy adv_policy",
+            "MADDPG trains all agents of one team; opponents are part of the environment's rules, or "
+            "policies of an algorithm such as PPO",
+        )
+    ),
+    "actor_feature_reg": "the policies' loss has no penalty of large outputs",
     **dict(
         _refuse_each(
             "q_model_config policy_model_config actor_hiddens actor_hidden_activation "

@@ -51,7 +51,7 @@ class MemberSpaces:
         members = parts[MEMBERS]
         if isinstance(members, spaces.Tuple):
             raise SpaceError(
-                "Members of a team share one network, so their observation spaces must be equal, "
+                "Members of a team have networks of one shape, so their observation spaces must be equal, "
                 f"got {describe_space(members)}: pad them to one space in the environment."
             )
         size = int(parts[MEMBER_MASK].shape[0])

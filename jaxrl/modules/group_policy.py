@@ -11,8 +11,8 @@ from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from jaxrl.core.types import Columns, Key, Params, PyTree
-from jaxrl.distributions.from_space import ActionDistribution
-from jaxrl.errors import ConfigError
+from jaxrl.distributions.from_space import ActionDistribution, describe_space
+from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from jaxrl.modules.encoder_module import Encoder
 from jaxrl.modules.group_obs import MEMBER_REWARDS, MemberSpaces, get_parts
@@ -33,6 +33,12 @@ class GroupPolicyModule(DeterministicPolicyModule):
 
     def make_distribution(self) -> ActionDistribution:
         self.members = MemberSpaces.from_group(self.observation_space)
+        if not isinstance(self.action_space, spaces.Box):
+            raise SpaceError(
+                "Members of this algorithm's team take actions of a Box, but action_space is "
+                f"{describe_space(self.action_space)}: use QMIX or VDN for Discrete actions, and MAPPO "
+                "for any."
+            )
         return super().make_distribution()
 
     def setup(self) -> None:

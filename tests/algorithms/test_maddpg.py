@@ -179,7 +179,11 @@ def test_members_learn_from_their_own_rewards(cls: Any) -> None:
         (lambda c: c.environment(clip_rewards=True), "clip_rewards=True is not supported"),
         (lambda c: c.env_runners(observation_filter="MeanStdFilter"), "members' rewards"),
         (lambda c: c.rl_module(model_config={"use_lstm": True}), "use_lstm and use_attention"),
-        (lambda c: c.environment(Risky), "take actions of a Box"),
+        (lambda c: c.environment(Risky), "actions of a Box.*: use QMIX or VDN"),
+        (lambda c: c.environment("SpeakerListener-v0"), "networks of one shape"),
+        (lambda c: c.training(use_local_critic=True), "DDPG with a policy for each agent"),
+        (lambda c: c.training(good_policy="ddpg"), "opponents are part of the environment's rules"),
+        (lambda c: c.training(actor_feature_reg=0.001), "no penalty of large outputs"),
     ],
 )
 def test_bad_input(change: Any, sentence: str) -> None:
