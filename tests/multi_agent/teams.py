@@ -1,8 +1,7 @@
-"""Environments of teams for tests: a choice that only a mixer values right, masks and deaths."""
+"""Environments of teams for tests: masks and deaths, rivals, and members that differ."""
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
@@ -10,58 +9,19 @@ from gymnasium import spaces
 from jaxrl.core.struct import pytree
 from jaxrl.envs import MultiAgentJaxEnv, MultiStart, MultiStep
 from jaxrl.envs.multi.base import ALL
+from jaxrl.envs.multi.matrix_games import TwoStepAnd
 
 NEVER, ALWAYS = jnp.zeros((), bool), jnp.ones((), bool)
-BEST, SURE = 8.0, 7.0
-
-
-class TwoStepAnd(MultiAgentJaxEnv[Any, None]):
-    """A sure 7 or, if the first member so chooses, 8 for one joint action of 16 and 0 for others."""
-
-    possible_agents = ("a", "b")
-    name = "two-step-and"
-    hides_state = False
-
-    def observation_space(self, agent: str, params: None) -> Any:
-        return spaces.Box(0.0, 1.0, (3,), np.float32)
-
-    def action_space(self, agent: str, params: None) -> Any:
-        return spaces.Discrete(4)
-
-    def state_space(self, params: None) -> Any:
-        return None if self.hides_state else spaces.Discrete(3)
-
-    def global_state(self, state: Any, params: None) -> Any:
-        return state
-
-    def _tell(self, state: Any) -> Any:
-        obs = jax.nn.one_hot(state, 3, dtype=jnp.float32)
-        agents = self.possible_agents
-        return dict.fromkeys(agents, obs), dict.fromkeys(agents, ALWAYS)
-
-    def reset(self, key: Any, params: None) -> Any:
-        obs, acts = self._tell(0)
-        return jnp.zeros((), jnp.int32), MultiStart(obs=obs, acts=acts)
-
-    def step(self, key: Any, state: Any, actions: Any, params: None) -> Any:
-        both = (actions["a"] == 3) & (actions["b"] == 3)
-        paid = jnp.where(state == 1, SURE, jnp.where((state == 2) & both, BEST, 0.0))
-        after = jnp.where(state > 0, 0, jnp.where(actions["a"] < 2, 1, 2)).astype(jnp.int32)
-        obs, acts = self._tell(after)
-        flags = dict.fromkeys((*self.possible_agents, ALL), NEVER)
-        return after, MultiStep(
-            obs=obs,
-            acts=acts,
-            reward=dict.fromkeys(self.possible_agents, paid / 2),
-            terminated={**flags, ALL: state > 0},
-            truncated=flags,
-        )
 
 
 class NoState(TwoStepAnd):
-    """The same without a global state."""
+    """The two-step game without a global state."""
 
-    hides_state = True
+    def observation_space(self, agent: str, params: Any) -> Any:
+        return super().state_space(params)
+
+    def state_space(self, params: Any) -> Any:
+        return None
 
 
 @pytree
@@ -123,14 +83,14 @@ class Risky(MultiAgentJaxEnv[Any, None]):
 class Rivals(TwoStepAnd):
     """Two teams."""
 
-    teams = {"red": ("a",), "blue": ("b",)}
+    teams = {"red": ("agent_0",), "blue": ("agent_1",)}
 
 
 class Unequal(TwoStepAnd):
     """Members with different numbers of actions."""
 
-    def action_space(self, agent: str, params: None) -> Any:
-        return spaces.Discrete(4 if agent == "a" else 3)
+    def action_space(self, agent: str, params: Any) -> Any:
+        return spaces.Discrete(4 if agent == "agent_0" else 3)
 
 
 class MixedMotives(MultiAgentJaxEnv[Any, None]):

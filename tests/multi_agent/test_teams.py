@@ -12,8 +12,9 @@ from jaxrl.algorithms.qmix import QMIXConfig, VDNConfig
 from jaxrl.config import get_algorithm_config
 from jaxrl.config.teams import make_team
 from jaxrl.envs import JaxEnv, group_agents
+from jaxrl.envs.multi.matrix_games import TwoStepAnd
 from jaxrl.errors import JaxrlError
-from tests.multi_agent.teams import BEST, SURE, NoState, Risky, Rivals, TwoStepAnd, Unequal
+from tests.multi_agent.teams import NoState, Risky, Rivals, Unequal
 
 GREEDY = {"explore": False}
 PRIORITIZED = {"type": "prioritized", "capacity": 256}
@@ -45,7 +46,7 @@ def small(algo: str = "QMIX", env: Any = Risky, **training: Any) -> Any:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("algo", "env", "value"),
-    [("QMIX", TwoStepAnd, BEST), ("QMIX", NoState, BEST), ("VDN", TwoStepAnd, SURE)],
+    [("QMIX", TwoStepAnd, 8.0), ("QMIX", NoState, 8.0), ("VDN", TwoStepAnd, 7.0)],
 )
 def test_only_a_monotonic_mixture_finds_the_joint_choice(
     algo: str, env: Any, value: float, seed: int
@@ -55,6 +56,8 @@ def test_only_a_monotonic_mixture_finds_the_joint_choice(
         base.environment(env)
         .env_runners(num_envs_per_env_runner=8, rollout_fragment_length=4)
         .training(
+            team_reward="same",
+            lr=1e-3,
             gamma=1.0,
             epsilon=1.0,
             train_batch_size=128,
@@ -144,19 +147,23 @@ def test_resuming_is_exact(model: Any, training: Any, tmp_path: Path) -> None:
 
 
 def test_actions_for_agents_and_for_the_team() -> None:
-    team = group_agents(TwoStepAnd(), {"team": ("a", "b")}, member_mask=True, global_state=True)
+    team = group_agents(
+        TwoStepAnd(), {"both": ("agent_0", "agent_1")}, member_mask=True, global_state=True
+    )
     assert isinstance(team, JaxEnv)
     obs = team.reset(jax.random.key(0), None)[1]
     own = np.eye(3, dtype=np.float32)[0]
     with small(env=TwoStepAnd).build() as algorithm:
         together = algorithm.compute_single_action(jax.device_get(obs), explore=False)
-        by_agent = algorithm.compute_actions({"b": own, "a": own}, explore=False)
-        assert list(by_agent) == ["b", "a"]
-        assert [by_agent["a"], by_agent["b"]] == list(together)
-        alone = algorithm.compute_actions({"b": own}, explore=False)
-        assert alone == {"b": by_agent["b"]}
-        actions, _, outputs = algorithm.compute_actions({"a": own}, explore=True, full_fetch=True)
-        assert list(actions) == ["a"]
+        by_agent = algorithm.compute_actions({"agent_1": own, "agent_0": own}, explore=False)
+        assert list(by_agent) == ["agent_1", "agent_0"]
+        assert [by_agent["agent_0"], by_agent["agent_1"]] == list(together)
+        alone = algorithm.compute_actions({"agent_1": own}, explore=False)
+        assert alone == {"agent_1": by_agent["agent_1"]}
+        actions, _, outputs = algorithm.compute_actions(
+            {"agent_0": own}, explore=True, full_fetch=True
+        )
+        assert list(actions) == ["agent_0"]
         assert outputs["action_dist_inputs"].shape == (8,)
         seeds = algorithm.compute_actions([jax.device_get(obs)] * 3, explore=False)
         assert np.shape(seeds) == (3, 2)
@@ -178,7 +185,7 @@ def test_actions_of_a_team_with_memory() -> None:
 def test_explain_tells_who_is_grouped() -> None:
     for config in (QMIXConfig(), VDNConfig()):
         text = config.environment(TwoStepAnd).explain()
-        assert "as one team (a, b)" in text
+        assert "as one team (agent_0, agent_1)" in text
         is_mixed = config["mixer"] == "qmix"
         assert ("what is learned jointly sees its global state" in text) == is_mixed
         assert ("which is all that its values see" in text) != is_mixed
