@@ -6,7 +6,7 @@ from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
 from jaxrl.errors import ModuleError
 from jaxrl.modules.autoregressive import check_exact_entropy
 from jaxrl.modules.rl_module import RLModule, check_module
-from jaxrl.modules.scripted import HeuristicRLModule
+from jaxrl.modules.scripted import ParameterFreeModule
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -26,10 +26,10 @@ def make_module(
     if not config.is_trained:
         return module
     of_several = "" if config.module_id is None else ", or leave it out of policies_to_train"
-    if config.learns and isinstance(module, HeuristicRLModule):
+    if config.learns and isinstance(module, ParameterFreeModule):
         raise ModuleError(
-            f"{type(module).__name__} is a scripted module, which {config.algo_name} cannot train: "
-            f"use RandomAgentConfig, which learns nothing, to run it{of_several}."
+            f"{type(module).__name__} has no parameters that {config.algo_name} could train: use "
+            f"RandomAgentConfig, which learns nothing, to run it{of_several}."
         )
     training = config.training_settings
     check_exact_entropy(module, training)

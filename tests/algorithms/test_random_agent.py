@@ -124,7 +124,7 @@ def test_a_wrong_script_is_a_sentence() -> None:
     with pytest.raises(ModuleError, match=r"must return int32\[2\] for two .*got int32\[\]"):
         scripted(WrongShape).build()
     config = small().rl_module(rl_module_spec=RLModuleSpec(module_class=FollowThePole))
-    with pytest.raises(ModuleError, match="FollowThePole is a scripted module, which PPO cannot"):
+    with pytest.raises(ModuleError, match="FollowThePole has no parameters that PPO could train"):
         config.build()
 
 
@@ -181,6 +181,8 @@ def test_a_wrong_heuristic_is_a_sentence() -> None:
         with_module("CartPole-v1", HeuristicRLModule).build()
     with pytest.raises(ModuleError, match=r"as carries, got int32\[2\]"):
         with_module("CartPole-v1", Forgetful).build()
-    config = small().rl_module(rl_module_spec=RLModuleSpec(module_class=Coin))
-    with pytest.raises(ModuleError, match="Coin is a scripted module, which PPO cannot"):
-        config.build()
+    for module_class in (Coin, RandomRLModule):
+        config = small().rl_module(rl_module_spec=RLModuleSpec(module_class=module_class))
+        name = module_class.__name__
+        with pytest.raises(ModuleError, match=f"{name} has no parameters that PPO could train"):
+            config.build()
