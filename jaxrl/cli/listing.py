@@ -22,6 +22,7 @@ from jaxrl.testing import check_env
 
 _OTHER_ENVS = (
     "",
+    "and those of pgx and JaxMARL, of several agents: pgx:connect_four, jaxmarl:SMAX, ...",
     "and every gymnasium id, stepped on the host: LunarLander-v3, ALE/Pong-v5, ...",
     "and your own: a name passed to register_env, module:Id-v0 or module:Class",
 )
