@@ -49,25 +49,27 @@ class JaxMARLEnv(MultiAgentJaxEnv[JaxMARLState, None]):
         self.env = env
         self.name = f"jaxmarl:{env.name}"
         self.possible_agents = tuple(env.agents)
-        self._limit = getattr(env, "max_steps", None) if truncate_at_max_steps else None
+        self.own_time_limit = getattr(env, "max_steps", None) if truncate_at_max_steps else None
 
     @property
     def note(self) -> str | None:
         """Sentence on what the end of an episode means, None without a time limit."""
-        if self._limit is None:
+        if self.own_time_limit is None:
             return None
         return (
-            f"{self.name}: an episode that ends at max_steps={self._limit} is truncated; "
+            f"{self.name}: an episode that ends at max_steps={self.own_time_limit} is truncated; "
             f"env_config={{{TRUNCATES!r}: False}} makes it terminate."
         )
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, JaxMARLEnv) and self.env is other.env and self._limit == other._limit
+            isinstance(other, JaxMARLEnv)
+            and self.env is other.env
+            and self.own_time_limit == other.own_time_limit
         )
 
     def __hash__(self) -> int:
-        return hash((JaxMARLEnv, id(self.env), self._limit))
+        return hash((JaxMARLEnv, id(self.env), self.own_time_limit))
 
     def observation_space(self, agent: str, params: None) -> gymnasium.Space[Any]:
         space = self._spaces[agent]
@@ -116,9 +118,9 @@ class JaxMARLEnv(MultiAgentJaxEnv[JaxMARLState, None]):
     def _is_at_limit(self, inner: PyTree) -> jax.Array:
         """Return whether a state is at the environment's time limit; False without one."""
         count = _find_count(inner)
-        if self._limit is None or count is None:
+        if self.own_time_limit is None or count is None:
             return jnp.zeros((), bool)
-        return jnp.asarray(count).reshape(()) >= self._limit
+        return jnp.asarray(count).reshape(()) >= self.own_time_limit
 
     def _make_state(
         self, inner: PyTree, obs: Mapping[str, PyTree], done: dict[str, jax.Array]

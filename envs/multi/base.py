@@ -86,6 +86,8 @@ class MultiAgentJaxEnv(Generic[StateT, ParamsT]):
     """Agents by team; those of none are a team of their own."""
     max_episode_steps: int | None = None
     """Time limit that `make_multi` applies, None for no limit."""
+    own_time_limit: int | None = None
+    """Time limit at which `step` itself truncates, for what is said of the environment."""
     reset_mode: ResetMode = "every_step"
     """Cheapest auto-reset mode for this environment; see `jaxrl.envs.vector`."""
     render_fps: float = 30

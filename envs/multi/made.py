@@ -124,4 +124,4 @@ class MadeMultiEnv:
     @property
     def max_episode_steps(self) -> int | None:
         """Number of steps after which an episode is truncated, None for no limit."""
-        return self.env.max_episode_steps
+        return self.env.max_episode_steps or self.env.own_time_limit

@@ -102,9 +102,11 @@ def test_what_ends_at_the_limit_may_count_as_terminated() -> None:
     name = "jaxmarl:MPE_simple_speaker_listener_v4"
     made = make_multi(name)
     assert "max_steps=25 is truncated" in made.notes[0]
+    assert made.max_episode_steps == 25  # so that nobody says that there is no limit
     assert make_multi(name).env == made.env
     other = make_multi(name, {"truncate_at_max_steps": False})
     assert not other.notes
+    assert other.max_episode_steps is None
     assert other.env != made.env
     with pytest.raises(EnvError, match=r"truncate_at_max_steps must be True or False, got 1"):
         make_multi(name, {"truncate_at_max_steps": 1})
