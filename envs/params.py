@@ -38,6 +38,17 @@ def check_count(name: str, value: object, at_least: int = 1) -> int:
     return value
 
 
+def check_bool(name: str, value: object) -> bool:
+    """Return a choice between two that a constructor was given.
+
+    Raises:
+        EnvError: If it is not a bool.
+    """
+    if not isinstance(value, bool):
+        raise EnvError(f"{name}={value!r} must be True or False.")
+    return value
+
+
 def scalar(default: float, dtype: type[np.number[Any] | np.bool_] = np.float32) -> Any:
     """Declare a field of a params pytree that holds a single number.
 

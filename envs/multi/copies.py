@@ -13,6 +13,7 @@ from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Key, Keys, PyTree
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.params import check_count
 from jaxrl.envs.registry import EnvSpec, MadeEnv, make
 from jaxrl.errors import EnvError
 
@@ -43,8 +44,7 @@ class Copies(MultiAgentJaxEnv[CopiesState, Any]):
         Raises:
             EnvError: If the number is not positive, or the environment is no `JaxEnv`.
         """
-        if isinstance(num_agents, bool) or not isinstance(num_agents, int) or num_agents < 1:
-            raise EnvError(f"num_agents={num_agents!r} must be a positive integer.")
+        check_count("num_agents", num_agents)
         made = make(self.spec, arguments)
         if not isinstance(made, MadeEnv):
             raise EnvError(

@@ -19,7 +19,7 @@ from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.classic.raster import Canvas, Color
 from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep, number_agents
-from jaxrl.envs.params import check_count, scalar
+from jaxrl.envs.params import check_bool, check_count, scalar
 from jaxrl.errors import EnvError
 
 LOAD = 5
@@ -27,6 +27,8 @@ MOVES = np.array([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1], [0, 0]], np.int32)
 """Change of row and column by nothing, north, south, west, east, and loading."""
 MIN_SIZE = 5
 """Smallest grid: food lies off the edge, apart from other food."""
+MAX_SIZE = 1000
+"""Largest grid: places are drawn by one number for each cell, which then hardly ever are equal."""
 CELL_PIXELS = 48
 """Width and height in pixels of a rendered cell."""
 FOOD_COLOR: Color = (190, 50, 50)
@@ -97,17 +99,21 @@ class Foraging(MultiAgentJaxEnv[ForagingState, ForagingParams]):
             action_mask: Whether observations are `{"action_mask": [6], "obs": vector}`.
 
         Raises:
-            EnvError: If an argument is not of its kind, or too small.
+            EnvError: If an argument is not of its kind, too small or too large.
         """
         self.size = check_count("size", size, at_least=MIN_SIZE)
         self.num_players = check_count("num_players", num_players)
         self.num_food = check_count("num_food", num_food)
         self.max_player_level = check_count("max_player_level", max_player_level)
         self.sight = size if sight is None else check_count("sight", sight)
-        for name, value in (("force_coop", force_coop), ("action_mask", action_mask)):
-            if not isinstance(value, bool):
-                raise EnvError(f"{name}={value!r} must be True or False.")
-        self.force_coop, self.action_mask = force_coop, action_mask
+        self.force_coop = check_bool("force_coop", force_coop)
+        self.action_mask = check_bool("action_mask", action_mask)
+        if size > MAX_SIZE:
+            raise EnvError(f"size={size} must be at most {MAX_SIZE}.")
+        if num_players > size**2:
+            raise EnvError(
+                f"num_players={num_players} do not fit on the {size**2} cells of size={size}."
+            )
         self.agent_kinds: Mapping[str, int] = {"player": num_players}
         self.possible_agents = number_agents("player", num_players)
         self.teams: Mapping[str, tuple[str, ...]] = {"team": self.possible_agents}

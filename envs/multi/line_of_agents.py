@@ -14,8 +14,7 @@ from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.classic.raster import Canvas
 from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep, number_agents
-from jaxrl.envs.params import scalar
-from jaxrl.errors import EnvError
+from jaxrl.envs.params import check_count, scalar
 
 KIND = "piston"
 MIN_AGENTS = 2
@@ -71,15 +70,7 @@ class LineOfAgents(MultiAgentJaxEnv[LineState, LineParams]):
         Raises:
             EnvError: If it is not an integer of at least 2.
         """
-        if (
-            isinstance(num_agents, bool)
-            or not isinstance(num_agents, int)
-            or num_agents < MIN_AGENTS
-        ):
-            raise EnvError(
-                f"num_agents={num_agents!r} must be an integer of at least {MIN_AGENTS}."
-            )
-        self.num_agents = num_agents
+        self.num_agents = check_count("num_agents", num_agents, at_least=MIN_AGENTS)
         self.possible_agents = number_agents(KIND, num_agents)
         self.agent_kinds = {KIND: num_agents}
         self.teams = {"line": self.possible_agents}

@@ -13,7 +13,7 @@ from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.classic.raster import Canvas
 from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep, number_agents
-from jaxrl.errors import EnvError
+from jaxrl.envs.params import check_count
 
 NUM_MOVES = 3
 """Rock (0), paper (1) and scissors (2); each beats the one before it."""
@@ -56,11 +56,8 @@ class RockPaperScissors(MultiAgentJaxEnv[RockPaperScissorsState, RockPaperScisso
         Raises:
             EnvError: If one of them is not a positive integer.
         """
-        for what, number in (("num_rounds", num_rounds), ("num_games", num_games)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise EnvError(f"{what}={number!r} must be a positive integer.")
-        self.num_rounds = num_rounds
-        self.possible_agents = number_agents("player", 2 * num_games)
+        self.num_rounds = check_count("num_rounds", num_rounds)
+        self.possible_agents = number_agents("player", 2 * check_count("num_games", num_games))
         self.teams: Mapping[str, tuple[str, ...]] = {p: (p,) for p in self.possible_agents}
 
     @property

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import ParamsT, ResetMode, StateT
 from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep, get_entries
-from jaxrl.errors import EnvError
+from jaxrl.envs.params import check_bool
 
 NUM_MOVES = 5
 """Moves: none, left, right, down, up."""
@@ -40,9 +40,7 @@ class ParticleEnv(MultiAgentJaxEnv[StateT, ParamsT]):
         Raises:
             EnvError: If `continuous_actions` is not a bool.
         """
-        if not isinstance(continuous_actions, bool):
-            raise EnvError(f"continuous_actions={continuous_actions!r} must be True or False.")
-        self.continuous_actions = continuous_actions
+        self.continuous_actions = check_bool("continuous_actions", continuous_actions)
 
     def get_observation_size(self, agent: str) -> int:
         """Return the length of an agent's observation."""

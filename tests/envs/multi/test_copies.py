@@ -106,7 +106,7 @@ def test_settings_are_those_of_the_copied_environment() -> None:
     )
     with pytest.raises(UnknownNameError, match=r"has no parameter 'gravty'.*Did you mean"):
         make_multi(cls, {"gravty": 1.0})
-    with pytest.raises(EnvError, match="num_agents=0 must be a positive integer"):
+    with pytest.raises(EnvError, match="num_agents=0 must be an integer of at least 1"):
         make_multi(cls, {"num_agents": 0})
     with pytest.raises(EnvError, match="copies environments written in JAX, got gymnasium:Cart"):
         make_multi(make_multi_agent("gymnasium:CartPole-v1"))

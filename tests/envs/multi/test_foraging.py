@@ -201,6 +201,8 @@ def test_the_time_limit_truncates() -> None:
     ("config", "sentence"),
     [
         ({"size": 4}, "size=4 must be an integer of at least 5"),
+        ({"size": 10**6}, "size=1000000 must be at most 1000"),
+        ({"size": 5, "num_players": 26}, "num_players=26 do not fit on the 25 cells of size=5"),
         ({"num_players": 1.5}, "num_players=1.5 must be an integer of at least 1"),
         ({"sight": 0}, "sight=0 must be an integer of at least 1"),
         ({"force_coop": 1}, "force_coop=1 must be True or False"),

@@ -63,7 +63,7 @@ def test_an_episode_has_ten_rounds() -> None:
 @pytest.mark.parametrize("arguments", [{"num_rounds": 0}, {"num_games": True}, {"num_games": 1.5}])
 def test_wrong_numbers_are_refused(arguments: dict[str, Any]) -> None:
     name, value = next(iter(arguments.items()))
-    with pytest.raises(EnvError, match=f"{name}={value} must be a positive integer"):
+    with pytest.raises(EnvError, match=f"{name}={value} must be an integer of at least 1"):
         make_multi("RockPaperScissors-v0", arguments)
 
 
