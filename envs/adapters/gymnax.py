@@ -15,7 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.core.space_arrays import get_leaf_dtype
+from jaxrl.core.spaces import map_leaves
 from jaxrl.core.types import Key, PyTree, TimeStep
+from jaxrl.envs.adapters.jax_packages import call_package, cast, find_state_dtypes
 from jaxrl.envs.params import get_param, override_params
 from jaxrl.envs.wrappers import HasTimeLimit
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
@@ -153,24 +156,22 @@ class GymnaxEnv(HasTimeLimit):
 
     def reset(self, key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
         params = jax.tree.map(jnp.asarray, params)
-        with jax.numpy_rank_promotion("allow"):
-            obs, state = self.env.reset_env(_raw_key(key), params)
-        return jax.tree.map(_cast, state, self._state_dtypes), self._cast_obs(obs)
+        obs, state = call_package(self.env.reset_env, key, params)
+        return jax.tree.map(cast, state, self._state_dtypes), self._cast_obs(obs)
 
     def step(
         self, key: Key, state: PyTree, action: PyTree, params: PyTree
     ) -> tuple[PyTree, TimeStep]:
         params = jax.tree.map(jnp.asarray, params)
-        with jax.numpy_rank_promotion("allow"):
-            obs, next_state, reward, terminated, _ = self.env.step_env(
-                _raw_key(key), state, action, params
-            )
-            truncated = self.env.is_truncated(next_state, params)
-        return jax.tree.map(_cast, next_state, self._state_dtypes), TimeStep(
+        obs, next_state, reward, terminated, _ = call_package(
+            self.env.step_env, key, state, action, params
+        )
+        truncated = call_package(self.env.is_truncated, next_state, params)
+        return jax.tree.map(cast, next_state, self._state_dtypes), TimeStep(
             obs=self._cast_obs(obs),
-            reward=_cast(jnp.reshape(reward, ()), np.float32),
-            terminated=_cast(jnp.reshape(terminated, ()), np.bool_),
-            truncated=_cast(jnp.reshape(truncated, ()), np.bool_),
+            reward=cast(jnp.reshape(reward, ()), np.float32),
+            terminated=cast(jnp.reshape(terminated, ()), np.bool_),
+            truncated=cast(jnp.reshape(truncated, ()), np.bool_),
             info={},
         )
 
@@ -190,12 +191,12 @@ class GymnaxEnv(HasTimeLimit):
         return palette[number].repeat(CELL_PIXELS, axis=0).repeat(CELL_PIXELS, axis=1)
 
     def _cast_obs(self, obs: PyTree) -> PyTree:
-        return jax.tree.map(_cast, obs, self._obs_dtypes)
+        return jax.tree.map(cast, obs, self._obs_dtypes)
 
     @functools.cached_property
     def _obs_dtypes(self) -> PyTree:
         """Structure of an observation, with the dtype of each leaf."""
-        return _space_dtypes(self.observation_space(self.default_params))
+        return map_leaves(get_leaf_dtype, self.observation_space(self.default_params))
 
     @functools.cached_property
     def _state_dtypes(self) -> PyTree:
@@ -204,28 +205,11 @@ class GymnaxEnv(HasTimeLimit):
         action_space = self.action_space(params)
 
         def reset_and_step(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
-            with jax.numpy_rank_promotion("allow"):
-                _, first = self.env.reset_env(_raw_key(key), params)
-                action = jnp.zeros(action_space.shape, _space_dtypes(action_space))
-                return first, self.env.step_env(_raw_key(key), first, action, params)[1]
+            _, first = call_package(self.env.reset_env, key, params)
+            action = jnp.zeros(action_space.shape, get_leaf_dtype(action_space))
+            return first, call_package(self.env.step_env, key, first, action, params)[1]
 
-        first, second = jax.eval_shape(
-            reset_and_step, jax.eval_shape(lambda: jax.random.key(0)), params
-        )
-        return jax.tree.map(lambda a, b: jnp.promote_types(a.dtype, b.dtype), first, second)
-
-
-def _cast(value: jax.typing.ArrayLike, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Convert to a strongly typed array."""
-    return jax.lax.convert_element_type(value, dtype)
-
-
-def _raw_key(key: Key) -> jax.Array:
-    """Return the key as words, equivalent for `jax.random` but ignored by `jax_debug_key_reuse`.
-
-    Nine of gymnax's environments draw twice from one key, which is for gymnax to fix.
-    """
-    return jax.random.key_data(key)
+        return find_state_dtypes(reset_and_step, params)
 
 
 def _strong_numpy(value: jax.typing.ArrayLike) -> np.ndarray:
@@ -262,12 +246,3 @@ def _to_infinity(bound: np.ndarray) -> np.ndarray:
     """Replace the largest float32, which gymnax uses for a missing bound, by infinity."""
     largest = np.finfo(np.float32).max
     return np.where(np.abs(bound) >= largest, np.copysign(np.float32(np.inf), bound), bound)
-
-
-def _space_dtypes(space: gymnasium.Space[Any]) -> PyTree:
-    """Return the structure of a space's values, with the dtype of each leaf in a JAX program."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {name: _space_dtypes(child) for name, child in space.spaces.items()}
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return tuple(_space_dtypes(child) for child in space.spaces)
-    return np.dtype(np.int32) if isinstance(space, gymnasium.spaces.Discrete) else space.dtype

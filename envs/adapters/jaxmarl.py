@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
+from jaxrl.envs.adapters.jax_packages import call_package, cast, find_state_dtypes
 from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
@@ -92,7 +94,7 @@ class JaxMARLEnv(MultiAgentJaxEnv[JaxMARLState, None]):
         return state.world
 
     def reset(self, key: Key, params: None) -> tuple[JaxMARLState, MultiStart]:
-        obs, inner = self._call(self.env.reset, key)
+        obs, inner = call_package(self.env.reset, key)
         never = dict.fromkeys(self.possible_agents, jnp.zeros((), bool))
         state = self._make_state(inner, obs, never)
         acts = {agent: ~done for agent, done in state.done.items()}
@@ -101,7 +103,7 @@ class JaxMARLEnv(MultiAgentJaxEnv[JaxMARLState, None]):
     def step(
         self, key: Key, state: JaxMARLState, actions: dict[str, PyTree], params: None
     ) -> tuple[JaxMARLState, MultiStep]:
-        obs, inner, rewards, dones, _ = self._call(self.env.step_env, key, state.inner, actions)
+        obs, inner, rewards, dones, _ = call_package(self.env.step_env, key, state.inner, actions)
         over = jnp.asarray(dones[ALL], bool)
         at_limit = over & self._is_at_limit(inner)
         done = {agent: jnp.asarray(dones[agent], bool) for agent in self.possible_agents}
@@ -127,31 +129,20 @@ class JaxMARLEnv(MultiAgentJaxEnv[JaxMARLState, None]):
     ) -> JaxMARLState:
         world = obs.get(WORLD_STATE, ())
         return JaxMARLState(
-            inner=jax.tree.map(_cast, inner, self._dtypes),
+            inner=jax.tree.map(cast, inner, self._dtypes),
             world=jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), world),
             done=done,
         )
 
     def _observe(self, obs: Mapping[str, PyTree], inner: PyTree) -> dict[str, PyTree]:
-        own = {a: _cast(obs[a], _dtype_of(self._spaces[a])) for a in self.possible_agents}
+        own = {a: cast(obs[a], get_leaf_dtype(self._spaces[a])) for a in self.possible_agents}
         if not self._has_masks:
             return own
-        masks = self._call(self.env.get_avail_actions, inner)
+        masks = call_package(self.env.get_avail_actions, inner)
         return {
             a: {"action_mask": jnp.asarray(masks[a], jnp.int8), "obs": own[a]}
             for a in self.possible_agents
         }
-
-    def _call(self, function: Any, *arguments: Any) -> Any:
-        """Call a function of JaxMARL, whose keys are words and whose shapes mix freely."""
-        plain = [
-            jax.random.key_data(x)
-            if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-            else x
-            for x in arguments
-        ]
-        with jax.numpy_rank_promotion("allow"):
-            return function(*plain)
 
     @functools.cached_property
     def _spaces(self) -> dict[str, gymnasium.Space[Any]]:
@@ -169,7 +160,7 @@ class JaxMARLEnv(MultiAgentJaxEnv[JaxMARLState, None]):
             return False
         try:
             masks = jax.eval_shape(
-                functools.partial(self._call, self.env.get_avail_actions), self._shapes[1]
+                functools.partial(call_package, self.env.get_avail_actions), self._shapes[1]
             )
         except (NotImplementedError, AttributeError):
             return False
@@ -179,23 +170,21 @@ class JaxMARLEnv(MultiAgentJaxEnv[JaxMARLState, None]):
     def _shapes(self) -> tuple[dict[str, Any], PyTree]:
         """Shapes of a reset's observations and state."""
         key = jax.eval_shape(lambda: jax.random.key(0))
-        return jax.eval_shape(lambda k: self._call(self.env.reset, k), key)
+        return jax.eval_shape(lambda k: call_package(self.env.reset, k), key)
 
     @functools.cached_property
     def _dtypes(self) -> PyTree:
         """Structure of the state, with a dtype per leaf that fits both a reset and a step."""
 
         def reset_and_step(key: Key) -> tuple[PyTree, PyTree]:
-            obs, first = self._call(self.env.reset, key)
-            del obs
+            _, first = call_package(self.env.reset, key)
             actions = {
-                a: jnp.zeros(space.shape, _dtype_of(space))
+                a: jnp.zeros(space.shape, get_leaf_dtype(space))
                 for a, space in ((a, self.action_space(a, None)) for a in self.possible_agents)
             }
-            return first, self._call(self.env.step_env, key, first, actions)[1]
+            return first, call_package(self.env.step_env, key, first, actions)[1]
 
-        first, second = jax.eval_shape(reset_and_step, jax.eval_shape(lambda: jax.random.key(0)))
-        return jax.tree.map(lambda a, b: jnp.promote_types(a.dtype, b.dtype), first, second)
+        return find_state_dtypes(reset_and_step)
 
 
 def _find_count(inner: PyTree) -> Any:
@@ -206,16 +195,6 @@ def _find_count(inner: PyTree) -> Any:
                 return getattr(inner, name)
         inner = getattr(inner, "state", None)
     return None
-
-
-def _cast(value: jax.typing.ArrayLike, dtype: jax.typing.DTypeLike) -> jax.Array:
-    return jax.lax.convert_element_type(value, dtype)
-
-
-def _dtype_of(space: gymnasium.Space[Any]) -> np.dtype[Any]:
-    """Return the dtype of a space's values in a program, where integers have 32 bits."""
-    dtype = np.dtype(space.dtype)
-    return np.dtype(np.int32) if dtype == np.int64 else dtype
 
 
 def _to_gymnasium(

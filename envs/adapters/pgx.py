@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl.core.types import Key, PyTree
+from jaxrl.envs.adapters.jax_packages import call_package
 from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
@@ -61,16 +62,14 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
         return spaces.Discrete(self._num_actions)
 
     def reset(self, key: Key, params: None) -> tuple[PyTree, MultiStart]:
-        with jax.numpy_rank_promotion("allow"):
-            state = self.env.init(jax.random.key_data(key))
+        state = call_package(self.env.init, key)
         return state, MultiStart(obs=self._observe(state), acts=self._find_acting(state))
 
     def step(
         self, key: Key, state: PyTree, actions: dict[str, PyTree], params: None
     ) -> tuple[PyTree, MultiStep]:
         chosen = jnp.stack([jnp.asarray(actions[a], jnp.int32) for a in self.possible_agents])
-        with jax.numpy_rank_promotion("allow"):
-            after = self.env.step(state, chosen[state.current_player], jax.random.key_data(key))
+        after = call_package(self.env.step, state, chosen[state.current_player], key)
         never = jnp.zeros((), bool)
         flags = dict.fromkeys(self.possible_agents, never)
         rewards = jnp.asarray(after.rewards, jnp.float32)
