@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.adapters.jax_packages import call_package
-from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep, make_no_ends
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
 
@@ -70,15 +70,14 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
     ) -> tuple[PyTree, MultiStep]:
         chosen = jnp.stack([jnp.asarray(actions[a], jnp.int32) for a in self.possible_agents])
         after = call_package(self.env.step, state, chosen[state.current_player], key)
-        never = jnp.zeros((), bool)
-        flags = dict.fromkeys(self.possible_agents, never)
+        never = make_no_ends(self)
         rewards = jnp.asarray(after.rewards, jnp.float32)
         return after, MultiStep(
             obs=self._observe(after),
             acts=self._find_acting(after),
             reward={agent: rewards[i] for i, agent in enumerate(self.possible_agents)},
-            terminated={**flags, ALL: jnp.asarray(after.terminated, bool)},
-            truncated={**flags, ALL: jnp.asarray(after.truncated, bool)},
+            terminated={**never, ALL: jnp.asarray(after.terminated, bool)},
+            truncated={**never, ALL: jnp.asarray(after.truncated, bool)},
         )
 
     def _observe(self, state: PyTree) -> dict[str, PyTree]:

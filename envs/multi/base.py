@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, Literal, TypeAlias, cast
 
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
@@ -150,3 +151,15 @@ def get_entries(env: MultiAgentJaxEnv[Any, Any]) -> tuple[Entry, ...]:
             members = number_agents(kind, env.agent_kinds[kind])
             entries[kind] = Entry(key=kind, agents=members, is_kind=True)
     return tuple(entries.values())
+
+
+def make_flags(
+    env: MultiAgentJaxEnv[Any, Any], *, value: bool
+) -> dict[str, Bool[Array, "*members"]]:
+    """Return the same flag for all agents, by entry: who acts if all do."""
+    return {entry.key: jnp.full(entry.shape, value) for entry in get_entries(env)}
+
+
+def make_no_ends(env: MultiAgentJaxEnv[Any, Any]) -> dict[str, Bool[Array, "*members"]]:
+    """Return `terminated` or `truncated` of a step at which nobody ends, nor the episode."""
+    return {**make_flags(env, value=False), ALL: jnp.zeros((), bool)}

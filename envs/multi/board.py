@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Int, UInt8
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import ResetMode
-from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep, make_no_ends
 
 PLAYERS: tuple[str, ...] = ("player_0", "player_1")
 ILLEGAL_REWARD = -1.0
@@ -87,16 +87,15 @@ class BoardGame(MultiAgentJaxEnv[BoardState, BoardParams]):
         over = ~is_legal | has_won | ~jnp.any(self.find_moves(occupied | stone))
         won = has_won.astype(jnp.float32)
         pay = jnp.where(is_legal, won, ILLEGAL_REWARD)
-        never = jnp.zeros((), bool)
-        flags = dict.fromkeys((*PLAYERS, ALL), never)
+        never = make_no_ends(self)
         return after, MultiStep(
             obs=self._observe(after),
             acts=_find_acting(after),
             reward={
                 name: jnp.where(state.mover == seat, pay, -won) for seat, name in enumerate(PLAYERS)
             },
-            terminated={**flags, ALL: over},
-            truncated=flags,
+            terminated={**never, ALL: over},
+            truncated=never,
         )
 
     def place(self, occupied: Array, move: Int[Array, ""]) -> Array:

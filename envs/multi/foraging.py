@@ -18,7 +18,15 @@ from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.classic.raster import Canvas, Color
-from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep, number_agents
+from jaxrl.envs.multi.base import (
+    ALL,
+    MultiAgentJaxEnv,
+    MultiStart,
+    MultiStep,
+    make_flags,
+    make_no_ends,
+    number_agents,
+)
 from jaxrl.envs.params import check_bool, check_count, scalar
 from jaxrl.errors import EnvError
 
@@ -149,7 +157,7 @@ class Foraging(MultiAgentJaxEnv[ForagingState, ForagingParams]):
 
     def reset(self, key: Key, params: ForagingParams) -> tuple[ForagingState, MultiStart]:
         state = self.sample_state(key)
-        return state, MultiStart(obs=self._make_obs(state), acts=self._make_flags(value=True))
+        return state, MultiStart(obs=self._make_obs(state), acts=make_flags(self, value=True))
 
     def step(
         self,
@@ -163,10 +171,10 @@ class Foraging(MultiAgentJaxEnv[ForagingState, ForagingParams]):
         is_chosen = is_chosen & self.find_legal_actions(state)
         moved = replace(state, player=self._move(state, is_chosen))
         after, reward = self._load(moved, is_chosen[:, LOAD], params)
-        never = {**self._make_flags(value=False), ALL: jnp.zeros((), bool)}
+        never = make_no_ends(self)
         return after, MultiStep(
             obs=self._make_obs(after),
-            acts=self._make_flags(value=True),
+            acts=make_flags(self, value=True),
             reward={"player": reward},
             terminated={**never, ALL: ~jnp.any(after.food_level > 0)},
             truncated=never,
@@ -312,9 +320,6 @@ class Foraging(MultiAgentJaxEnv[ForagingState, ForagingParams]):
         filled = goes.any(axis=-1)[..., None]
         listed = jnp.where(filled, listed, np.array([-1, -1, 0], np.int32)[None, None])
         return listed.reshape(seen.shape[0], -1).astype(jnp.float32)
-
-    def _make_flags(self, *, value: bool) -> dict[str, Any]:
-        return {"player": jnp.full((self.num_players,), value)}
 
     def render(self, state: ForagingState, params: ForagingParams) -> np.ndarray:
         """Render the grid: food in red, players in blue, and a white dot for each level."""

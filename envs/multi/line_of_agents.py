@@ -13,7 +13,15 @@ from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.classic.raster import Canvas
-from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep, number_agents
+from jaxrl.envs.multi.base import (
+    ALL,
+    MultiAgentJaxEnv,
+    MultiStart,
+    MultiStep,
+    make_flags,
+    make_no_ends,
+    number_agents,
+)
 from jaxrl.envs.params import check_count, scalar
 
 KIND = "piston"
@@ -98,7 +106,9 @@ class LineOfAgents(MultiAgentJaxEnv[LineState, LineParams]):
         state = LineState(
             heights=drawn[:-1], position=start, speed=jnp.zeros((), jnp.float32), start=start
         )
-        return state, MultiStart(obs={KIND: self._observe(state)}, acts=self._find_acting())
+        return state, MultiStart(
+            obs={KIND: self._observe(state)}, acts=make_flags(self, value=True)
+        )
 
     def step(
         self, key: Key, state: LineState, actions: dict[str, PyTree], params: LineParams
@@ -114,13 +124,13 @@ class LineOfAgents(MultiAgentJaxEnv[LineState, LineParams]):
         speed = jnp.where(position >= self.num_agents - 1, jnp.minimum(speed, 0.0), speed)
         after = LineState(heights=heights, position=position, speed=speed, start=state.start)
         pay = params.way_reward * (state.position - position) / state.start + params.step_reward
-        never, nobody = jnp.zeros((), bool), jnp.zeros((self.num_agents,), bool)
+        never = make_no_ends(self)
         return after, MultiStep(
             obs={KIND: self._observe(after)},
-            acts=self._find_acting(),
+            acts=make_flags(self, value=True),
             reward={KIND: jnp.broadcast_to(pay, (self.num_agents,))},
-            terminated={KIND: nobody, ALL: position <= 0.0},
-            truncated={KIND: nobody, ALL: never},
+            terminated={**never, ALL: position <= 0.0},
+            truncated=never,
         )
 
     def global_state(self, state: LineState, params: LineParams) -> Float[Array, " n"]:
@@ -140,9 +150,6 @@ class LineOfAgents(MultiAgentJaxEnv[LineState, LineParams]):
             jnp.asarray(places / (self.num_agents - 1)),
         )
         return jnp.stack(features, axis=-1)
-
-    def _find_acting(self) -> dict[str, Array]:
-        return {KIND: jnp.ones((self.num_agents,), bool)}
 
     def render(self, state: LineState, params: LineParams) -> np.ndarray:
         """Render pistons as bars and the ball on them, `[96, 24 pistons, 3]`."""

@@ -12,7 +12,14 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
-from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.multi.base import (
+    ALL,
+    MultiAgentJaxEnv,
+    MultiStart,
+    MultiStep,
+    make_flags,
+    make_no_ends,
+)
 
 AGENTS: tuple[str, ...] = ("agent_0", "agent_1")
 CELL_PIXELS = 48
@@ -63,7 +70,7 @@ class MatrixGame(MultiAgentJaxEnv[MatrixGameState, MatrixGameParams]):
     def reset(self, key: Key, params: MatrixGameParams) -> tuple[MatrixGameState, MultiStart]:
         """Return the first table; the key is unused."""
         state = MatrixGameState(table=jnp.zeros((), jnp.int32))
-        return state, MultiStart(obs=self._observe(state), acts=_both(jnp.ones((), bool)))
+        return state, MultiStart(obs=self._observe(state), acts=make_flags(self, value=True))
 
     def step(
         self,
@@ -77,13 +84,13 @@ class MatrixGame(MultiAgentJaxEnv[MatrixGameState, MatrixGameParams]):
         pay = jnp.asarray(self.payoffs, jnp.float32)[state.table, one, other]
         table = jnp.asarray(self.following, jnp.int32)[state.table, one]
         after = MatrixGameState(table=jnp.where(table < 0, state.table, table))
-        never = jnp.zeros((), bool)
+        never = make_no_ends(self)
         return after, MultiStep(
             obs=self._observe(after),
-            acts=_both(jnp.ones((), bool)),
+            acts=make_flags(self, value=True),
             reward=_both(pay),
-            terminated={**_both(never), ALL: table < 0},
-            truncated={**_both(never), ALL: never},
+            terminated={**never, ALL: table < 0},
+            truncated=never,
         )
 
     def global_state(

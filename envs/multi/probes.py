@@ -30,7 +30,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree
-from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep, make_no_ends
 from jaxrl.envs.probes import ValueTable
 
 
@@ -93,15 +93,14 @@ class MultiProbe(MultiAgentJaxEnv[MultiProbeState, MultiProbeParams]):
         """Take the action of whoever acts."""
         kept, reward = self.play(key, state, actions)
         after = replace(state, time=state.time + 1, kept=kept)
-        never = jnp.zeros((), bool)
-        flags = dict.fromkeys((*self.possible_agents, ALL), never)
+        never = make_no_ends(self)
         terminated, truncated = self.find_ends(after)
         return after, MultiStep(
             obs=self.observe(after),
             acts=self.find_acting(after),
             reward=reward,
-            terminated={**flags, **terminated},
-            truncated={**flags, **truncated},
+            terminated={**never, **terminated},
+            truncated={**never, **truncated},
         )
 
     def draw(self, key: Key) -> Float[Array, " n"]:

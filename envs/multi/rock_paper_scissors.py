@@ -12,7 +12,15 @@ from jaxtyping import Array, Int
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.classic.raster import Canvas
-from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep, number_agents
+from jaxrl.envs.multi.base import (
+    ALL,
+    MultiAgentJaxEnv,
+    MultiStart,
+    MultiStep,
+    make_flags,
+    make_no_ends,
+    number_agents,
+)
 from jaxrl.envs.params import check_count
 
 NUM_MOVES = 3
@@ -78,7 +86,7 @@ class RockPaperScissors(MultiAgentJaxEnv[RockPaperScissorsState, RockPaperScisso
         """Return a game without a move; the key is unused."""
         moves = jnp.full((len(self.possible_agents),), NO_MOVE, jnp.int32)
         state = RockPaperScissorsState(moves=moves, num_rounds=jnp.zeros((), jnp.int32))
-        return state, MultiStart(obs=self._by_agent(moves), acts=self._find_acting())
+        return state, MultiStart(obs=self._by_agent(moves), acts=make_flags(self, value=True))
 
     def step(
         self,
@@ -93,18 +101,14 @@ class RockPaperScissors(MultiAgentJaxEnv[RockPaperScissorsState, RockPaperScisso
         ahead = (moves - seen) % NUM_MOVES  # 1 beats, 2 is beaten
         reward = jnp.where(ahead == 2, -1, ahead).astype(jnp.float32)
         after = RockPaperScissorsState(moves=moves, num_rounds=state.num_rounds + 1)
-        never = jnp.zeros((), bool)
-        flags = dict.fromkeys((*self.possible_agents, ALL), never)
+        never = make_no_ends(self)
         return after, MultiStep(
             obs=self._by_agent(seen),
-            acts=self._find_acting(),
+            acts=make_flags(self, value=True),
             reward=self._by_agent(reward),
-            terminated={**flags, ALL: after.num_rounds >= self.num_rounds},
-            truncated=flags,
+            terminated={**never, ALL: after.num_rounds >= self.num_rounds},
+            truncated=never,
         )
-
-    def _find_acting(self) -> dict[str, Any]:
-        return dict.fromkeys(self.possible_agents, jnp.ones((), bool))
 
     def _by_agent(self, rows: Array) -> dict[str, Array]:
         return {agent: rows[index] for index, agent in enumerate(self.possible_agents)}

@@ -11,7 +11,14 @@ from jaxtyping import Array, Float
 
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import ParamsT, ResetMode, StateT
-from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep, get_entries
+from jaxrl.envs.multi.base import (
+    MultiAgentJaxEnv,
+    MultiStart,
+    MultiStep,
+    get_entries,
+    make_flags,
+    make_no_ends,
+)
 from jaxrl.envs.params import check_bool
 
 NUM_MOVES = 5
@@ -84,17 +91,17 @@ class ParticleEnv(MultiAgentJaxEnv[StateT, ParamsT]):
 
     def reset(self, key: Key, params: ParamsT) -> tuple[StateT, MultiStart]:
         state = self.sample_state(key, params)
-        return state, MultiStart(obs=self.observe(state), acts=self._make_flags(value=True))
+        return state, MultiStart(obs=self.observe(state), acts=make_flags(self, value=True))
 
     def step(
         self, key: Key, state: StateT, actions: dict[str, PyTree], params: ParamsT
     ) -> tuple[StateT, MultiStep]:
         """Take one step, in which nothing is random."""
         after = self.advance(state, actions, params)
-        never = {**self._make_flags(value=False), ALL: jnp.zeros((), bool)}
+        never = make_no_ends(self)
         return after, MultiStep(
             obs=self.observe(after),
-            acts=self._make_flags(value=True),
+            acts=make_flags(self, value=True),
             reward=self.compute_rewards(after, params),
             terminated=never,
             truncated=never,
@@ -107,9 +114,6 @@ class ParticleEnv(MultiAgentJaxEnv[StateT, ParamsT]):
         else:
             strength = jax.nn.one_hot(action, NUM_MOVES)
         return strength[..., 2::2] - strength[..., 1:4:2]
-
-    def _make_flags(self, *, value: bool) -> dict[str, Any]:
-        return {entry.key: jnp.full(entry.shape, value) for entry in get_entries(self)}
 
 
 def measure_distances(
