@@ -62,6 +62,9 @@ MOVED_NAMES: Mapping[str, str] = {
     "env.single_agent_episode.SingleAgentEpisode": "jaxrl.episodes.SingleAgentEpisode",
     "core.rl_module.multi_rl_module.MultiRLModuleSpec": "jaxrl.MultiRLModuleSpec",
     "env.multi_agent_env.make_multi_agent": "jaxrl.envs.make_multi_agent",
+    "examples.envs.classes.multi_agent.MultiAgentCartPole": (
+        "jaxrl.envs.multi.copies.MultiAgentCartPole"
+    ),
     "examples.rl_modules.classes.AlwaysSameHeuristicRLM": "jaxrl.envs.multi.opponents.AlwaysSame",
     "examples.rl_modules.classes.BeatLastHeuristicRLM": "jaxrl.envs.multi.opponents.BeatLast",
     "examples.rl_modules.classes.random_rlm.RandomRLModule": "jaxrl.RandomRLModule",
@@ -206,6 +209,14 @@ NAME_ADVICE: Mapping[str, str] = {
         "the run listens itself: env_runners(placement='external') with external(external_port=...) "
         "and environment(observation_space=..., action_space=...), see the guide External simulators",
     ),
+    **{
+        name: f"environment('{env}') is this game, see the guide Games of several agents"
+        for name, env in (
+            ("RockPaperScissors", "RockPaperScissors-v0"),
+            ("TicTacToe", "TicTacToe-v0"),
+            ("TwoStepGame", "TwoStep-v0"),
+        )
+    },
     "pretty_print": "it is in Ray Tune: from ray.tune.logger import pretty_print",
 }
 """Names of RLlib without a counterpart, with what to write instead."""
@@ -245,6 +256,7 @@ _ALGORITHM_BY_CLASS = {
     **{name: name for name in ALGORITHMS},
     "Apex": "APEX",
     "Impala": "IMPALA",
+    "QMix": "QMIX",
 }
 """Algorithms by the names of RLlib's classes, without `Config` and `Trainer`."""
 _ALGORITHM_BY_MODULE = {name.lower(): name for name in ALGORITHMS}

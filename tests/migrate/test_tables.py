@@ -12,6 +12,7 @@ from jaxrl.config import rllib_api as api
 from jaxrl.config import rllib_modules as modules
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.envs import list_multi_envs
 from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.learners.base import BaseLearner
 from jaxrl.metrics import KNOWN_KEYS, OPEN_PREFIXES, RENAMED_KEYS
@@ -37,6 +38,8 @@ def test_algorithms_are_found_in_all_their_forms() -> None:
     assert (
         modules.find_counterpart("ray.rllib.algorithms.impala.ImpalaConfig") == "jaxrl.IMPALAConfig"
     )
+    path = "ray.rllib.algorithms.qmix.QMixConfig"
+    assert modules.find_counterpart(path) == "jaxrl.QMIXConfig"
     assert modules.find_counterpart("ray.tune.Tuner") is None
     assert modules.find_counterpart("my.PPO") is None
 
@@ -44,6 +47,14 @@ def test_algorithms_are_found_in_all_their_forms() -> None:
 def test_a_name_without_a_counterpart_raises_with_advice() -> None:
     with pytest.raises(ImportError, match=r"rl_module\(network="):
         modules.load_counterpart("ray.rllib.models.ModelCatalog")
+
+
+@pytest.mark.parametrize("name", ["RockPaperScissors", "TicTacToe", "TwoStepGame"])
+def test_games_of_rllibs_examples_are_environments_here(name: str) -> None:
+    advice = modules.advise_on_name(f"ray.rllib.examples.envs.classes.multi_agent.{name}")
+    found = re.search(r"environment\('(.*)'\)", advice)
+    assert found is not None
+    assert found[1] in list_multi_envs()
 
 
 def test_renamed_methods_exist() -> None:
