@@ -54,12 +54,14 @@ class MultiRollout:
 
     `rollouts` are `[T, R, ...]`; `record` `[T, B]` has the environments' episodes, and `agents`
     `[T, B, A]` those of each agent. `mask` `[T, B]` is whether a step of an environment counts.
+    `plays` `[T, R]` is whether a row's agent was played by the module, None if that never changes.
     """
 
     rollouts: dict[str, Rollout]
     record: EpisodeRecord
     agents: EpisodeRecord
     mask: Bool[Array, "T B"]
+    plays: dict[str, Bool[Array, "T R"]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
