@@ -9,8 +9,11 @@ if TYPE_CHECKING:
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.host import MadeHostEnv
     from jaxrl.envs.multi.base import MultiAgentJaxEnv, MultiStart, MultiStep
+    from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
     from jaxrl.envs.multi.copies import make_multi_agent
     from jaxrl.envs.multi.groups import group_agents
+    from jaxrl.envs.multi.host_env import MultiAgentEnv
+    from jaxrl.envs.multi.host_made import MadeMultiHostEnv
     from jaxrl.envs.multi.made import MadeMultiEnv, MultiTimeLimit
     from jaxrl.envs.registry import (
         MadeEnv,
@@ -19,17 +22,21 @@ if TYPE_CHECKING:
         make,
         make_any,
         make_multi,
+        make_multi_host,
         register_env,
     )
     from jaxrl.envs.task_settable import TaskSettableEnv
     from jaxrl.envs.wrappers import TimeLimit
 
 __all__ = [
+    "CheckedMultiAgentEnv",
     "EnvContext",
     "JaxEnv",
     "MadeEnv",
     "MadeHostEnv",
     "MadeMultiEnv",
+    "MadeMultiHostEnv",
+    "MultiAgentEnv",
     "MultiAgentJaxEnv",
     "MultiStart",
     "MultiStep",
@@ -44,15 +51,19 @@ __all__ = [
     "make_any",
     "make_multi",
     "make_multi_agent",
+    "make_multi_host",
     "register_env",
 ]
 
 _HOME = {
+    "CheckedMultiAgentEnv": "jaxrl.envs.multi.checked",
     "EnvContext": "jaxrl.envs.context",
     "JaxEnv": "jaxrl.envs.base",
     "MadeEnv": "jaxrl.envs.registry",
     "MadeHostEnv": "jaxrl.envs.host",
     "MadeMultiEnv": "jaxrl.envs.multi.made",
+    "MadeMultiHostEnv": "jaxrl.envs.multi.host_made",
+    "MultiAgentEnv": "jaxrl.envs.multi.host_env",
     "MultiAgentJaxEnv": "jaxrl.envs.multi.base",
     "MultiStart": "jaxrl.envs.multi.base",
     "MultiStep": "jaxrl.envs.multi.base",
@@ -67,6 +78,7 @@ _HOME = {
     "make_any": "jaxrl.envs.registry",
     "make_multi": "jaxrl.envs.registry",
     "make_multi_agent": "jaxrl.envs.multi.copies",
+    "make_multi_host": "jaxrl.envs.registry",
     "register_env": "jaxrl.envs.registry",
 }
 

@@ -11,6 +11,8 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
+from jaxrl.envs.multi.host_env import is_multi_agent_env
+
 if TYPE_CHECKING:
     from jaxrl.core.types import PyTree
 
@@ -30,8 +32,10 @@ def get_time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
 
 
 def with_time_limit(env: gymnasium.Env[Any, Any], limit: int) -> gymnasium.Env[Any, Any]:
-    """Return the environment with another time limit."""
+    """Return the environment with another time limit; one of several agents as it is."""
     layer = _find_time_limit(env)
+    if any(is_multi_agent_env(inner) for inner in unwrap_layers(env)):
+        return env
     if layer is None:
         return TimeLimit(env, limit)
     layer._max_episode_steps = limit
