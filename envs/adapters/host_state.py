@@ -83,8 +83,8 @@ def _find_stateful_layer(env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def _get_bit_generator(env: gymnasium.Env[Any, Any]) -> np.random.PCG64 | None:
-    core: Any = env.unwrapped
-    generator = core._np_random  # the public name would create one
+    core: Any = getattr(env, "unwrapped", env)
+    generator = getattr(core, "_np_random", None)  # the public name would create one
     bits = generator.bit_generator if isinstance(generator, np.random.Generator) else None
     return bits if isinstance(bits, np.random.PCG64) else None
 

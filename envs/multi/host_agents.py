@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -52,11 +52,11 @@ class HostAgents:
             return self._add(agent)
         if name in self._own:
             raise EnvError(
-                f"{self.name}: {where} has the id {agent!r}, but this agent is "
+                f"{self.name}: {where} name {agent!r}, but this agent is "
                 f"{self._own[name]!r} elsewhere: use one form of the id."
             )
         raise EnvError(
-            f"{self.name}: {where} has the unknown agent {agent!r}; add it to possible_agents, "
+            f"{self.name}: {where} name the unknown agent {agent!r}; add it to possible_agents, "
             f"which are {list(self.possible)}, or return values of those alone."
             f"{did_you_mean(name, self.possible)}"
         )
@@ -183,7 +183,7 @@ def _list_possible(env: MultiAgentEnv) -> list[AgentID]:
 
 def _spell(agent: AgentID) -> str:
     is_int = isinstance(agent, int | np.integer) and not isinstance(agent, bool)
-    return str(int(agent)) if is_int else repr(agent)
+    return str(int(cast("int", agent))) if is_int else f"({agent!r})"  # which no id is
 
 
 def _is_same_id(own: AgentID, agent: AgentID) -> bool:
