@@ -12,7 +12,6 @@ from typing import cast
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, PyTree, Rollout
 
 
@@ -45,7 +44,7 @@ class RowStep:
         )
 
 
-@pytree
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Pending:
     """Rows that are not complete, `[R, ...]`, in NumPy; they last from fragment to fragment.
 
