@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
+from jaxtyping import Bool
 
+from jaxrl.core.types import PyTree
 from jaxrl.episodes.multi_agent import MultiAgentEpisode
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.training.agent_rows import AgentRows
@@ -45,14 +48,7 @@ class AgentSlots:
     def make_episode(self, row: int) -> MultiAgentEpisode:
         """Make a new episode of an environment, in which modules are chosen anew."""
         self._modules[row] = {}
-        names: dict[Any, str] = {}
-
-        def choose(agent_id: Any, episode: MultiAgentEpisode) -> str:
-            if agent_id not in names:
-                names.update({self._get_own_id(row, a): a for a in self.rows.agents})
-            return self._choose(agent_id, names.get(agent_id, str(agent_id)), episode)
-
-        return MultiAgentEpisode(choose, int(self.env_index[row]))
+        return MultiAgentEpisode(self._choose, int(self.env_index[row]))
 
     def begin_episode(self, row: int) -> MultiAgentEpisode:
         """Replace the episode of an environment by a new one."""
@@ -67,14 +63,36 @@ class AgentSlots:
             self._modules[row][agent] = module
         return module, row * len(self.members[module]) + self._places[module][agent]
 
-    def list_played(self, row: int) -> list[tuple[str, int]]:
-        """Return module and row of the agents that have taken part in an episode."""
-        return [self.find(row, agent) for agent in self._modules[row]]
-
     def get_agent(self, module: str, row: int) -> tuple[int, str]:
         """Return the environment and the agent of a module's row."""
         env, place = divmod(row, len(self.members[module]))
         return env, self.members[module][place]
+
+    def split_actions(
+        self, actions: dict[str, PyTree], acted: dict[str, Bool[np.ndarray, " R"]]
+    ) -> list[dict[str, PyTree]]:
+        """Return the actions of each environment's agents that act.
+
+        Args:
+            actions: Actions by module, `[B, agents, ...]`.
+            acted: Whether each row's agent acts, by module.
+        """
+        by_env: list[dict[str, PyTree]] = [{} for _ in self.env_index]
+        for m, active in acted.items():
+            for row in np.flatnonzero(active):
+                env, place = divmod(int(row), len(self.members[m]))
+                by_env[env][self.members[m][place]] = jax.tree.map(
+                    lambda x, env=env, place=place: x[env, place], actions[m]
+                )
+        return by_env
+
+    def find_actors(self, acted: dict[str, Bool[np.ndarray, " R"]]) -> Bool[np.ndarray, "B A"]:
+        """Return which agents acted in each environment, in whatever module."""
+        num_envs = len(self.env_index)
+        found = np.zeros((num_envs, len(self.position)), np.bool_)
+        for m, active in acted.items():
+            found[:, self.rows.get_positions(m)] |= active.reshape(num_envs, -1)
+        return found
 
     def get_state(self) -> np.ndarray:
         """Return the module of each agent, `[B, A]` indices, -1 where none was chosen yet."""
@@ -96,13 +114,13 @@ class AgentSlots:
             self._modules[row] = named
             episode.set_modules({self._get_own_id(row, a): m for a, m in named.items()})
 
-    def _choose(self, agent_id: Any, agent: str, episode: MultiAgentEpisode) -> str:
+    def _choose(self, agent_id: Any, episode: MultiAgentEpisode) -> str:
         """Return the module of an agent in a new episode.
 
         Raises:
             ConfigError: If the user's function returns one in which the agent has no row.
         """
-        rows = self.rows
+        rows, agent = self.rows, str(agent_id)
         if self._mapping_fn is None or not rows.may_change:
             return rows.mapping[agent]
         try:

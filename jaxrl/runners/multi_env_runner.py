@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxrl.assembly.multi_agent import make_multi_policy_step
-from jaxrl.callbacks import CallbackList
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
+from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostFault
-from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
-from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector, make_multi_vector
+from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
+from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.runners.agent_slots import AgentSlots
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
+from jaxrl.runners.episode_tracker import EPISODE_HOOKS
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
@@ -28,6 +28,7 @@ from jaxrl.runners.multi_host_policy import MultiHostPolicy
 from jaxrl.runners.multi_records import AgentTallies, FragmentRecords
 from jaxrl.runners.multi_rows import CompletedRows, RowStep
 from jaxrl.runners.multi_state import AgentStepArrays, ModuleState
+from jaxrl.runners.multi_tracker import MultiEnvsView, MultiEpisodeTracker
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.runtime.program import Program
 from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
@@ -113,6 +114,27 @@ class MultiEnvRunner(FormerNames):
         self._env_seconds = 0.0
         self._faults: list[RunnerFault] = []
         self.metrics = MetricsLogger()
+        self.env = MultiEnvsView(vector)
+        self._tracker: MultiEpisodeTracker | None = None
+        if hooks is not None:
+            self._init_hooks(hooks)
+
+    def _init_hooks(self, hooks: RunnerHooks) -> None:
+        if any(hooks.has_listeners(hook) for hook in EPISODE_HOOKS):
+            lookback = self.config.env_runners_settings.episode_lookback_horizon
+            self._tracker = MultiEpisodeTracker(self, hooks, lookback)
+        context = EnvContext(
+            self.config.environment_settings.env_config,
+            worker_index=self.worker_index,
+            num_workers=self.num_workers,
+        )
+        hooks.call(
+            "on_environment_created",
+            env_runner=self,
+            metrics_logger=self.metrics,
+            env=self.env,
+            env_context=context,
+        )
 
     def _make_modules(self) -> dict[str, ModuleState]:
         """Return the rows of every module, of no agent yet."""
@@ -125,7 +147,9 @@ class MultiEnvRunner(FormerNames):
         }
         return {
             m: ModuleState(
-                *(jax.tree.leaves(tree[m]) for tree in (obs, outputs, carry)),
+                jax.tree.leaves(obs[m]),
+                jax.tree.leaves(outputs[m]),
+                jax.tree.leaves(carry[m]),
                 len(self._slots.members[m]),
                 is_fixed=is_fixed,
             )
@@ -145,6 +169,18 @@ class MultiEnvRunner(FormerNames):
     def get_spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
         """Return `spaces`."""
         return self.spaces
+
+    def find_row(self, env: int, agent: str) -> tuple[str, int]:
+        """Return the module that plays an agent in an environment's episode, and its row there."""
+        return self._slots.find(env, agent)
+
+    def get_episode(self, env: int) -> MultiAgentEpisode:
+        """Return the ongoing episode of an environment; it has data only if callbacks need them."""
+        return self._slots.episodes[env]
+
+    def set_episode(self, env: int, episode: MultiAgentEpisode) -> None:
+        """Replace the ongoing episode by its next chunk."""
+        self._slots.episodes[env] = episode
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of all modules to act with."""
@@ -194,8 +230,11 @@ class MultiEnvRunner(FormerNames):
         obs = [leaf for own in self._modules.values() for leaf in own.obs]
         words = self._policy.act(obs, self._make_prev())
         acted = {m: own.get_active(self._paused) for m, own in self._modules.items()}
-        actions = self._split_actions(self._policy.unpack_env_action(words), acted)
-        self._begin_rows(part, acted, self._policy.unpack_rows(words))
+        actions = self._slots.split_actions(self._policy.unpack_env_action(words), acted)
+        outputs = self._policy.unpack_rows(words)
+        self._begin_rows(part, acted, outputs)
+        if self._tracker is not None:
+            self._tracker.begin_steps(actions, outputs)
         begin = time.perf_counter()
         steps = self.vector.step(actions)
         self._env_seconds += time.perf_counter() - begin
@@ -203,21 +242,6 @@ class MultiEnvRunner(FormerNames):
             for m, own in self._modules.items():
                 part.plays[m].append(own.plays.copy())
         self._finish_step(t, part, acted, steps)
-
-    def _split_actions(
-        self, actions: dict[str, PyTree], acted: dict[str, Bool[np.ndarray, " R"]]
-    ) -> list[dict[str, PyTree]]:
-        """Return the actions of each copy's agents that act."""
-        by_env: list[dict[str, PyTree]] = [{} for _ in range(self.num_envs)]
-        for m, active in acted.items():
-            size = self._modules[m].size
-            for row in np.flatnonzero(active):
-                env, agent = self._slots.get_agent(m, int(row))
-                place = int(row) % size
-                by_env[env][agent] = jax.tree.map(
-                    lambda x, env=env, place=place: x[env, place], actions[m]
-                )
-        return by_env
 
     def _begin_rows(
         self, part: _Part, acted: dict[str, Bool[np.ndarray, " R"]], outputs: dict[str, PyTree]
@@ -254,13 +278,15 @@ class MultiEnvRunner(FormerNames):
             own.reward = part.rows[m].get_latest_reward(own.reward)
             own.is_first |= rows[m].terminated | rows[m].truncated
             own.acts &= np.repeat(self._paused, own.size)
-        self._tallies.add(happened, self._find_actors(acted))
+        self._tallies.add(happened, self._slots.find_actors(acted))
         part.records.add(t, happened, self._tallies)
         for copy in steps:
             for fault in copy.faults:
                 part.records.add_fault(t, fault)
                 self._faults.append(self._make_runner_fault(fault))
         self._tallies.clear_ended(happened, failed)
+        if self._tracker is not None:
+            self._tracker.add_steps(steps, self._paused)
         for env, copy in enumerate(steps):
             self._observe_next(env, copy)
 
@@ -285,14 +311,6 @@ class MultiEnvRunner(FormerNames):
         for m in rows:
             rows[m].reward[:] = self.policy_step.rows.select(cast("Any", reward), m)
 
-    def _find_actors(self, acted: dict[str, Bool[np.ndarray, " R"]]) -> Bool[np.ndarray, "B A"]:
-        """Return which agents acted in each environment, in whatever module."""
-        layout = self.policy_step.rows
-        found = np.zeros((self.num_envs, len(layout.agents)), np.bool_)
-        for m, active in acted.items():
-            found[:, layout.get_positions(m)] |= active.reshape(self.num_envs, -1)
-        return found
-
     def _observe_next(self, env: int, copy: CopyStep) -> None:
         """Set what a copy's agents act on next, in a new episode if one begins."""
         if copy.start is not None:
@@ -306,8 +324,12 @@ class MultiEnvRunner(FormerNames):
         for own in self._modules.values():
             own.begin_episode(env)
         self._slots.begin_episode(env)
+        if self._tracker is not None:
+            self._tracker.create_episode(env)
         for agent, obs in start.obs.items():
             self._observe(env, agent, obs)
+        if self._tracker is not None:
+            self._tracker.start_episode(env, start)
 
     def _observe(self, env: int, agent: str, obs: PyTree) -> None:
         m, row = self._slots.find(env, agent)
@@ -340,6 +362,8 @@ class MultiEnvRunner(FormerNames):
             plays={m: np.stack(plays) for m, plays in part.plays.items()} if may_change else None,
         )
         self._transition_count = self._transition_count + taken.astype(np.uint32)
+        if self._tracker is not None:
+            self._tracker.finish_fragment()
         lost = sum(rows.num_lost for rows in part.rows.values())
         self.num_agent_steps_lost += lost
         self._next_number += 1
@@ -404,13 +428,29 @@ class MultiEnvRunner(FormerNames):
         if state["env"] is None:
             self._reset(make_episode_seeds(self.seed, self.env_index, self._transition_count))
             return
-        self._reset(None)
+        self.num_agent_steps_lost += sum(own.clear() for own in self._modules.values())
+        self.vector.reset()
+        self._is_reset = True
         self.vector.set_state(state["env"])
         self._tallies.set_state(state["tallies"])
         self._slots.set_state(state["played_by"])
         for m, own in self._modules.items():
             own.set_state(state["modules"][m])
         self._policy.set_carry(self._by_row(state["carry"]))
+        if self._tracker is not None:
+            for env in range(self.num_envs):
+                length = int(self._tallies.episode_length[env])
+                self._tracker.resume_episode(env, length, self._get_observed(env))
+
+    def _get_observed(self, env: int) -> dict[str, PyTree]:
+        """Return what an environment's agents act on next, as modules observe it."""
+        observed: dict[str, PyTree] = {}
+        for m, own in self._modules.items():
+            unflatten = self._structures[m][0].unflatten
+            for row in np.flatnonzero(own.acts[own.get_rows(env)]) + env * own.size:
+                _, agent = self._slots.get_agent(m, int(row))
+                observed[agent] = unflatten([leaf[row].copy() for leaf in own.obs])
+        return observed
 
     def _by_env(self, tree: PyTree) -> PyTree:
         """Return rows `[B * agents, ...]` as `[B, agents, ...]`, so that runners can be joined."""
@@ -429,50 +469,8 @@ class MultiEnvRunner(FormerNames):
 
     def run_episodes(self, share: EvalShare) -> EvalEpisodes:
         """Play a share of an evaluation."""
-        return play_share(self, share)
+        return play_share(self, share, rows=self.policy_step.rows)
 
     def close(self) -> None:
         """Close the environments; safe to call more than once."""
         self.vector.close()
-
-
-def make_multi_env_runner(
-    config: "AlgorithmConfig",
-    made: MadeMultiHostEnv,
-    *,
-    worker_index: int = 0,
-    num_workers: int = 0,
-    num_envs: int,
-    first_env_index: int,
-    seed: int | None = None,
-    explore: bool | None = None,
-    hooks: RunnerHooks | None = None,
-) -> MultiEnvRunner:
-    """Create the runner of a config for several agents; see `make_env_runner`.
-
-    Raises:
-        JaxrlError: If the environment or a module cannot be created.
-    """
-    environment = config.environment_settings
-    vector = make_multi_vector(
-        made,
-        num_envs=num_envs,
-        first_index=first_env_index,
-        worker_index=worker_index,
-        num_workers=num_workers,
-        seed=config.debugging_settings.run_seed if seed is None else seed,
-        restart_failed=config.fault_tolerance_settings.restart_failed_sub_environments,
-        check=not environment.disable_env_checking,
-        validate_env=environment.validate_env,
-    )
-    return MultiEnvRunner(
-        config=config,
-        vector=vector,
-        policy_step=make_multi_policy_step(config, made),
-        env_index=np.arange(first_env_index, first_env_index + num_envs, dtype=np.int32),
-        worker_index=worker_index,
-        num_workers=num_workers,
-        seed=seed,
-        explore=explore,
-        hooks=CallbackList(config.callbacks_settings) if hooks is None else hooks,
-    )

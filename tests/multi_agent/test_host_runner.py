@@ -18,7 +18,6 @@ from jaxrl.training.multi_agent import MultiAgentRunner
 from tests.multi_agent.test_rollout import (
     AGENTS,
     NUM_ENVS,
-    NUM_STEPS,
     make_runner,
     roll,
     watch,
@@ -65,9 +64,7 @@ class Playback(MultiAgentEnv):
         )
 
 
-def make_host_runner(
-    runner: MultiAgentRunner, state: PyTree, seen: list[Any]
-) -> MultiEnvRunner:
+def make_host_runner(runner: MultiAgentRunner, state: PyTree, seen: list[Any]) -> MultiEnvRunner:
     """Return a runner that plays the recorded environments with the same parameters and keys."""
     made = MadeMultiHostEnv(
         id="playback",
