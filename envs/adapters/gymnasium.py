@@ -189,7 +189,7 @@ def _describe_env(
     request: EnvRequest,
     *,
     vector: Callable[[int, EnvContext], VectorEnv[Any, Any, Any]] | None = None,
-    env: gymnasium.Env[Any, Any] | None = None,
+    env: Any = None,
 ) -> MadeAny:
     """Read spaces and limits of one environment, and close it."""
     if env is None:

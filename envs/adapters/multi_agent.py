@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxrl.envs.adapters.host_creators import Creator
 from jaxrl.envs.adapters.jaxmarl import make_jaxmarl
+from jaxrl.envs.adapters.openspiel import find_openspiel
 from jaxrl.envs.adapters.pettingzoo import find_pettingzoo, get_package
 from jaxrl.envs.adapters.pgx import make_pgx
 from jaxrl.envs.multi.base import MultiAgentJaxEnv
@@ -16,7 +17,10 @@ Maker = Callable[[str, Mapping[str, Any]], MultiAgentJaxEnv[Any, Any]]
 MULTI_ADAPTERS: dict[str, Maker] = {"jaxmarl": make_jaxmarl, "pgx": make_pgx}
 """Functions of an id without its prefix and of the package's arguments, by prefix."""
 
-HOST_ADAPTERS: dict[str, Callable[[str], Creator]] = {"pettingzoo": find_pettingzoo}
+HOST_ADAPTERS: dict[str, Callable[[str], Creator]] = {
+    "openspiel": find_openspiel,
+    "pettingzoo": find_pettingzoo,
+}
 """Functions of an id without its prefix that return the creator of a Python environment, by prefix."""
 
 
