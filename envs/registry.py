@@ -12,7 +12,13 @@ import gymnasium
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters import gymnasium as gymnasium_adapter
 from jaxrl.envs.adapters import gymnax as gymnax_adapter
-from jaxrl.envs.adapters.multi_agent import MULTI_ADAPTERS, make_adapted
+from jaxrl.envs.adapters.multi_agent import (
+    HOST_ADAPTERS,
+    MULTI_ADAPTERS,
+    find_host_package,
+    make_adapted,
+)
+from jaxrl.envs.adapters.pettingzoo import is_pettingzoo, is_pettingzoo_class
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.catalog import (
     BUILTIN_ENVS,
@@ -46,7 +52,7 @@ EnvSpec: TypeAlias = str | EnvClass | AnyEnv | EnvCreator
 _registered: dict[str, EnvCreator | EnvClass] = {}
 _CATALOG = {**BUILTIN_ENVS, **BUILTIN_MULTI_ENVS, **BUILTIN_HOST_ENVS}
 
-RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl", *MULTI_ADAPTERS)
+RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl", *MULTI_ADAPTERS, *HOST_ADAPTERS)
 
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 _GYMNASIUM_ID = re.compile(r"([\w.]+:)?([\w.-]+/)?[\w.-]+-v\d+")
@@ -133,7 +139,7 @@ def is_multi_agent_spec(spec: object) -> bool:
         name = spec.removeprefix("jaxrl:")
         if spec in _registered:
             return is_multi_agent_spec(_registered[spec])
-        if spec.split(":")[0] in MULTI_ADAPTERS and ":" in spec:
+        if spec.split(":")[0] in (*MULTI_ADAPTERS, *HOST_ADAPTERS) and ":" in spec:
             return True
         if name in _CATALOG:
             return name in BUILTIN_MULTI_ENVS
@@ -146,8 +152,9 @@ def is_multi_agent_spec(spec: object) -> bool:
         except (EnvError, UnknownNameError):  # raised again when it is made
             return False
     if isinstance(spec, type):
-        return issubclass(spec, MultiAgentJaxEnv) or is_multi_agent_class(spec)
-    return isinstance(spec, MultiAgentJaxEnv) or is_multi_agent_env(spec)
+        is_host = is_multi_agent_class(spec) or is_pettingzoo_class(spec)
+        return is_host or issubclass(spec, MultiAgentJaxEnv)
+    return isinstance(spec, MultiAgentJaxEnv) or is_multi_agent_env(spec) or is_pettingzoo(spec)
 
 
 def make(
@@ -292,6 +299,10 @@ def _from_string(spec: str, request: EnvRequest) -> Made:
         env = make_adapted(prefix, name, request.context, request.max_episode_steps)
         made, note = _wrap(env, None, spec, request), getattr(env, "note", None)
         return made if note is None else _with_note(made, note)
+    if prefix in HOST_ADAPTERS and name:
+        create = HOST_ADAPTERS[prefix](name)
+        env = gymnasium_adapter.create_env(spec, create, request.context)
+        return gymnasium_adapter.from_creator(create, env, request, spec)
     if spec in gymnax_adapter.ENV_IDS:
         made = _from_class(gymnax_adapter.get_env_class(spec), request, spec)
         return _with_note(made, f"{spec}: gymnax's implementation.")
@@ -316,6 +327,8 @@ def find_imports(spec: str) -> tuple[str | None, str | None]:
     )
     if known or (prefix in ("jaxrl", "gymnax", *MULTI_ADAPTERS) and name):
         return None, None
+    if prefix in HOST_ADAPTERS and name:
+        return find_host_package(prefix, name), None
     if prefix == "gymnasium" and name:
         return name.rpartition(":")[0] or None, None
     if _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.has_env(spec):

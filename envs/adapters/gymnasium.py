@@ -25,6 +25,7 @@ from jaxrl.envs.adapters.host_creators import (
 from jaxrl.envs.adapters.host_multi import describe_multi_env, find_multi_agent_layer
 from jaxrl.envs.adapters.host_spaces import describe_casts, log_warnings, to_runner_space, warn_once
 from jaxrl.envs.adapters.host_state import get_time_limit
+from jaxrl.envs.adapters.pettingzoo import is_pettingzoo, is_pettingzoo_class, wrap_pettingzoo
 from jaxrl.envs.catalog import BUILTIN_ENVS
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import EnvRequest, MadeHostEnv
@@ -64,13 +65,15 @@ def is_multi_agent_id(env_id: str) -> bool:
 
 
 def is_host_env(env: object) -> bool:
-    """Return whether this is a Python environment: gymnasium's, RLlib's, or of the old gym package."""
-    return isinstance(env, gymnasium.Env) or is_multi_agent_env(env) or _is_old_gym(type(env))
+    """Return whether this is a Python environment: of gymnasium, RLlib, PettingZoo or old gym."""
+    is_host = isinstance(env, gymnasium.Env) or is_multi_agent_env(env) or is_pettingzoo(env)
+    return is_host or _is_old_gym(type(env))
 
 
 def is_host_class(cls: type) -> bool:
     """Return whether instances are Python environments, as `is_host_env`."""
-    return issubclass(cls, gymnasium.Env) or is_multi_agent_class(cls) or _is_old_gym(cls)
+    is_host = issubclass(cls, gymnasium.Env) or is_multi_agent_class(cls)
+    return is_host or is_pettingzoo_class(cls) or _is_old_gym(cls)
 
 
 def from_id(env_id: str, request: EnvRequest, name: str) -> MadeAny:
@@ -186,11 +189,12 @@ def _describe_env(
     request: EnvRequest,
     *,
     vector: Callable[[int, EnvContext], VectorEnv[Any, Any, Any]] | None = None,
-    env: gymnasium.Env[Any, Any] | None = None,
+    env: Any = None,
 ) -> MadeAny:
     """Read spaces and limits of one environment, and close it."""
     if env is None:
         env = create_env(env_id, create, request.context)
+    env = wrap_pettingzoo(env)
     if find_multi_agent_layer(env) is not None:
         return describe_multi_env(env_id, create, request, env)
     try:
@@ -225,7 +229,7 @@ def create_env(env_id: str, create: Creator, context: EnvContext) -> gymnasium.E
     Raises:
         EnvError: If its creator raises, or returns anything else.
     """
-    env = call_creator(env_id, create, context)
+    env: Any = wrap_pettingzoo(call_creator(env_id, create, context))
     _refuse_old_gym(type(env), env_id)
     if not isinstance(env, gymnasium.Env) and not is_multi_agent_env(env):
         raise EnvError(f"The creator of {env_id} must return a gymnasium.Env, got {env!r}.")

@@ -8,6 +8,7 @@ from jaxrl.envs.adapters.barrier import close_quietly
 from jaxrl.envs.adapters.host_creators import Creator, TimeLimitCreator
 from jaxrl.envs.adapters.host_spaces import describe_casts
 from jaxrl.envs.adapters.host_state import get_time_limit, unwrap_layers
+from jaxrl.envs.adapters.pettingzoo import wrap_pettingzoo
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import EnvRequest
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
@@ -26,7 +27,7 @@ class MultiAgentCreator:
     create: Callable[[EnvContext], Any]
 
     def __call__(self, context: EnvContext) -> MultiAgentEnv:
-        env = find_multi_agent_layer(self.create(context))
+        env = find_multi_agent_layer(wrap_pettingzoo(self.create(context)))
         assert env is not None  # it was found when the creator was first called
         return env
 

@@ -88,10 +88,8 @@ class HostCopies(MultiAgentEnv):
 
     def render(self) -> np.ndarray | None:
         """Return the copies' pictures side by side, None if they have none."""
-        frames = [env.render() for env in self.envs]
-        if not all(isinstance(frame, np.ndarray) for frame in frames):
-            return None
-        return np.concatenate(frames, axis=1)
+        frames = [frame for env in self.envs if isinstance(frame := env.render(), np.ndarray)]
+        return np.concatenate(frames, axis=1) if len(frames) == len(self.envs) else None
 
     def close(self) -> None:
         for env in self.envs:

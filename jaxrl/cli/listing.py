@@ -24,6 +24,7 @@ from jaxrl.testing import check_env
 _OTHER_ENVS = (
     "",
     "and those of pgx and JaxMARL, of several agents: pgx:connect_four, jaxmarl:SMAX, ...",
+    "and in Python, of PettingZoo and OpenSpiel: pettingzoo:sisl/pursuit_v5, openspiel:leduc_poker, ...",
     "and every gymnasium id, stepped on the host: LunarLander-v3, ALE/Pong-v5, ...",
     "and your own: a name passed to register_env, module:Id-v0 or module:Class",
 )
