@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 AgentID: TypeAlias = Hashable
 """Id of an agent in a user's dictionaries: a string or an int."""
-AgentDict: TypeAlias = "dict[Any, Any]"
+AgentDict: TypeAlias = dict[Any, Any]
 """Values by the id of their agent."""
 
 COMMON = "__common__"

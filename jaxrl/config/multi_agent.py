@@ -61,9 +61,11 @@ class AgentMapping:
 class _EpisodeStub:
     """Episode that a mapping function is called with; it exists before anything is played."""
 
-    def __init__(self, index: int) -> None:
-        self.id_, self.episode_id, self.env_index = f"episode_{index}", index, index
+    def __init__(self, index: int, *, on_host: bool) -> None:
+        self.id_ = f"episode_{index}"
         self.env_t = self.env_t_started = 0
+        if not on_host:
+            self.episode_id = self.env_index = index
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -282,7 +284,8 @@ def _find_choices(
 def _call_often(function: Mapped, agent: str, *, on_host: bool) -> tuple[str, ...]:
     """Return all modules that a user's function gives an agent in several calls."""
     number = _NUM_HOST_CALLS if on_host else _NUM_CALLS
-    found = [_call_once(function, agent, index) for index in range(number) for _ in range(2)]
+    stubs = [_EpisodeStub(index, on_host=on_host) for index in range(number)]
+    found = [_call_once(function, agent, stub) for stub in stubs for _ in range(2)]
     for module in found:
         if not isinstance(module, str):
             raise ConfigError(
@@ -291,12 +294,12 @@ def _call_often(function: Mapped, agent: str, *, on_host: bool) -> tuple[str, ..
     return tuple(sorted({str(module) for module in found}))
 
 
-def _call_once(function: Mapped, agent: str, index: int) -> object:
+def _call_once(function: Mapped, agent: str, episode: _EpisodeStub) -> object:
     """Call a mapping function; agents of numbers are numbers to it, as RLlib's are."""
     names: list[Any] = [int(agent), agent] if agent.isdecimal() else [agent]
     for name in names:
         try:
-            return function(name, _EpisodeStub(index))
+            return function(name, episode)
         except Exception as error:
             if name is not names[-1]:
                 continue

@@ -48,7 +48,7 @@ class AgentSlots:
     def make_episode(self, row: int) -> MultiAgentEpisode:
         """Make a new episode of an environment, in which modules are chosen anew."""
         self._modules[row] = {}
-        return MultiAgentEpisode(self._choose, int(self.env_index[row]))
+        return MultiAgentEpisode(agent_to_module_mapping_fn=self._choose)
 
     def begin_episode(self, row: int) -> MultiAgentEpisode:
         """Replace the episode of an environment by a new one."""
@@ -107,12 +107,14 @@ class AgentSlots:
         """Restore what `get_state` returned, for new objects of the episodes."""
         modules = self.rows.modules
         for row, chosen in enumerate(np.asarray(state)):
-            episode = self.begin_episode(row)
             named = {
                 agent: modules[chosen[i]] for agent, i in self.position.items() if chosen[i] >= 0
             }
             self._modules[row] = named
-            episode.set_modules({self._get_own_id(row, a): m for a, m in named.items()})
+            self.episodes[row] = MultiAgentEpisode(
+                agent_module_ids={self._get_own_id(row, a): m for a, m in named.items()},
+                agent_to_module_mapping_fn=self._choose,
+            )
 
     def _choose(self, agent_id: Any, episode: MultiAgentEpisode) -> str:
         """Return the module of an agent in a new episode.

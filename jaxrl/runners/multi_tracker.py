@@ -11,7 +11,7 @@ from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
-from jaxrl.episodes import MultiAgentEpisode, SingleAgentEpisode
+from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.runners.hooks import RunnerHooks
 
 if TYPE_CHECKING:
@@ -40,13 +40,6 @@ class MultiEnvsView:
         return self
 
 
-class _Hanging:
-    """Action of an agent whose step is not complete, with what has been paid for it so far."""
-
-    def __init__(self, action: PyTree, extra: dict[str, PyTree]) -> None:
-        self.action, self.extra, self.reward = action, extra, 0.0
-
-
 class MultiEpisodeTracker:
     """Builder of each environment's episode that calls the episode hooks, in RLlib's order.
 
@@ -57,25 +50,25 @@ class MultiEpisodeTracker:
     def __init__(self, runner: "MultiEnvRunner", hooks: RunnerHooks, lookback: int) -> None:
         self._runner, self._hooks, self._lookback = runner, hooks, lookback
         rows = range(runner.num_envs)
-        self._hanging: list[dict[Any, _Hanging]] = [{} for _ in rows]
+        self._actions: list[dict[Any, PyTree]] = [{} for _ in rows]
+        self._outputs: list[dict[Any, dict[str, PyTree]]] = [{} for _ in rows]
         self._chunks: list[list[MultiAgentEpisode]] = [[] for _ in rows]
         self._done: list[MultiAgentEpisode] = []
 
     def create_episode(self, row: int) -> None:
         """Call the hook of an episode that has just been made, before the reset."""
-        self._hanging[row], self._chunks[row] = {}, []
+        self._chunks[row] = []
         self._call_hook("on_episode_created", row)
 
     def start_episode(self, row: int, start: HostMultiStart) -> None:
         """Add the observations of a reset."""
-        for agent, obs in start.obs.items():
-            self._begin_agent(row, agent, obs, start.infos.get(agent))
+        self._get(row).add_env_reset(
+            observations=self._name(row, start.obs), infos=self._name(row, start.infos)
+        )
         self._call_hook("on_episode_start", row)
 
     def begin_steps(
-        self,
-        actions: Sequence[Mapping[str, PyTree]],
-        outputs: Mapping[str, dict[str, PyTree]],
+        self, actions: Sequence[Mapping[str, PyTree]], outputs: Mapping[str, dict[str, PyTree]]
     ) -> None:
         """Add the actions of a vector step, before it is taken.
 
@@ -84,11 +77,13 @@ class MultiEpisodeTracker:
             outputs: What each module recorded, by column, `[R, ...]`.
         """
         for row, acting in enumerate(actions):
+            self._actions[row], self._outputs[row] = {}, {}
             for agent in acting:
                 module, place = self._runner.find_row(row, agent)
                 own = jax.tree.map(lambda x, place=place: np.array(x[place]), outputs[module])
-                action = own.pop(Columns.ACTIONS)
-                self._hanging[row][agent] = _Hanging(action, own)
+                name = self._get_id(row, agent)
+                self._actions[row][name] = own.pop(Columns.ACTIONS)
+                self._outputs[row][name] = own
 
     def add_steps(self, steps: Sequence[CopyStep], paused: Bool[np.ndarray, " B"]) -> None:
         """Add the results of a vector step; the episodes that it ends are still the current ones."""
@@ -102,56 +97,22 @@ class MultiEpisodeTracker:
                 self._done.append(self._get(row).to_numpy())
 
     def _add_step(self, row: int, step: HostMultiStep) -> None:
-        episode, hanging = self._get(row), self._hanging[row]
-        episode.env_t += 1
-        for agent, reward in step.reward.items():
-            if agent in hanging:
-                hanging[agent].reward += reward
-            else:
-                episode.add_reward_without_action(reward)
-        for agent in step.present:
-            terminated, truncated = step.terminated[agent], step.truncated[agent]
-            if agent in hanging and (terminated or truncated or step.acts[agent]):
-                self._finish_agent(row, agent, step)
-        for agent in step.joined:
-            self._begin_agent(row, agent, step.obs[agent], step.infos.get(agent))
-        episode.is_terminated, episode.is_truncated = step.terminated[ALL], step.truncated[ALL]
-
-    def _finish_agent(self, row: int, agent: str, step: HostMultiStep) -> None:
-        """Complete the step of an agent."""
-        began = self._hanging[row].pop(agent)
-        own = self._get(row).agent_episodes[self._get_id(row, agent)]
-        obs = step.obs[agent] if agent in step.obs else own.get_observations(-1)
-        own.add_env_step(
-            jax.tree.map(np.array, obs),
-            began.action,
-            began.reward,
-            step.infos.get(agent, {}),
-            terminated=step.terminated[agent],
-            truncated=step.truncated[agent],
-            extra_model_outputs=began.extra,
+        self._get(row).add_env_step(
+            self._name(row, step.obs),
+            self._actions[row],
+            self._name(row, step.reward),
+            self._name(row, step.infos),
+            terminateds=self._name(row, step.terminated),
+            truncateds=self._name(row, step.truncated),
+            extra_model_outputs=self._outputs[row],
         )
-
-    def _begin_agent(self, row: int, agent: str, obs: PyTree, info: dict[str, Any] | None) -> None:
-        episode, name = self._get(row), self._get_id(row, agent)
-        module = episode.module_for(name)
-        before = episode.agent_episodes.get(name)
-        if before is not None and len(before):
-            episode.ended_agent_episodes.append(before)
-        policy = self._runner.policy_step.policies[module]
-        own = SingleAgentEpisode(
-            observation_space=policy.obs_pipeline.space,
-            action_space=policy.action_pipeline.module_space,
-        )
-        own.add_env_reset(jax.tree.map(np.array, obs), info or {})
-        episode.agent_episodes[name] = own
 
     def finish_fragment(self) -> list[MultiAgentEpisode]:
         """Return the episodes and chunks since the last call; ongoing episodes are cut here."""
         samples, self._done = self._done, []
         for row in range(self._runner.num_envs):
             episode = self._get(row)
-            if len(episode) == 0:
+            if len(episode) == 0 or episode.is_done or not episode.is_reset:
                 continue
             self._runner.set_episode(row, episode.cut(self._lookback))
             chunk = episode.to_numpy()
@@ -171,13 +132,24 @@ class MultiEpisodeTracker:
         Args:
             row: The environment.
             length: Number of steps of the episode.
-            obs: What the agents observe that have observed anything.
+            obs: What the agents observe that act next.
         """
-        self._hanging[row], self._chunks[row] = {}, []
-        episode = self._get(row)
-        episode.env_t = episode.env_t_started = length
-        for agent, value in obs.items():
-            self._begin_agent(row, agent, value, None)
+        self._chunks[row] = []
+        before = self._get(row)
+        modules = {name: before.module_for(name) for name in self._name(row, obs)}
+        episode = MultiAgentEpisode(
+            before.id_,
+            observations=[self._name(row, obs)] if obs else None,
+            env_t_started=length,
+            len_lookback_buffer=0,
+            agent_module_ids=modules,
+            agent_to_module_mapping_fn=before.agent_to_module_mapping_fn,
+        )
+        self._runner.set_episode(row, episode)
+
+    def _name(self, row: int, values: Mapping[str, Any]) -> dict[Any, Any]:
+        """Return values by the environment's own ids, which may be ints."""
+        return {name if name == ALL else self._get_id(row, name): x for name, x in values.items()}
 
     def _get(self, row: int) -> MultiAgentEpisode:
         return self._runner.get_episode(row)

@@ -11,8 +11,10 @@ import pytest
 from jaxrl import Algorithm
 from jaxrl.algorithms.a2c import A2CConfig
 from jaxrl.algorithms.appo import APPOConfig
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.algorithms.sac import SACConfig
 from jaxrl.errors import ConfigError, EnvError
 from tests.multi_agent.host_envs import Duel, Forgetful
 
@@ -224,12 +226,40 @@ def test_other_on_policy_algorithms_train_every_module(config_class: Any) -> Non
     )
     with config.build() as algorithm:
         before = get_leaves(algorithm)
-        for _ in range(4):
+        for _ in range(6):  # a circular buffer is filled first
             result = algorithm.train()
         after = get_leaves(algorithm)
     assert any(np.any(one != other) for one, other in zip(before, after, strict=True))
     for m in ("one", "two"):
         assert result["learners"][m]["num_module_steps_trained"] > 0
+
+
+@pytest.mark.parametrize(
+    "config_class", [DQNConfig, pytest.param(SACConfig, marks=pytest.mark.slow)]
+)
+def test_every_module_replays_its_own_rows(config_class: Any, tmp_path: Path) -> None:
+    config = (
+        config_class()
+        .environment(Duel)
+        .env_runners(num_envs_per_env_runner=4, rollout_fragment_length=6)
+        .training(train_batch_size=8, num_steps_sampled_before_learning_starts=20)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .multi_agent(mapping=MAPPING)
+        .debugging(loggers=[], seed=5)
+    )
+    with config.build() as algorithm:
+        for _ in range(4):
+            result = algorithm.train()
+        path = algorithm.save(str(tmp_path / "saved"))
+        expected = algorithm.train()
+    for m, agent in (("one", "left"), ("two", "right")):
+        stored = result["replay_buffer"][m]["num_module_steps_stored"]
+        sampled = result["env_runners"]["num_agent_steps_sampled_lifetime"][agent]
+        assert stored == sampled > 0
+        assert result["learners"][m]["num_updates_lifetime"] > 0
+    with Algorithm.from_checkpoint(path) as resumed:
+        found = resumed.train()
+    assert found["learners"] == expected["learners"]
 
 
 @pytest.mark.parametrize(
