@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxrl.envs.adapters.barrier import StepFailedRecreateEnvError
+    from jaxrl.envs.adapters.openspiel import OpenSpielEnv
+    from jaxrl.envs.adapters.pettingzoo import ParallelPettingZooEnv, PettingZooEnv
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.host import MadeHostEnv
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from jaxrl.envs.multi.copies import make_multi_agent
     from jaxrl.envs.multi.groups import group_agents
     from jaxrl.envs.multi.host_env import MultiAgentEnv
+    from jaxrl.envs.multi.host_groups import GroupedAgents
     from jaxrl.envs.multi.host_made import MadeMultiHostEnv
     from jaxrl.envs.multi.made import MadeMultiEnv, MultiTimeLimit
     from jaxrl.envs.registry import (
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckedMultiAgentEnv",
     "EnvContext",
+    "GroupedAgents",
     "JaxEnv",
     "MadeEnv",
     "MadeHostEnv",
@@ -41,6 +45,9 @@ __all__ = [
     "MultiStart",
     "MultiStep",
     "MultiTimeLimit",
+    "OpenSpielEnv",
+    "ParallelPettingZooEnv",
+    "PettingZooEnv",
     "StepFailedRecreateEnvError",
     "TaskSettableEnv",
     "TimeLimit",
@@ -58,6 +65,7 @@ __all__ = [
 _HOME = {
     "CheckedMultiAgentEnv": "jaxrl.envs.multi.checked",
     "EnvContext": "jaxrl.envs.context",
+    "GroupedAgents": "jaxrl.envs.multi.host_groups",
     "JaxEnv": "jaxrl.envs.base",
     "MadeEnv": "jaxrl.envs.registry",
     "MadeHostEnv": "jaxrl.envs.host",
@@ -68,6 +76,9 @@ _HOME = {
     "MultiStart": "jaxrl.envs.multi.base",
     "MultiStep": "jaxrl.envs.multi.base",
     "MultiTimeLimit": "jaxrl.envs.multi.made",
+    "OpenSpielEnv": "jaxrl.envs.adapters.openspiel",
+    "ParallelPettingZooEnv": "jaxrl.envs.adapters.pettingzoo",
+    "PettingZooEnv": "jaxrl.envs.adapters.pettingzoo",
     "StepFailedRecreateEnvError": "jaxrl.envs.adapters.barrier",
     "TaskSettableEnv": "jaxrl.envs.task_settable",
     "TimeLimit": "jaxrl.envs.wrappers",
