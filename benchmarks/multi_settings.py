@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 OURS, JAXMARL = "jaxrl-multi", "jaxmarl"
+OURS_GAME, PGX_ADAPTER, PGX = "jaxrl-game", "jaxrl-pgx", "pgx"
 OURS_TRAINS, JAXMARL_TRAINS = "jaxrl-teams", "jaxmarl-trains"
 IPPO, VDN, QMIX = "IPPO", "VDN", "QMIX"
 SINGLE, ALONE, TWICE, PAIR = "single", "one agent", "twice the envs", "two agents"
@@ -26,6 +27,8 @@ TASKS: Mapping[str, tuple[str, str]] = {
 }
 """Ids of each task, jaxrl's and JaxMARL's."""
 SPREAD = TASKS["spread"]
+GAME = "connect-four"
+"""Task of pgx and of jaxrl, which also plays pgx's."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ class PlaySetting:
     """Random play of a task.
 
     Attributes:
-        task: Key of `TASKS`.
+        task: Key of `TASKS`, or `GAME`.
         num_envs: Number of copies.
         num_steps: Steps of each copy in a measurement.
     """
