@@ -1,7 +1,7 @@
 """An environment of several agents in Python with its contract checked at every call."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium
@@ -152,6 +152,25 @@ class CheckedMultiAgentEnv:
         self._count_idle(step)
         self._is_running = not step.is_over
         return step
+
+    def get_flags(self, agents: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return where the episode is, as arrays: counts, and who acts next and is present.
+
+        Args:
+            agents: Names of all agents that may take part.
+        """
+        return {
+            "counts": np.asarray([self.num_steps, self._idle_steps, self._is_running], np.int32),
+            "acts": np.asarray([agent in self._asked for agent in agents], np.bool_),
+            "present": np.asarray([agent in self._present for agent in agents], np.bool_),
+        }
+
+    def set_flags(self, agents: Sequence[str], flags: Mapping[str, np.ndarray]) -> None:
+        """Restore what `get_flags` returned, for an environment that has been set to that step."""
+        self.num_steps, self._idle_steps = int(flags["counts"][0]), int(flags["counts"][1])
+        self._is_running = bool(flags["counts"][2])
+        self._asked = {a: None for a, acts in zip(agents, flags["acts"], strict=True) if acts}
+        self._present = {a: None for a, here in zip(agents, flags["present"], strict=True) if here}
 
     def render(self) -> Any:
         """Return the environment's picture, None if there is none."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from jaxrl.config.settings.multi_agent import PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
-from jaxrl.envs.multi.base import MultiAgentJaxEnv
-from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_multi
+from jaxrl.core.spaces import is_same_space
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_any, make_multi
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.metrics import DEFAULT_MODULE
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _MODULE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _NUM_CALLS = 3
 """Number of episodes that a mapping function is asked about, to see whether it is constant."""
+_NUM_HOST_CALLS = 64
+"""The same on the host, where a function that draws is allowed."""
 
 Mapped = Callable[..., Any]
 
@@ -27,25 +30,42 @@ class AgentMapping:
     """Agents of a run with the module of each.
 
     Attributes:
-        mapping: Module of each agent, in the order of the environment's agents.
+        mapping: Module of each agent, in the order of the environment's agents; the first of those
+            that may play it.
         modules: All modules, sorted.
         trained: Modules that are trained.
+        choices: All modules that may play an agent, for agents whose module is chosen anew in every
+            episode.
     """
 
     mapping: dict[str, str]
     modules: tuple[str, ...]
     trained: frozenset[str]
+    choices: dict[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
+
+    def get_agents(self, module: str) -> tuple[str, ...]:
+        """Return the agents that a module may play."""
+        return tuple(
+            agent
+            for agent, mapped in self.mapping.items()
+            if module in self.choices.get(agent, (mapped,))
+        )
 
     def count_agents(self, module: str) -> int:
-        """Return the number of a module's agents in one environment."""
-        return sum(mapped == module for mapped in self.mapping.values())
+        """Return the number of rows of a module in one environment: the agents that it may play."""
+        return len(self.get_agents(module))
 
 
 class _EpisodeStub:
     """Episode that a mapping function is called with; it exists before anything is played."""
 
-    def __init__(self, index: int) -> None:
-        self.id_, self.episode_id, self.env_index = f"episode_{index}", index, index
+    def __init__(self, index: int, *, on_host: bool) -> None:
+        self.id_ = f"episode_{index}"
+        self.env_t = self.env_t_started = 0
+        if not on_host:
+            self.episode_id = self.env_index = index
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -58,12 +78,17 @@ def has_several_agents(config: "AlgorithmConfig") -> bool:
     settings = config.multi_agent_settings
     if settings.mapping is not None or _list_ids(settings.policies) not in ([], [DEFAULT_MODULE]):
         return True
+    if settings.policy_mapping_fn is not None:
+        return True
     env = config.environment_settings.env
     return env is not None and is_multi_agent_spec(env)
 
 
-def make_agents_env(config: "AlgorithmConfig") -> MadeMultiEnv:
-    """Make the environment of a config for several agents.
+AnyMadeMulti = MadeMultiEnv | MadeMultiHostEnv
+
+
+def make_agents_env(config: "AlgorithmConfig") -> AnyMadeMulti:
+    """Make the environment of a config for several agents, written in JAX or in Python.
 
     Raises:
         JaxrlError: If it cannot be made, or has a single agent.
@@ -74,19 +99,34 @@ def make_agents_env(config: "AlgorithmConfig") -> MadeMultiEnv:
             "env is not set: name one of several agents with .environment(env=...), or a class that "
             "make_multi_agent makes."
         )
-    return make_multi(
-        settings.env, settings.env_config, max_episode_steps=settings.max_episode_steps
-    )
+    limit = settings.max_episode_steps
+    made = make_any(settings.env, settings.env_config, max_episode_steps=limit)
+    if isinstance(made, MadeMultiHostEnv):
+        return made
+    return make_multi(settings.env, settings.env_config, max_episode_steps=limit)
 
 
-def resolve_agents(
-    config: "AlgorithmConfig", env: MultiAgentJaxEnv[Any, Any] | None = None
-) -> AgentMapping:
+def make_jax_agents_env(config: "AlgorithmConfig") -> MadeMultiEnv:
+    """Make the environment of a config whose agents are learned as one.
+
+    Raises:
+        JaxrlError: If it cannot be made, has a single agent, or is written in Python.
+    """
+    made = make_agents_env(config)
+    if isinstance(made, MadeMultiHostEnv):
+        raise ConfigError(
+            f"{config.algo_name} trains a team in the compiled program, and {made.id} is written in "
+            "Python: write it as a MultiAgentJaxEnv, or train its agents with PPO or DQN."
+        )
+    return made
+
+
+def resolve_agents(config: "AlgorithmConfig", made: AnyMadeMulti | None = None) -> AgentMapping:
     """Return the agents of a config, with the module of each.
 
     Args:
         config: Config of the run.
-        env: Its environment; None makes it where the config has no mapping.
+        made: Its environment; None makes it where the config has no mapping.
 
     Raises:
         ConfigError: If an agent has no module, or a module is unknown or not a valid id.
@@ -95,19 +135,24 @@ def resolve_agents(
     mapping, ids = settings.mapping, _list_ids(settings.policies)
     for module in ids:
         _check_module_id(module)
-    if env is None and mapping is None:
-        env = make_agents_env(config).env
-    agents = tuple(mapping or ()) if env is None else env.possible_agents
-    mapping = _map_agents(config, agents, ids)
-    modules = tuple(sorted(set(mapping.values()) | set(ids)))
-    unused = [module for module in modules if module not in mapping.values()]
+    if made is None and mapping is None:
+        made = make_agents_env(config)
+    agents = tuple(mapping or ()) if made is None else made.possible_agents
+    mapped = _map_agents(config, agents, made, ids)
+    choices = {agent: names for agent, names in mapped.items() if len(names) > 1}
+    played = {module for names in mapped.values() for module in names}
+    modules = tuple(sorted(played | set(ids)))
+    unused = [module for module in modules if module not in played]
     if unused:
         raise ConfigError(
             f"policies has {unused[0]!r}, which plays none of the agents {', '.join(agents)}: map an "
             "agent to it, or leave it out."
         )
     return AgentMapping(
-        mapping=mapping, modules=modules, trained=_find_trained(settings.policies_to_train, modules)
+        mapping={agent: names[0] for agent, names in mapped.items()},
+        modules=modules,
+        trained=_find_trained(settings.policies_to_train, modules),
+        choices=choices,
     )
 
 
@@ -132,28 +177,14 @@ def _check_module_id(module: str) -> None:
 
 
 def _map_agents(
-    config: "AlgorithmConfig", agents: tuple[str, ...], ids: list[str]
-) -> dict[str, str]:
+    config: "AlgorithmConfig", agents: tuple[str, ...], made: AnyMadeMulti | None, ids: list[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the modules that may play each agent, most often a single one."""
     settings = config.multi_agent_settings
     if settings.mapping is not None:
-        if settings.policy_mapping_fn is not None:
-            raise ConfigError(
-                "mapping and policy_mapping_fn both say which module plays an agent; set one."
-            )
-        unknown = next((agent for agent in settings.mapping if agent not in agents), None)
-        if unknown is not None:
-            raise ConfigError(
-                f"mapping names the agent {unknown!r}, but the environment has {', '.join(agents)}."
-                f"{did_you_mean(unknown, agents)}"
-            )
-        missing = next((agent for agent in agents if agent not in settings.mapping), None)
-        if missing is not None:
-            raise ConfigError(f"mapping has no module for the agent {missing!r}: add one.")
-        mapped = {agent: settings.mapping[agent] for agent in agents}
-        source = "mapping"
+        mapped, source = _read_mapping(config, agents, made), "mapping"
     elif settings.policy_mapping_fn is not None:
-        fn = settings.policy_mapping_fn
-        mapped = {agent: _call_mapping(fn, agent) for agent in agents}
+        mapped = _call_mapping(settings.policy_mapping_fn, agents, made, ids)
         source = "policy_mapping_fn"
     elif len(ids) > 1:
         raise ConfigError(
@@ -161,40 +192,114 @@ def _map_agents(
             f"such as {{{agents[0]!r}: {ids[0]!r}, ...}}, or policy_mapping_fn."
         )
     else:
-        mapped = dict.fromkeys(agents, ids[0] if ids else DEFAULT_MODULE)
+        mapped = dict.fromkeys(agents, (ids[0] if ids else DEFAULT_MODULE,))
         source = "policies"
-    for agent, module in mapped.items():
-        _check_module_id(module)
-        if ids and module not in ids:
-            raise ConfigError(
-                f"{source} gives the agent {agent!r} the module {module!r}, but policies has "
-                f"{', '.join(ids)}.{did_you_mean(module, ids)}"
-            )
+    for agent, modules in mapped.items():
+        for module in modules:
+            _check_module_id(module)
+            if ids and module not in ids:
+                raise ConfigError(
+                    f"{source} gives the agent {agent!r} the module {module!r}, but policies has "
+                    f"{', '.join(ids)}.{did_you_mean(module, ids)}"
+                )
     return mapped
 
 
-def _call_mapping(function: Mapped, agent: str) -> str:
-    """Return the module that a user's function gives an agent, the same for every call."""
-    found = [_call_once(function, agent, index) for index in range(_NUM_CALLS) for _ in range(2)]
-    if any(module != found[0] for module in found):
+def _read_mapping(
+    config: "AlgorithmConfig", agents: tuple[str, ...], made: AnyMadeMulti | None
+) -> dict[str, tuple[str, ...]]:
+    """Return the modules of each agent that the setting `mapping` names."""
+    settings = config.multi_agent_settings
+    mapping = settings.mapping or {}
+    named = {
+        agent: (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+        for agent, names in mapping.items()
+    }
+    several = next((agent for agent, names in named.items() if len(names) != 1), None)
+    if several is None and settings.policy_mapping_fn is not None:
         raise ConfigError(
-            f"policy_mapping_fn gives the agent {agent!r} different modules ("
-            f"{', '.join(sorted({str(m) for m in found}))}), but who plays is part of the compiled "
-            f"program: return the same for every call, such as mapping={{{agent!r}: {found[0]!r}}}."
+            "mapping and policy_mapping_fn both say which module plays an agent; set one."
         )
-    if not isinstance(found[0], str):
+    if several is not None and (settings.policy_mapping_fn is None or not named[several]):
         raise ConfigError(
-            f"policy_mapping_fn must return the id of a module, got {found[0]!r} for {agent!r}."
+            f"mapping gives the agent {several!r} the modules {list(named[several])}, one of which "
+            "plays it in each episode: name at least one, and set policy_mapping_fn, which chooses."
         )
-    return found[0]
+    if several is not None and isinstance(made, MadeMultiEnv):
+        raise ConfigError(
+            f"mapping gives the agent {several!r} several modules, but who plays is part of the "
+            "compiled program: name one."
+        )
+    unknown = next((agent for agent in named if agent not in agents), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"mapping names the agent {unknown!r}, but the environment has {', '.join(agents)}."
+            f"{did_you_mean(unknown, agents)}"
+        )
+    missing = next((agent for agent in agents if agent not in named), None)
+    if missing is not None:
+        raise ConfigError(f"mapping has no module for the agent {missing!r}: add one.")
+    return {agent: named[agent] for agent in agents}
 
 
-def _call_once(function: Mapped, agent: str, index: int) -> object:
+def _call_mapping(
+    function: Mapped, agents: tuple[str, ...], made: AnyMadeMulti | None, ids: list[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the modules that a user's function gives each agent.
+
+    In the compiled program it must be the same for every call. On the host, an agent for which the
+    function gives several may be played by any module of `policies` that has its spaces.
+    """
+    on_host = isinstance(made, MadeMultiHostEnv)
+    found = {agent: _call_often(function, agent, on_host=on_host) for agent in agents}
+    for agent, modules in found.items():
+        if len(modules) > 1 and not on_host:
+            raise ConfigError(
+                f"policy_mapping_fn gives the agent {agent!r} different modules ("
+                f"{', '.join(modules)}), but who plays is part of the compiled program: return the "
+                f"same for every call, such as mapping={{{agent!r}: {modules[0]!r}}}."
+            )
+    if not isinstance(made, MadeMultiHostEnv):
+        return found
+    return {
+        agent: modules if len(modules) == 1 else _find_choices(agent, found, made, ids)
+        for agent, modules in found.items()
+    }
+
+
+def _find_choices(
+    agent: str, found: dict[str, tuple[str, ...]], made: MadeMultiHostEnv, ids: list[str]
+) -> tuple[str, ...]:
+    """Return the modules that may play an agent: those it was given, and others of its spaces."""
+    spaces = made.observation_spaces, made.action_spaces
+
+    def may_play(module: str) -> bool:
+        others = [other for other, modules in found.items() if module in modules]
+        return all(is_same_space(by[agent], by[other]) for by in spaces for other in others)
+
+    given = found[agent]
+    return (*given, *(module for module in ids if module not in given and may_play(module)))
+
+
+def _call_often(function: Mapped, agent: str, *, on_host: bool) -> tuple[str, ...]:
+    """Return all modules that a user's function gives an agent in several calls."""
+    number = _NUM_HOST_CALLS if on_host else _NUM_CALLS
+    stubs = [_EpisodeStub(index, on_host=on_host) for index in range(number)]
+    found = [_call_once(function, agent, stub) for stub in stubs for _ in range(2)]
+    for module in found:
+        if not isinstance(module, str):
+            raise ConfigError(
+                f"policy_mapping_fn must return the id of a module, got {module!r} for {agent!r}."
+            )
+    return tuple(sorted({str(module) for module in found}))
+
+
+def _call_once(function: Mapped, agent: str, episode: _EpisodeStub) -> object:
     """Call a mapping function; agents of numbers are numbers to it, as RLlib's are."""
     names: list[Any] = [int(agent), agent] if agent.isdecimal() else [agent]
     for name in names:
         try:
-            return function(name, _EpisodeStub(index))
+            return function(name, episode)
         except Exception as error:
             if name is not names[-1]:
                 continue
@@ -243,9 +348,15 @@ def _is_trained(function: Mapped, module: str) -> bool:
 
 def prepare_agents(config: "AlgorithmConfig") -> None:
     """Replace functions of ids by what they return, so that a config can be saved and loaded."""
-    agents = resolve_agents(config, make_agents_env(config).env)
-    config.unset("policy_mapping_fn", "policies_to_train")
-    config.multi_agent(mapping=agents.mapping)
+    agents = resolve_agents(config, make_agents_env(config))
+    config.unset("policies_to_train")
+    if not agents.choices:
+        config.unset("policy_mapping_fn")
+    mapping = {
+        agent: list(agents.choices[agent]) if agent in agents.choices else module
+        for agent, module in agents.mapping.items()
+    }
+    config.multi_agent(mapping=mapping)
     if len(agents.trained) < len(agents.modules):
         config.multi_agent(policies_to_train=sorted(agents.trained))
     policies = config.multi_agent_settings.policies

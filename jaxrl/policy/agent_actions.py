@@ -58,14 +58,14 @@ def make_actions(
     }
     conformers = {
         agent: make_conformer(space, f"obs[{agent!r}]")
-        for agent, space in assembly.jax_env.observation_spaces.items()
+        for agent, space in assembly.agents_env.observation_spaces.items()
     }
 
     def observe(agent: str, obs: object) -> PyTree:
         ids = assembly.views[assembly.mapping[agent]].ids
         return obs if ids is None else ids.join_one(agent, conformers[agent](obs))
 
-    return ComputeAgentActions(modules, assembly.mapping, observe)
+    return ComputeAgentActions(modules, assembly.mapping, observe, assembly.choices)
 
 
 class ModuleActingState:
@@ -98,6 +98,7 @@ class ComputeAgentActions:
         modules: Actions of each module.
         mapping: Module of each agent.
         observe: Function from an agent and its observation to what its module observes.
+        choices: Modules that may play an agent, for agents whose module is chosen in every episode.
     """
 
     def __init__(
@@ -105,8 +106,10 @@ class ComputeAgentActions:
         modules: Mapping[str, ComputeActions],
         mapping: Mapping[str, str],
         observe: Callable[[str, object], PyTree],
+        choices: Mapping[str, tuple[str, ...]],
     ) -> None:
         self._modules, self._mapping, self._observe = modules, mapping, observe
+        self._choices = choices
 
     @property
     def programs(self) -> list[Program]:
@@ -180,6 +183,13 @@ class ComputeAgentActions:
                 f"There is no agent {unknown!r}; there are {', '.join(self._mapping)}."
                 f"{did_you_mean(unknown, self._mapping)} policy_id names a module for other keys."
             )
+
+        for agent in map(str, observations):
+            if agent in self._choices:
+                raise ConfigError(
+                    f"The agent {agent!r} is played by one of {', '.join(self._choices[agent])} in "
+                    "each episode: name the module as policy_id."
+                )
 
         def compute(module: str, agents: list[Any]) -> PyTree:
             def pick(values: PyTree) -> PyTree:

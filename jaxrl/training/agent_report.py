@@ -146,6 +146,9 @@ class AgentTotals:
 
     def _count_module_steps(self, latest: ReportRow) -> dict[str, int]:
         """Return the number of rows that each module ever had."""
+        if latest.agents.module_steps:  # whose agents change
+            by_module: Mapping[str, Counter] = latest.agents.module_steps
+            return {name: counter_to_int(steps) for name, steps in by_module.items()}
         steps = counters_to_ints(latest.agents.steps)
         totals = dict.fromkeys(self.modules, 0)
         for module, number in zip(self.mapping.values(), steps, strict=True):

@@ -35,10 +35,18 @@ class AgentRows:
     Attributes:
         entries: Entries of the environment's dictionaries.
         mapping: Module of each agent.
+        slots: Agents that each module may play, where that changes from episode to episode: an
+            agent then has a row of each of these modules. None if each has its own module.
     """
 
     entries: tuple[Entry, ...]
     mapping: Mapping[str, str]
+    slots: Mapping[str, tuple[str, ...]] | None = None
+
+    @property
+    def may_change(self) -> bool:
+        """True if an agent may be played by another module in another episode."""
+        return self.slots is not None
 
     @functools.cached_property
     def agents(self) -> tuple[str, ...]:
@@ -48,10 +56,12 @@ class AgentRows:
     @functools.cached_property
     def modules(self) -> tuple[str, ...]:
         """All modules that play, sorted."""
-        return tuple(sorted(set(self.mapping.values())))
+        return tuple(sorted(set(self.mapping.values()) if self.slots is None else self.slots))
 
     def get_positions(self, module: str) -> tuple[int, ...]:
         """Return the indices of a module's agents among all agents."""
+        if self.slots is not None:
+            return tuple(i for i, agent in enumerate(self.agents) if agent in self.slots[module])
         return tuple(i for i, agent in enumerate(self.agents) if self.mapping[agent] == module)
 
     @functools.cached_property

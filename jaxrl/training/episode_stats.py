@@ -64,10 +64,14 @@ class AgentReturns:
 
 @pytree
 class AgentStats:
-    """Latest agent-episodes of each agent, `[A, G, K]`, and the numbers of rows they ever had."""
+    """Latest agent-episodes of each agent, `[A, G, K]`, and the numbers of rows they ever had.
+
+    `module_steps` has those of each module, where its agents change; else it is empty.
+    """
 
     ring: EpisodeStatsBuffer
     steps: Counter
+    module_steps: dict[str, Counter] = dataclasses.field(default_factory=dict[str, Counter])
 
 
 @pytree

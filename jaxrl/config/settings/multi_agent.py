@@ -41,16 +41,19 @@ class MultiAgentSettings:
         "PolicySpec, an RLModuleSpec, an RLModule class or None. None is the names that the mapping "
         "has, by default 'default_policy' for all agents.",
     )
-    mapping: dict[str, str] | None = field(
+    mapping: dict[str, str | list[str]] | None = field(
         default=None,
         doc="Module of each agent, such as {'player_0': 'learned', 'player_1': 'random'}; None is "
-        "what policy_mapping_fn returns. A built Algorithm has the whole mapping here.",
+        "what policy_mapping_fn returns. A list has the modules that policy_mapping_fn chooses from "
+        "in every episode, for an environment in Python. A built Algorithm has the whole mapping "
+        "here.",
     )
     policy_mapping_fn: Callable[..., Any] | None = field(
         default=None,
         import_path=True,
         doc="Function of (agent_id, episode) that returns the id of the agent's module. It is called "
-        "when the run is built, and must return the same for every call.",
+        "when the run is built, and must return the same for every call; for an environment in "
+        "Python it may return different modules, and is then called once for each agent and episode.",
     )
     policies_to_train: list[str] | Callable[..., Any] | None = field(
         default=None,
