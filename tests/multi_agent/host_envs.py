@@ -42,10 +42,10 @@ class Forgetful(MultiAgentEnv):
 
     def step(self, action_dict: dict[Any, Any]) -> Any:
         self.time, self.total_steps = self.time + 1, self.total_steps + 1
-        if self.row == 0 and self.total_steps == self.fails_at:
+        if self.row == 1 and self.total_steps == self.fails_at:
             raise RuntimeError("the simulator is gone")
         reward = {agent: float(action == self.wanted) for agent, action in action_dict.items()}
-        if self.row == 0 and self.total_steps == self.bad_reward_at:
+        if self.row == 1 and self.total_steps == self.bad_reward_at:
             reward = dict.fromkeys(action_dict, float("nan"))
         obs, over = self._observe(), self.time == self.length
         ends, cut = over and self.number % 2 == 0, over and self.number % 2 == 1

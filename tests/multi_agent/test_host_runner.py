@@ -76,7 +76,7 @@ def make_host_runner(runner: MultiAgentRunner, state: PyTree, seen: list[Any]) -
     )
     host = MultiEnvRunner(
         config=PPOConfig().debugging(seed=2),
-        vector=make_multi_vector(made, num_envs=NUM_ENVS, seed=2),
+        vector=make_multi_vector(made, num_envs=NUM_ENVS, seed=2, check=False),
         policy_step=runner.rollout_worker,
         env_index=np.arange(NUM_ENVS),
     )
