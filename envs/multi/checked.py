@@ -250,6 +250,14 @@ class CheckedMultiAgentEnv:
         }
         terminated = self._to_flags(terminateds, "terminateds")
         truncated = self._to_flags(truncateds, "truncateds")
+        if ALL not in terminated | truncated:
+            raise EnvError(
+                f"{self._at}: terminateds must be a dictionary with {ALL!r}, which says whether the "
+                f"episode is over, got {list(terminated)}; return terminateds[{ALL!r}]=True or False at "
+                "every step."
+            )
+        terminated.setdefault(ALL, False)
+        truncated.setdefault(ALL, False)
         own_infos, info = self._split_infos(infos, "the infos")
         if self._limit is not None and self.num_steps >= self._limit:
             truncated[ALL] = truncated[ALL] or not terminated[ALL]
@@ -295,7 +303,7 @@ class CheckedMultiAgentEnv:
         return own if any(own) else (terminated[ALL], truncated[ALL])
 
     def _is_cut_by_limit(self, truncateds: Any, truncated: dict[str, bool]) -> bool:
-        return truncated[ALL] and not truncateds[ALL]
+        return truncated[ALL] and not truncateds.get(ALL, False)
 
     def _check_last_obs(
         self, ends: dict[str, tuple[bool, bool]], obs: dict[str, PyTree], *, limited: bool
@@ -349,12 +357,11 @@ class CheckedMultiAgentEnv:
         return float(array)
 
     def _to_flags(self, value: object, what: str) -> dict[str, bool]:
-        """Return flags by name, with that of the whole episode."""
-        if not isinstance(value, dict) or ALL not in value:
-            got = list(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+        """Return flags by name, with that of the whole episode if it is there."""
+        if not isinstance(value, dict):
             raise EnvError(
-                f"{self._at}: {what} must be a dictionary with {ALL!r}, which says whether the "
-                f"episode is over, got {got}; return {what}[{ALL!r}]=True or False at every step."
+                f"{self._at}: {what} must be a dictionary by agent, got a {type(value).__name__}; "
+                f"return {what}[{ALL!r}]=True where the episode is over."
             )
         flags = {}
         for agent, flag in value.items():

@@ -21,6 +21,15 @@ def run(*steps: Any, start: Any = None, **options: Any) -> list[Any]:
     return found
 
 
+def test_the_flag_of_the_episode_may_be_in_one_dictionary_alone() -> None:
+    _, step = run((BOTH, {}, {"__all__": True}, {}, {}))
+    assert step.terminated["__all__"]
+    assert not step.truncated["__all__"]
+    _, step = run((BOTH, {}, {}, {"__all__": True}, {}))
+    assert step.truncated["__all__"]
+    assert not step.terminated["__all__"]
+
+
 def test_turns_with_int_ids_have_names_and_keep_their_own_ids() -> None:
     env = CheckedMultiAgentEnv(Turns())
     assert env.possible_agents == ("0", "1")
@@ -146,8 +155,11 @@ NAN = float("nan")
         (step_with(rewards={"b": NAN}), r"the reward of agent 'b' is nan; .* in rewards\['b'\]"),
         (step_with(rewards={"b": None}), "the reward of agent 'b' must be one number, got None"),
         (step_with(rewards={"b": [1, [2]]}), "the reward of agent 'b' must be one number"),
-        (step_with(term={}), r"terminateds must be a dictionary with '__all__', .* got \[\]"),
-        (step_with(trunc={"a": False}), r"truncateds must .* got \['a'\]; return trunc"),
+        (
+            step_with(term={}, trunc={}),
+            r"terminateds must be a dictionary with '__all__', .* got \[\]",
+        ),
+        (step_with(trunc=None), "truncateds must be a dictionary by agent, got a NoneType"),
         (step_with(term=False), "terminateds must be a dictionary .* got a bool"),
         (step_with(term={"__all__": None}), r"terminateds\['__all__'\] must be a bool, got None"),
         (step_with(trunc={"a": 1, **ONGOING}), r"truncateds\['a'\] must be a bool, got 1"),
