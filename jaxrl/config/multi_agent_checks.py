@@ -9,6 +9,7 @@ from jaxrl.config.multi_agent import (
     make_agents_env,
     resolve_agents,
 )
+from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError
 
@@ -30,8 +31,11 @@ _ALLOWED: dict[str, tuple[tuple[object, ...], str]] = {
 }
 """Settings with their values that a run of several agents supports, and the reason."""
 _ALLOWED_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
-    **_ALLOWED,
-    "num_env_runners": ((0,), "environments of several agents are stepped in this process; set 0"),
+    **{
+        name: rule
+        for name, rule in _ALLOWED.items()
+        if name not in ("num_env_runners", "evaluation_num_env_runners", "broadcast_interval")
+    },
     "num_learners": ((0,), "the modules of several agents are trained in this process; set 0"),
     "placement": (
         ("auto", "host"),
@@ -46,6 +50,7 @@ _ALLOWED_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
         "copies of an environment of several agents are stepped in one process; leave it out",
     ),
     "env_runner_cls": ((None,), "agents have a runner of their own kind; leave it out"),
+    "num_devices": (("auto", 1), "the modules are trained on one device; set 1"),
     "reset_mode": (("auto",), "a Python environment is reset where its episode ends; leave it out"),
 }
 """The same where the environment is written in Python."""
@@ -81,7 +86,12 @@ def check_placed(config: "AlgorithmConfig", made: AnyMadeMulti) -> None:
         check_compiled(config)
         return
     _check_allowed(config, _ALLOWED_ON_HOST)
-    training = config.training_settings
+    training, number = config.training_settings, config.env_runners_settings.num_env_runners
+    if isinstance(training, OffPolicyTraining) and number:
+        raise ConfigError(
+            f"num_env_runners={number} is not supported with several agents and replay buffers, whose "
+            "environments are stepped in this process; set 0, or use PPO, IMPALA or APPO."
+        )
     if training.central_critic is not None:
         raise ConfigError(
             f"critic_input={training.central_critic!r} reads all agents in the compiled program, and "

@@ -31,6 +31,11 @@ class AgentCounts:
         return dataclasses.asdict(self)
 
     @staticmethod
+    def make_if(has_several_agents: bool) -> "AgentCounts | None":
+        """Return counts of nothing; None for a single agent, whose rows are steps."""
+        return AgentCounts() if has_several_agents else None
+
+    @staticmethod
     def from_counts(counts: Mapping[str, Any]) -> "AgentCounts":
         """Return the counts of a checkpoint."""
         names = [field.name for field in dataclasses.fields(AgentCounts)]

@@ -55,7 +55,7 @@ class LocalEnvRunnerGroup(FormerNames):
         self._num_restarts = 0
         self._latest_faults: deque[RunnerFault] = deque(maxlen=MAX_REPORTED_RESTARTS)
         self._env_seconds, self._seconds = 0.0, 0.0
-        self._agent_counts = AgentCounts() if config.is_multi_agent else None
+        self._agent_counts = AgentCounts.make_if(config.is_multi_agent)
 
     @property
     def programs(self) -> list[Program]:

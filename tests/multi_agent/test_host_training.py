@@ -242,7 +242,11 @@ def test_every_module_replays_its_own_rows(config_class: Any, tmp_path: Path) ->
         config_class()
         .environment(Duel)
         .env_runners(num_envs_per_env_runner=4, rollout_fragment_length=6)
-        .training(train_batch_size=8, num_steps_sampled_before_learning_starts=20)
+        .training(
+            train_batch_size=8,
+            num_steps_sampled_before_learning_starts=20,
+            replay_buffer_config={"capacity": 240},
+        )
         .rl_module(model_config={"fcnet_hiddens": [8]})
         .multi_agent(mapping=MAPPING)
         .debugging(loggers=[], seed=5)
