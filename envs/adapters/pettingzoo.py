@@ -28,7 +28,7 @@ _OWN_PACKAGES = ("atari", "butterfly", "classic", "sisl")
 
 
 class _PettingZoo(MultiAgentEnv):
-    """What environments in turns and parallel ones have in common.
+    """Base class of the adapters of environments in turns and of parallel ones.
 
     A legal mask that an environment gives in its infos becomes the part `"action_mask"` of the
     observation, the rest of which is `"observation"`, unless it is a Dict already.
