@@ -86,15 +86,14 @@ def _choose_lines(
         "evaluation return": lambda curve: curve.evaluations,
         "total loss": lambda curve: curve.losses,
     }
-    label, lines = "", dict[int, list[Points]]()
     for label, get_points in kinds.items():
         lines = {
             number: [points for points in map(get_points, own) if points]
             for number, own in curves.items()
         }
         if any(lines.values()):
-            break
-    return label, lines
+            return label, lines
+    return "", {number: [] for number in curves}
 
 
 def _is_swept(points: Sequence[SweepPoint], name: str) -> bool:
