@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
-from jaxrl.config.multi_agent import make_agents_env
+from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.core.space_arrays import count_bytes, get_flat_size
 from jaxrl.core.spaces import without_part
+from jaxrl.envs.multi.made import MadeMultiEnv
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.envs.multi.made import MadeMultiEnv
 
 FLOAT_BYTES = 4
 HEADER = ("module", "agents", "learns", "rows", "observation", "critic", "all rows")
@@ -35,7 +35,7 @@ def describe_modules(config: "AlgorithmConfig", plan: MultiAgentPlan) -> str:
 
 
 def _describe_module(
-    config: "AlgorithmConfig", plan: MultiAgentPlan, made: "MadeMultiEnv", module: str
+    config: "AlgorithmConfig", plan: MultiAgentPlan, made: AnyMadeMulti, module: str
 ) -> tuple[str, ...]:
     agents = plan.agents.get_agents(module)
     own = plan.modules[module]
@@ -56,10 +56,10 @@ def _describe_module(
     )
 
 
-def _count_critic_bytes(config: "AlgorithmConfig", made: "MadeMultiEnv", agents: list[str]) -> int:
+def _count_critic_bytes(config: "AlgorithmConfig", made: AnyMadeMulti, agents: list[str]) -> int:
     """Return the bytes of what a row's critic sees beside its own observation; 0 without."""
     kind = config.training_settings.central_critic
-    if kind is None:
+    if kind is None or not isinstance(made, MadeMultiEnv):
         return 0
     size = len(agents) if len(agents) > 1 else 0
     mask_key, state = config.environment_settings.action_mask_key, made.env.state_space(made.params)

@@ -28,7 +28,7 @@ from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.host_policy import HostPolicy, PrevStep
 from jaxrl.runners.metrics_logger import MetricsLogger
-from jaxrl.runners.multi_runner_factory import make_multi_env_runner
+from jaxrl.runners.multi.factory import make_multi_env_runner
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.runners.rows import FragmentBuilder, PartialFragment
 from jaxrl.runtime.program import Program

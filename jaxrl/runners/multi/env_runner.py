@@ -18,17 +18,17 @@ from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
 from jaxrl.episodes import MultiAgentEpisode
-from jaxrl.runners.agent_slots import AgentSlots
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
 from jaxrl.runners.episode_tracker import EPISODE_HOOKS
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
-from jaxrl.runners.multi_host_policy import MultiHostPolicy
-from jaxrl.runners.multi_records import AgentTallies, FragmentRecords
-from jaxrl.runners.multi_rows import CompletedRows, RowStep
-from jaxrl.runners.multi_state import AgentStepArrays, ModuleState
-from jaxrl.runners.multi_tracker import MultiEnvsView, MultiEpisodeTracker
+from jaxrl.runners.multi.policy import MultiHostPolicy
+from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
+from jaxrl.runners.multi.rows import CompletedRows, RowStep
+from jaxrl.runners.multi.slots import AgentSlots
+from jaxrl.runners.multi.state import AgentStepArrays, ModuleState
+from jaxrl.runners.multi.tracker import MultiEnvsView, MultiEpisodeTracker
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.runtime.program import Program
 from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout

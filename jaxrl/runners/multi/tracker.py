@@ -15,7 +15,7 @@ from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.runners.hooks import RunnerHooks
 
 if TYPE_CHECKING:
-    from jaxrl.runners.multi_env_runner import MultiEnvRunner
+    from jaxrl.runners.multi.env_runner import MultiEnvRunner
 
 
 class MultiEnvsView:
