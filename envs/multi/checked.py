@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_spaces import Converter, make_converter, to_runner_space
-from jaxrl.envs.adapters.host_state import get_env_state, set_env_state
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_agents import HostAgents
 from jaxrl.envs.multi.host_env import COMMON, AgentDict, MultiAgentEnv
@@ -181,39 +180,6 @@ class CheckedMultiAgentEnv:
         self.env.close()
 
     @property
-    def copy_state(self) -> dict[str, PyTree] | None:
-        """State of the environment and of the episode as arrays, None if unavailable.
-
-        It is available if the environment has `get_state()` and `set_state(state)`, and names all
-        agents that may take part. Setting it needs an environment that has been reset.
-        """
-        inner = get_env_state(self.env)
-        if inner is None or not self.possible_agents:
-            return None
-        counts = (self.num_steps, self._idle_steps, self.rewards_without_action, self._is_running)
-        return {
-            "inner": inner,
-            "present": np.asarray([name in self._present for name in self.possible_agents]),
-            "asked": np.asarray([name in self._asked for name in self.possible_agents]),
-            "counts": np.asarray(counts, np.int64),
-        }
-
-    @copy_state.setter
-    def copy_state(self, state: dict[str, PyTree]) -> None:
-        names = self.possible_agents
-        self._present = {
-            name: None for name, is_in in zip(names, state["present"], strict=True) if is_in
-        }
-        self._asked = {
-            name: None for name, is_in in zip(names, state["asked"], strict=True) if is_in
-        }
-        self.num_steps, self._idle_steps, self.rewards_without_action, is_running = (
-            int(count) for count in state["counts"]
-        )
-        self._is_running = bool(is_running)
-        set_env_state(self.env, state["inner"])
-
-    @property
     def _at(self) -> str:
         return f"{self.name}: step {self.num_steps}" if self.num_steps else f"{self.name}: reset"
 
@@ -250,6 +216,14 @@ class CheckedMultiAgentEnv:
         }
         terminated = self._to_flags(terminateds, "terminateds")
         truncated = self._to_flags(truncateds, "truncateds")
+        if ALL not in terminated | truncated:
+            raise EnvError(
+                f"{self._at}: terminateds must be a dictionary with {ALL!r}, which says whether the "
+                f"episode is over, got {list(terminated)}; return terminateds[{ALL!r}]=True or False at "
+                "every step."
+            )
+        terminated.setdefault(ALL, False)
+        truncated.setdefault(ALL, False)
         own_infos, info = self._split_infos(infos, "the infos")
         if self._limit is not None and self.num_steps >= self._limit:
             truncated[ALL] = truncated[ALL] or not terminated[ALL]
@@ -295,7 +269,7 @@ class CheckedMultiAgentEnv:
         return own if any(own) else (terminated[ALL], truncated[ALL])
 
     def _is_cut_by_limit(self, truncateds: Any, truncated: dict[str, bool]) -> bool:
-        return truncated[ALL] and not truncateds[ALL]
+        return truncated[ALL] and not truncateds.get(ALL, False)
 
     def _check_last_obs(
         self, ends: dict[str, tuple[bool, bool]], obs: dict[str, PyTree], *, limited: bool
@@ -349,12 +323,11 @@ class CheckedMultiAgentEnv:
         return float(array)
 
     def _to_flags(self, value: object, what: str) -> dict[str, bool]:
-        """Return flags by name, with that of the whole episode."""
-        if not isinstance(value, dict) or ALL not in value:
-            got = list(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+        """Return flags by name, with that of the whole episode if it is there."""
+        if not isinstance(value, dict):
             raise EnvError(
-                f"{self._at}: {what} must be a dictionary with {ALL!r}, which says whether the "
-                f"episode is over, got {got}; return {what}[{ALL!r}]=True or False at every step."
+                f"{self._at}: {what} must be a dictionary by agent, got a {type(value).__name__}; "
+                f"return {what}[{ALL!r}]=True where the episode is over."
             )
         flags = {}
         for agent, flag in value.items():

@@ -37,13 +37,11 @@ def describe_modules(config: "AlgorithmConfig", plan: MultiAgentPlan) -> str:
 def _describe_module(
     config: "AlgorithmConfig", plan: MultiAgentPlan, made: AnyMadeMulti, module: str
 ) -> tuple[str, ...]:
-    agents = list(plan.agents.get_agents(module))
+    agents = plan.agents.get_agents(module)
     own = plan.modules[module]
     learns = module in plan.agents.trained
     rows = own.num_envs * own.rollout_fragment_length
     stored = own.buffer_length * own.num_envs if learns and isinstance(own, ReplayPlan) else rows
-    if not agents:
-        return (module, "none", "-", "0", "-", "-", "-")
     observed = count_bytes(made.observation_spaces[agents[0]])
     seen = _count_critic_bytes(config, made, agents) if learns else 0
     names = ", ".join(agents) if len(agents) <= MAX_NAMES else f"{len(agents)} agents"

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from jaxrl.envs import CheckedMultiAgentEnv, MultiAgentEnv
 from jaxrl.envs.multi.checked import MAX_IDLE_STEPS, NonFiniteValueError
@@ -19,6 +20,15 @@ def run(*steps: Any, start: Any = None, **options: Any) -> list[Any]:
     found: list[Any] = [env.reset(seed=0)]
     found.extend(env.step(dict.fromkeys(env.agents_to_act, 1)) for _ in steps)
     return found
+
+
+def test_the_flag_of_the_episode_may_be_in_one_dictionary_alone() -> None:
+    _, step = run((BOTH, {}, {"__all__": True}, {}, {}))
+    assert step.terminated["__all__"]
+    assert not step.truncated["__all__"]
+    _, step = run((BOTH, {}, {}, {"__all__": True}, {}))
+    assert step.truncated["__all__"]
+    assert not step.terminated["__all__"]
 
 
 def test_turns_with_int_ids_have_names_and_keep_their_own_ids() -> None:
@@ -106,20 +116,34 @@ def test_a_time_limit_truncates_and_never_terminates() -> None:
 
 
 def test_the_state_of_an_episode_goes_on_in_another_copy() -> None:
-    env, other = CheckedMultiAgentEnv(Turns()), CheckedMultiAgentEnv(Turns())
+    inner, other_inner = Turns(), Turns()
+    env, other = CheckedMultiAgentEnv(inner), CheckedMultiAgentEnv(other_inner)
     env.reset(seed=1)
     env.step({"0": 1})
-    other.reset(seed=2)
-    state = env.copy_state
-    assert state is not None
-    other.copy_state = state
+    other.reset(seed=1)
+    other_inner.set_state(inner.get_state())
+    other_inner.draw()  # as many random numbers
+    other.set_flags(other.possible_agents, env.get_flags(env.possible_agents))
     assert other.agents_to_act == ("1",)
     for agent in ("1", "0", "1", "0"):
         mine, theirs = env.step({agent: 1}), other.step({agent: 1})
         assert mine.reward == theirs.reward
         assert mine.terminated == theirs.terminated
         np.testing.assert_equal(mine.obs, theirs.obs)
-    assert CheckedMultiAgentEnv(Scripted()).copy_state is None
+
+
+def test_observations_are_cast_from_the_environments_types_without_a_word(caplog: Any) -> None:
+    class Doubles(Turns):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float64)
+
+        def draw(self) -> np.ndarray:
+            return self.np_random.uniform(-1.0, 1.0, 2)
+
+    obs = CheckedMultiAgentEnv(Doubles(), "Doubles").reset(seed=0).obs["0"]
+    assert obs.dtype == np.float32
+    assert not caplog.records
 
 
 def step_with(**parts: Any) -> tuple[Any, ...]:
@@ -146,8 +170,11 @@ NAN = float("nan")
         (step_with(rewards={"b": NAN}), r"the reward of agent 'b' is nan; .* in rewards\['b'\]"),
         (step_with(rewards={"b": None}), "the reward of agent 'b' must be one number, got None"),
         (step_with(rewards={"b": [1, [2]]}), "the reward of agent 'b' must be one number"),
-        (step_with(term={}), r"terminateds must be a dictionary with '__all__', .* got \[\]"),
-        (step_with(trunc={"a": False}), r"truncateds must .* got \['a'\]; return trunc"),
+        (
+            step_with(term={}, trunc={}),
+            r"terminateds must be a dictionary with '__all__', .* got \[\]",
+        ),
+        (step_with(trunc=None), "truncateds must be a dictionary by agent, got a NoneType"),
         (step_with(term=False), "terminateds must be a dictionary .* got a bool"),
         (step_with(term={"__all__": None}), r"terminateds\['__all__'\] must be a bool, got None"),
         (step_with(trunc={"a": 1, **ONGOING}), r"truncateds\['a'\] must be a bool, got 1"),
