@@ -31,6 +31,7 @@ from jaxrl.envs.adapters.precheck_multi import precheck_multi_env
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv, NonFiniteValueError
+from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.errors import EnvError, summarize_exception
@@ -148,7 +149,7 @@ class MultiHostVector:
             copy.set_state(jax.tree.map(lambda x, row=row: np.asarray(x)[row], state))
         self._pending_faults = [[] for _ in self._copies]
 
-    def get_own_id(self, row: int, agent: str) -> Any:
+    def get_own_id(self, row: int, agent: str) -> AgentID:
         """Return the environment's own id of an agent, which may be an int."""
         return self._copies[row].env.agents.get_own_id(agent)
 

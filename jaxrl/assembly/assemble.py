@@ -486,11 +486,7 @@ def log_assembly(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[
     placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
     for note in describe_idle_settings(config, placement):
         logger.warning(note)
-    for note in (
-        *made.notes,
-        *plan.notes,
-        *notes,
-    ):
+    for note in (*made.notes, *plan.notes, *notes):
         logger.info(note)
     if not logger.isEnabledFor(logging.DEBUG):
         return

@@ -362,7 +362,7 @@ def data_specs(data: RolloutBatch) -> RolloutBatch:
     recorded: object = columns.rollout
     if isinstance(recorded, MultiRollout):
         rollouts = {m: _shard_carry(own) for m, own in recorded.rollouts.items()}
-        rollout: Any = dataclasses.replace(recorded, rollouts=rollouts)
+        rollout: PyTree = dataclasses.replace(recorded, rollouts=rollouts)
     else:
         rollout = _shard_carry(columns.rollout)
     return dataclasses.replace(

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from jaxrl.core.types import PyTree
+from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.episodes.multi_agent import MultiAgentEpisode
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.training.agent_rows import AgentRows
@@ -30,7 +31,7 @@ class AgentSlots:
         rows: AgentRows,
         mapping_fn: Callable[..., Any] | None,
         env_index: np.ndarray,
-        get_own_id: Callable[[int, str], Any],
+        get_own_id: Callable[[int, str], AgentID],
     ) -> None:
         self.rows, self.env_index = rows, env_index
         self._mapping_fn, self._get_own_id = mapping_fn, get_own_id
@@ -116,7 +117,7 @@ class AgentSlots:
                 agent_to_module_mapping_fn=self._choose,
             )
 
-    def _choose(self, agent_id: Any, episode: MultiAgentEpisode) -> str:
+    def _choose(self, agent_id: AgentID, episode: MultiAgentEpisode) -> str:
         """Return the module of an agent in a new episode.
 
         Raises:

@@ -9,6 +9,7 @@ from jaxtyping import Bool
 
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.multi.base import ALL
+from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
 from jaxrl.episodes import MultiAgentEpisode
@@ -154,7 +155,7 @@ class MultiEpisodeTracker:
     def _get(self, row: int) -> MultiAgentEpisode:
         return self._runner.get_episode(row)
 
-    def _get_id(self, row: int, agent: str) -> Any:
+    def _get_id(self, row: int, agent: str) -> AgentID:
         return self._runner.vector.get_own_id(row, agent)
 
     def _call_hook(self, hook: str, row: int, **more: object) -> None:
