@@ -88,8 +88,8 @@ class MultiEnvRunner(FormerNames):
         self.seed = debugging.run_seed if seed is None else seed
         self.module = {m: policy.module for m, policy in policy_step.policies.items()}
         self.weights_version = -1
-        self.num_agent_steps_lost = 0
-        """Rows that were begun and never completed, because a copy failed or was restarted."""
+        self._num_dropped = 0
+        """Rows that were pending when environments were restarted, not reported yet."""
         self._policy = MultiHostPolicy(
             policy_step.policies,
             policy_step.rows,
@@ -364,8 +364,8 @@ class MultiEnvRunner(FormerNames):
         self._transition_count = self._transition_count + taken.astype(np.uint32)
         if self._tracker is not None:
             self._tracker.finish_fragment()
-        lost = sum(rows.num_lost for rows in part.rows.values())
-        self.num_agent_steps_lost += lost
+        lost = self._num_dropped + sum(rows.num_lost for rows in part.rows.values())
+        self._num_dropped = 0
         self._next_number += 1
         return Fragment(
             worker_index=self.worker_index,
@@ -387,7 +387,7 @@ class MultiEnvRunner(FormerNames):
         return rows.build_rollout(*(own.unflatten for own in self._structures[m]))
 
     def _reset(self, seeds: list[int] | None) -> None:
-        self.num_agent_steps_lost += sum(own.clear() for own in self._modules.values())
+        self._num_dropped += sum(own.clear() for own in self._modules.values())
         self._is_reset = True
         for env, start in enumerate(self.vector.reset(seeds)):
             self._begin_episode(env, start)
@@ -426,9 +426,12 @@ class MultiEnvRunner(FormerNames):
         self._env_keys = jax.device_put(key, self._policy.device)
         self._transition_count = np.array(state["count"], np.uint32)
         if state["env"] is None:
+            saved = state["modules"].values()
+            self._num_dropped += sum(int(own["pending"]["has_row"].sum()) for own in saved)
             self._reset(make_episode_seeds(self.seed, self.env_index, self._transition_count))
             return
-        self.num_agent_steps_lost += sum(own.clear() for own in self._modules.values())
+        for own in self._modules.values():
+            own.clear()
         self.vector.reset()
         self._is_reset = True
         self.vector.set_state(state["env"])
