@@ -56,12 +56,15 @@ def _describe_module(
     )
 
 
-def _count_critic_bytes(config: "AlgorithmConfig", made: AnyMadeMulti, agents: list[str]) -> int:
+def _count_critic_bytes(
+    config: "AlgorithmConfig", made: AnyMadeMulti, agents: tuple[str, ...]
+) -> int:
     """Return the bytes of what a row's critic sees beside its own observation; 0 without."""
     kind = config.training_settings.central_critic
     if kind is None or not isinstance(made, MadeMultiEnv):
         return 0
-    size = len(agents) if len(agents) > 1 else 0
+    number = len(agents)
+    size = number if number > 1 else 0
     mask_key, state = config.environment_settings.action_mask_key, made.env.state_space(made.params)
     sizes = {
         agent: get_flat_size(without_part(space, mask_key))

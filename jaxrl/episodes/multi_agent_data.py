@@ -71,7 +71,7 @@ class MultiAgentEpisodeData:
     @property
     def is_reset(self) -> bool:
         """Return whether the episode has begun."""
-        return bool(self._tracks)
+        return bool(self._tracks) or self.env_t > 0
 
     @property
     def is_done(self) -> bool:

@@ -246,7 +246,7 @@ class MultiEnvRunner(FormerNames):
     def _begin_rows(
         self, part: _Part, acted: dict[str, Bool[np.ndarray, " R"]], outputs: dict[str, PyTree]
     ) -> None:
-        before: PyTree = self._policy.carry_before if self._policy.has_carry else None
+        before = self._policy.carry_before if self._policy.has_carry else None
         for m, own in self._modules.items():
             carry = [] if before is None else jax.tree.leaves(before[m])
             part.rows[m].begin(acted[m], own.obs, jax.tree.leaves(outputs[m]), own.is_first, carry)
