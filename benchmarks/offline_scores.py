@@ -79,10 +79,12 @@ def _load_newest(folder: Path) -> dict[str, Any]:
 
 
 def _iter_tables(cells: Sequence[Cell]) -> Iterator[Table]:
-    """Yield a table for each environment."""
+    """Yield a table for each environment that has been run; the notes say what has not."""
     for environment in dict.fromkeys(cell["environment"] for cell in cells):
         rows = [cell for cell in cells if cell["environment"] == environment]
         measured = [cell for cell in rows if "return" in cell]
+        if not measured:
+            continue
         missing = [cell["entrant"] for cell in rows if "return" not in cell]
         text = f"Not run, or failed: {'; '.join(missing)}." if missing else ""
         header = ("run", "rows", "return", "minimum", "limit", "met", f"above {BASELINE}")

@@ -12,11 +12,7 @@ import jax
 from jaxrl.assembly.absent_envs import make_data_env, make_external_env
 from jaxrl.assembly.compiled_step import get_compiled_step
 from jaxrl.assembly.connector_env import EnvToInspect, make_offers
-from jaxrl.assembly.dataset_storage import (
-    ChosenStorage,
-    check_stream_pipelines,
-    choose_storage,
-)
+from jaxrl.assembly.dataset_storage import ChosenStorage, check_stream_pipelines, choose_storage
 from jaxrl.assembly.learner_checks import check_learner
 from jaxrl.assembly.modules import make_module
 from jaxrl.assembly.offline import (

@@ -47,7 +47,7 @@ class LearningCurve:
 
     @property
     def step_label(self) -> str:
-        """Quantity that `steps` counts."""
+        """Label of an axis with `steps`."""
         return "rows trained on" if self.is_offline else "environment steps"
 
 
