@@ -182,8 +182,8 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
 
     def _make_totals(self) -> IterationTotals:
         assembly = self._assembly
-        source, mapping, buffers = assembly.row_source, assembly.mapping, assembly.module_buffers
-        return IterationTotals(self._loop.fetch_report, source, mapping, buffers)
+        source, patterns, buffers = assembly.row_source, assembly.patterns, assembly.module_buffers
+        return IterationTotals(self._loop.fetch_report, source, patterns, buffers)
 
     @property
     def state(self) -> TrainState:

@@ -17,6 +17,7 @@ from jaxrl.assembly.assemble import (
     with_sequences,
 )
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
+from jaxrl.config.agent_mapping import merge_patterns
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.multi_agent import make_agents_env
 from jaxrl.config.settings.multi_agent import PolicySpec
@@ -81,8 +82,14 @@ class MultiAgentAssembly(Assembly):
         return self.made
 
     @property
+    def patterns(self) -> tuple[Mapping[str, str], ...]:
+        agents = self.agent_rows.agents
+        return tuple({agent: own[agent] for agent in agents} for own in self.agent_rows.patterns)
+
+    @property
     def mapping(self) -> Mapping[str, str]:
-        return {agent: self.agent_rows.mapping[agent] for agent in self.agent_rows.agents}
+        """Module of each agent; DRAWN where it is drawn, VARIES where it depends on the copy."""
+        return merge_patterns(self.agent_rows.patterns)
 
     @property
     def replay(self) -> None:
@@ -173,7 +180,7 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
     """
     made, plan = make_multi_agent_env(config), config.plan()
     assert isinstance(plan, MultiAgentPlan)
-    rows = AgentRows(entries=get_entries(made.env), mapping=plan.agents.mapping)
+    rows = AgentRows(entries=get_entries(made.env), patterns=plan.agents.players)
     assembled = {m: _assemble_or_explain(config, made, rows, m) for m in plan.modules}
     number = len(plan.agents.trained)
     modules = {m: dataclasses.replace(own, num_buffers=number) for m, (own, _) in assembled.items()}

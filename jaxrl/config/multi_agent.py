@@ -3,9 +3,17 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from jaxrl.config.settings.multi_agent import PolicySpec
+from jaxrl.config.agent_mapping import (
+    AgentMapping,
+    Mapped,
+    Pattern,
+    call_mapping,
+    find_agents,
+    parse_mapping,
+)
+from jaxrl.config.settings.multi_agent import Draw, PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.envs.multi.base import MultiAgentJaxEnv
 from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_multi
@@ -16,41 +24,6 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 _MODULE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_NUM_CALLS = 3
-"""Number of episodes that a mapping function is asked about, to see whether it is constant."""
-
-Mapped = Callable[..., Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AgentMapping:
-    """Agents of a run with the module of each.
-
-    Attributes:
-        mapping: Module of each agent, in the order of the environment's agents.
-        modules: All modules, sorted.
-        trained: Modules that are trained.
-    """
-
-    mapping: dict[str, str]
-    modules: tuple[str, ...]
-    trained: frozenset[str]
-
-    def count_agents(self, module: str) -> int:
-        """Return the number of a module's agents in one environment."""
-        return sum(mapped == module for mapped in self.mapping.values())
-
-
-class _EpisodeStub:
-    """Episode that a mapping function is called with; it exists before anything is played."""
-
-    def __init__(self, index: int) -> None:
-        self.id_, self.episode_id, self.env_index = f"episode_{index}", index, index
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"an episode has no '{name}' when policy_mapping_fn is called, which is before it begins"
-        )
 
 
 def has_several_agents(config: "AlgorithmConfig") -> bool:
@@ -92,23 +65,52 @@ def resolve_agents(
         ConfigError: If an agent has no module, or a module is unknown or not a valid id.
     """
     settings = config.multi_agent_settings
-    mapping, ids = settings.mapping, _list_ids(settings.policies)
+    ids = _list_ids(settings.policies)
     for module in ids:
         _check_module_id(module)
-    if env is None and mapping is None:
+    agents = find_agents(settings.mapping)
+    if env is None and agents is None:
         env = make_agents_env(config).env
-    agents = tuple(mapping or ()) if env is None else env.possible_agents
-    mapping = _map_agents(config, agents, ids)
-    modules = tuple(sorted(set(mapping.values()) | set(ids)))
-    unused = [module for module in modules if module not in mapping.values()]
+    if env is not None:
+        agents = env.possible_agents
+    assert agents is not None
+    patterns = _map_agents(config, agents, ids)
+    players = [own for pattern in patterns for own in pattern.values()]
+    modules = tuple(sorted({own for own in players if not isinstance(own, Draw)}))
+    drawn = _find_drawn([own for own in players if isinstance(own, Draw)], modules, ids)
+    unused = [module for module in ids if module not in (*modules, *drawn)]
     if unused:
         raise ConfigError(
             f"policies has {unused[0]!r}, which plays none of the agents {', '.join(agents)}: map an "
             "agent to it, or leave it out."
         )
-    return AgentMapping(
-        mapping=mapping, modules=modules, trained=_find_trained(settings.policies_to_train, modules)
-    )
+    trained = _find_trained(settings.policies_to_train, modules, drawn)
+    return AgentMapping(patterns=patterns, modules=modules, trained=trained, drawn=drawn)
+
+
+def _find_drawn(draws: list[Draw], modules: tuple[str, ...], ids: list[str]) -> tuple[str, ...]:
+    """Return the modules to draw from, sorted.
+
+    Raises:
+        ConfigError: If there is none, or one has rows of its own.
+    """
+    drawn = {module for draw in draws for module in draw.ids}
+    if any(not draw.ids for draw in draws):
+        drawn |= set(ids) - set(modules)
+    both = sorted(drawn & set(modules))
+    if both:
+        raise ConfigError(
+            f"Draw names {both[0]!r}, which plays an agent of its own: draw from modules that are not "
+            "trained, such as snapshots of it."
+        )
+    if draws and not drawn:
+        raise ConfigError(
+            "Draw has no module to draw from: name one that is there from the start, such as "
+            "policies={'random': RandomRLModule, ...}, before snapshots are added."
+        )
+    for module in drawn:
+        _check_module_id(module)
+    return tuple(sorted(drawn))
 
 
 def _list_ids(policies: object) -> list[str]:
@@ -133,27 +135,19 @@ def _check_module_id(module: str) -> None:
 
 def _map_agents(
     config: "AlgorithmConfig", agents: tuple[str, ...], ids: list[str]
-) -> dict[str, str]:
+) -> tuple[Pattern, ...]:
     settings = config.multi_agent_settings
     if settings.mapping is not None:
         if settings.policy_mapping_fn is not None:
             raise ConfigError(
                 "mapping and policy_mapping_fn both say which module plays an agent; set one."
             )
-        unknown = next((agent for agent in settings.mapping if agent not in agents), None)
-        if unknown is not None:
-            raise ConfigError(
-                f"mapping names the agent {unknown!r}, but the environment has {', '.join(agents)}."
-                f"{did_you_mean(unknown, agents)}"
-            )
-        missing = next((agent for agent in agents if agent not in settings.mapping), None)
-        if missing is not None:
-            raise ConfigError(f"mapping has no module for the agent {missing!r}: add one.")
-        mapped = {agent: settings.mapping[agent] for agent in agents}
+        patterns = parse_mapping(settings.mapping, agents)
         source = "mapping"
     elif settings.policy_mapping_fn is not None:
-        fn = settings.policy_mapping_fn
-        mapped = {agent: _call_mapping(fn, agent) for agent in agents}
+        named = settings.policies_to_train
+        trained = [] if named is None or callable(named) else [str(module) for module in named]
+        patterns = call_mapping(settings.policy_mapping_fn, agents, trained)
         source = "policy_mapping_fn"
     elif len(ids) > 1:
         raise ConfigError(
@@ -161,51 +155,29 @@ def _map_agents(
             f"such as {{{agents[0]!r}: {ids[0]!r}, ...}}, or policy_mapping_fn."
         )
     else:
-        mapped = dict.fromkeys(agents, ids[0] if ids else DEFAULT_MODULE)
+        only: str | Draw = ids[0] if ids else DEFAULT_MODULE
+        patterns = (dict.fromkeys(agents, only),)
         source = "policies"
-    for agent, module in mapped.items():
-        _check_module_id(module)
-        if ids and module not in ids:
-            raise ConfigError(
-                f"{source} gives the agent {agent!r} the module {module!r}, but policies has "
-                f"{', '.join(ids)}.{did_you_mean(module, ids)}"
-            )
-    return mapped
+    for pattern in patterns:
+        for agent, own in pattern.items():
+            for module in own.ids if isinstance(own, Draw) else (own,):
+                _check_mapped(source, agent, module, ids)
+    return patterns
 
 
-def _call_mapping(function: Mapped, agent: str) -> str:
-    """Return the module that a user's function gives an agent, the same for every call."""
-    found = [_call_once(function, agent, index) for index in range(_NUM_CALLS) for _ in range(2)]
-    if any(module != found[0] for module in found):
+def _check_mapped(source: str, agent: str, module: str, ids: list[str]) -> None:
+    _check_module_id(module)
+    if ids and module not in ids:
         raise ConfigError(
-            f"policy_mapping_fn gives the agent {agent!r} different modules ("
-            f"{', '.join(sorted({str(m) for m in found}))}), but who plays is part of the compiled "
-            f"program: return the same for every call, such as mapping={{{agent!r}: {found[0]!r}}}."
+            f"{source} gives the agent {agent!r} the module {module!r}, but policies has "
+            f"{', '.join(ids)}.{did_you_mean(module, ids)}"
         )
-    if not isinstance(found[0], str):
-        raise ConfigError(
-            f"policy_mapping_fn must return the id of a module, got {found[0]!r} for {agent!r}."
-        )
-    return found[0]
-
-
-def _call_once(function: Mapped, agent: str, index: int) -> object:
-    """Call a mapping function; agents of numbers are numbers to it, as RLlib's are."""
-    names: list[Any] = [int(agent), agent] if agent.isdecimal() else [agent]
-    for name in names:
-        try:
-            return function(name, _EpisodeStub(index))
-        except Exception as error:
-            if name is not names[-1]:
-                continue
-            raise ConfigError(
-                f"policy_mapping_fn raised {type(error).__name__} for the agent {agent!r}: {error}."
-            ) from error
-    raise AssertionError
 
 
 def _find_trained(
-    setting: Iterable[str] | Callable[..., Any] | None, modules: tuple[str, ...]
+    setting: Iterable[str] | Callable[..., Any] | None,
+    modules: tuple[str, ...],
+    drawn: tuple[str, ...],
 ) -> frozenset[str]:
     if setting is None:
         return frozenset(modules)
@@ -213,6 +185,12 @@ def _find_trained(
         chosen = [module for module in modules if _is_trained(setting, module)]
     else:
         chosen = [str(module) for module in setting]
+        fixed = next((module for module in chosen if module in drawn), None)
+        if fixed is not None:
+            raise ConfigError(
+                f"policies_to_train names {fixed!r}, which is drawn, and modules that are drawn are "
+                f"not trained: the others are {', '.join(modules)}."
+            )
         unknown = next((module for module in chosen if module not in modules), None)
         if unknown is not None:
             raise ConfigError(
@@ -245,12 +223,14 @@ def prepare_agents(config: "AlgorithmConfig") -> None:
     """Replace functions of ids by what they return, so that a config can be saved and loaded."""
     agents = resolve_agents(config, make_agents_env(config).env)
     config.unset("policy_mapping_fn", "policies_to_train")
-    config.multi_agent(mapping=agents.mapping)
+    if config.multi_agent_settings.mapping is None:
+        mapping: list[Any] = [dict(pattern) for pattern in agents.patterns]
+        config.multi_agent(mapping=mapping[0] if len(mapping) == 1 else mapping)
     if len(agents.trained) < len(agents.modules):
         config.multi_agent(policies_to_train=sorted(agents.trained))
     policies = config.multi_agent_settings.policies
     if policies is not None and not isinstance(policies, Mapping):
-        config.multi_agent(policies=list(agents.modules))
+        config.multi_agent(policies=sorted({*agents.modules, *agents.drawn}))
 
 
 def make_module_config(
@@ -329,6 +309,7 @@ def check_module_ids(config: "AlgorithmConfig", agents: AgentMapping) -> None:
     """Raise ConfigError if settings of modules name one that there is not."""
     from jaxrl.modules.rl_module import MultiRLModuleSpec
 
+    known = (*agents.modules, *agents.drawn)
     spec = config.rl_module_settings.rl_module_spec
     names = {
         "algorithm_config_overrides_per_module": (
@@ -337,11 +318,11 @@ def check_module_ids(config: "AlgorithmConfig", agents: AgentMapping) -> None:
         "rl_module_specs": spec.rl_module_specs if isinstance(spec, MultiRLModuleSpec) else {},
     }
     for setting, modules in names.items():
-        unknown = next((str(name) for name in modules if name not in agents.modules), None)
+        unknown = next((str(name) for name in modules if name not in known), None)
         if unknown is not None:
             raise ConfigError(
-                f"{setting} has {unknown!r}, but the modules are {', '.join(agents.modules)}."
-                f"{did_you_mean(unknown, agents.modules)}"
+                f"{setting} has {unknown!r}, but the modules are {', '.join(known)}."
+                f"{did_you_mean(unknown, known)}"
             )
 
 

@@ -39,7 +39,11 @@ def check_agents(config: "AlgorithmConfig") -> None:
         )
     agents = resolve_agents(config)
     check_module_ids(config, agents)
-    if config.multi_agent_settings.observe_agent_id and len(agents.mapping) == len(agents.modules):
+    is_shared = any(
+        sum(any(own[agent] == module for own in agents.players) for agent in agents.agents) > 1
+        for module in agents.modules
+    )
+    if config.multi_agent_settings.observe_agent_id and not is_shared:
         raise ConfigError(
             "observe_agent_id=True has no effect: no module is shared, each plays a single agent; "
             "leave it out."

@@ -131,7 +131,7 @@ class Evaluation:
         else:
             assert self._compiled is not None
             played = self._compiled.run(policy, num_episodes)
-            metrics = compute_evaluation_metrics(played, self._assembly.mapping or None)
+            metrics = compute_evaluation_metrics(played, self._assembly.patterns)
             result = {"env_runners": metrics}
         return self._add_videos(self._normalize(result), policy, folder)
 

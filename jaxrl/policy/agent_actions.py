@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.config.agent_mapping import DRAWN, VARIES
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
@@ -61,11 +62,16 @@ def make_actions(
         for agent, space in assembly.jax_env.observation_spaces.items()
     }
 
+    mapping = assembly.mapping
+
     def observe(agent: str, obs: object) -> PyTree:
-        ids = assembly.views[assembly.mapping[agent]].ids
+        ids = assembly.views[mapping[agent]].ids
         return obs if ids is None else ids.join_one(agent, conformers[agent](obs))
 
-    return ComputeAgentActions(modules, assembly.mapping, observe)
+    return ComputeAgentActions(modules, mapping, observe)
+
+
+_UNCLEAR = (DRAWN, VARIES)
 
 
 class ModuleActingState:
@@ -179,6 +185,13 @@ class ComputeAgentActions:
             raise UnknownNameError(
                 f"There is no agent {unknown!r}; there are {', '.join(self._mapping)}."
                 f"{did_you_mean(unknown, self._mapping)} policy_id names a module for other keys."
+            )
+
+        unclear = next((str(a) for a in observations if self._mapping[str(a)] in _UNCLEAR), None)
+        if unclear is not None:
+            raise ConfigError(
+                f"Who plays {unclear!r} differs between episodes: name a module, policy_id is one of "
+                f"{', '.join(self._modules)}."
             )
 
         def compute(module: str, agents: list[Any]) -> PyTree:

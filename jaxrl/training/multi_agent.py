@@ -119,7 +119,9 @@ class MultiAgentRunner(CompiledLoop):
             key=jax.random.clone(keys.run),
             modules=modules,
             agents=AgentStats(
-                ring=_repeat(ring, num_agents), steps=_repeat(Counter.zeros(), num_agents)
+                ring=_repeat(ring, num_agents),
+                steps=_repeat(Counter.zeros(), num_agents),
+                module_steps={m: Counter.zeros() for m in self._counted_modules},
             ),
         )
         return strip_weak_types(state)
@@ -207,14 +209,18 @@ class MultiAgentRunner(CompiledLoop):
         steps = mask.sum(dtype=jnp.uint32)
         return steps if self.axis_name is None else jax.lax.psum(steps, self.axis_name)
 
+    @property
+    def _counted_modules(self) -> tuple[str, ...]:
+        """Modules whose rows do not follow from those of agents, since mappings differ."""
+        return tuple(self.steps) if len(self.rollout_worker.rows.patterns) > 1 else ()
+
     def _count_agent_steps(self, recorded: MultiRollout) -> UInt32[Array, " A"]:
         """Return the number of rows of each agent."""
         rows = self.rollout_worker.rows
         steps = jnp.zeros((len(rows.agents),), jnp.uint32)
         for m, rollout in recorded.rollouts.items():
-            positions = jnp.asarray(rows.get_positions(m))
-            by_agent = rollout.mask.reshape(rollout.mask.shape[0], -1, len(positions))
-            steps = steps.at[positions].set(by_agent.sum(axis=(0, 1), dtype=jnp.uint32))
+            counts = rollout.mask.sum(axis=0, dtype=jnp.uint32)
+            steps += rows.sum_by_agent(counts, m, recorded.mask.shape[1])
         return steps if self.axis_name is None else jax.lax.psum(steps, self.axis_name)
 
     def _count(self, after: TrainState, before: TrainState, recorded: MultiRollout) -> TrainState:
@@ -234,6 +240,10 @@ class MultiAgentRunner(CompiledLoop):
             agents=AgentStats(
                 ring=jax.vmap(push, (0, 2))(before.agents.ring, recorded.agents),
                 steps=before.agents.steps.add(self._count_agent_steps(recorded)),
+                module_steps={
+                    m: counter.add(self._count_steps(recorded.rollouts[m].mask))
+                    for m, counter in before.agents.module_steps.items()
+                },
             ),
             faults=push_faults(before.faults, recorded.record, index),
             progress=replace(

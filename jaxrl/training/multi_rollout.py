@@ -115,7 +115,7 @@ class MultiRolloutWorker(MultiPolicyStep):
 
     def initial_carry(self, num_envs: int) -> MultiCarry:
         """Return the carry at the start of an episode in every environment, with no pending row."""
-        sizes = {m: num_envs * len(self.rows.get_positions(m)) for m in self.policies}
+        sizes = {m: self.rows.count_rows(m, num_envs) for m in self.policies}
         acting = {m: policy.initial_carry(sizes[m]) for m, policy in self.policies.items()}
         if self.completes_at_once:
             return MultiCarry(acting=acting, pending=None)
@@ -175,7 +175,9 @@ class MultiRolloutWorker(MultiPolicyStep):
             m: policy.action_pipeline(outs[m][Columns.ACTIONS])
             for m, policy in self.policies.items()
         }
-        new_state, step = self.env.step(state, self.rows.scatter(actions), row.env, params)
+        new_state, step = self.env.step(
+            state, self.rows.scatter(actions, state.index.shape[0]), row.env, params
+        )
         rewards = self._share(step)
         now, after = Scene.before(state), Scene.after(step)
         rows: dict[str, Rollout] = {}
@@ -226,10 +228,8 @@ class MultiRolloutWorker(MultiPolicyStep):
 
     def make_agent_returns(self) -> AgentReturns:
         """Return the returns of no agent-episodes."""
-        number = len(self.rows.agents)
-        return AgentReturns(
-            total=jnp.zeros((number,), jnp.float32), count=jnp.zeros((number,), jnp.int32)
-        )
+        shape = (len(self.rows.patterns), len(self.rows.agents))
+        return AgentReturns(total=jnp.zeros(shape, jnp.float32), count=jnp.zeros(shape, jnp.int32))
 
     def add_agents(
         self, returns: AgentReturns, step: MultiVectorStep, counts: Bool[Array, " B"]
@@ -238,9 +238,14 @@ class MultiRolloutWorker(MultiPolicyStep):
         ended = self.rows.gather_all(step.agent_ended) & counts[:, None]
         ended &= self.rows.gather_all(step.agent_length) > 0
         total = jnp.where(ended, self.rows.gather_all(step.agent_return), 0.0)
+        period = len(self.rows.patterns)
+
+        def add_up(x: Array) -> Array:
+            return jnp.stack([x[i::period].sum(axis=0, dtype=x.dtype) for i in range(period)])
+
         return AgentReturns(
-            total=returns.total + total.sum(axis=0),
-            count=returns.count + ended.sum(axis=0, dtype=jnp.int32),
+            total=returns.total + add_up(total),
+            count=returns.count + add_up(ended.astype(jnp.int32)),
         )
 
     def _act(
@@ -256,7 +261,7 @@ class MultiRolloutWorker(MultiPolicyStep):
         return {
             m: policy.act(
                 actors[m],
-                self.views[m].observe(gather(state.obs, m)),
+                self.views[m].observe(gather(state.obs, m), self._get_places(m, state)),
                 carry.acting[m],
                 gather(state.is_first, m),
                 self.rows.number(state.index, m),
@@ -287,9 +292,13 @@ class MultiRolloutWorker(MultiPolicyStep):
         is_first = self.rows.gather(new_state.is_first, m)
         return self.policies[m].advance(after, reward, is_first)
 
+    def _get_places(self, m: str, state: MultiVectorState) -> np.ndarray:
+        return self.rows.get_places(m, state.index.shape[0])
+
     def _record_obs(self, m: str, scene: Scene) -> PyTree:
         """Return the observations of a module's rows, as it learns from them."""
-        return self.views[m].record(self.rows.gather(scene.obs, m), scene)
+        places = self.rows.get_places(m, scene.num_envs)
+        return self.views[m].record(self.rows.gather(scene.obs, m), places, scene)
 
     def _begin(
         self,
