@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl.assembly.assemble import log_assembly
 from jaxrl.assembly.env_params import get_jax_env, set_env_params
+from jaxrl.assembly.opponents import describe_opponents
 from jaxrl.assembly.replay import (
     describe_buffer,
     restore_empty_buffer,
@@ -49,6 +50,7 @@ from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.policy.agent_actions import make_actions
 from jaxrl.policy.compute_actions import ActionOptions
+from jaxrl.policy.opponents import OpponentMethods
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.recording import RecordingMethods
 from jaxrl.run_parts import OwnRunParts, RunParts
@@ -87,7 +89,7 @@ _EVALUATION_SALT = 0x6576616C
 Result = dict[str, Any]
 
 
-class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerNames):
+class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMethods, FormerNames):
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a
@@ -149,6 +151,7 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
             config, trials, should_train=not read_only
         )
         self._notes += [*measured, *trials.notes, *describe_buffer(self._assembly)]
+        self._notes += describe_opponents(self._assembly)
         if self._assembly.is_in_graph and not config.evaluation_settings.evaluation_num_env_runners:
             self._callbacks.check_no_host_hooks()
         log_assembly(config, self._assembly, [self._placement_reason, *self._notes])

@@ -16,8 +16,9 @@ from jaxrl.assembly.assemble import (
     make_train_step_fields,
     with_sequences,
 )
+from jaxrl.assembly.opponents import check_drawn_spaces, make_opponent_pool
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
-from jaxrl.config.agent_mapping import merge_patterns
+from jaxrl.config.agent_mapping import DRAWN, merge_patterns
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.multi_agent import make_agents_env
 from jaxrl.config.settings.multi_agent import PolicySpec
@@ -39,6 +40,7 @@ from jaxrl.training.agent_rows import AgentRows, make_sharing_matrix
 from jaxrl.training.agent_views import AgentView, CriticInputs
 from jaxrl.training.multi_agent import MultiAgentRunner
 from jaxrl.training.multi_rollout import MultiPolicyStep
+from jaxrl.training.opponents import OpponentPool
 from jaxrl.training.rollout import PolicyStep
 from jaxrl.training.train_step import TrainStep
 
@@ -54,11 +56,18 @@ class MultiAgentAssembly(Assembly):
         modules: Assembly of each module, that of a run whose environments are elsewhere.
         agent_rows: Agents in the rows of modules.
         views: What the agents of each module observe.
+        drawn_env: Environment as opponents that are drawn see it; None without any.
     """
 
     modules: Mapping[str, Assembly]
     agent_rows: AgentRows
     views: Mapping[str, AgentView]
+    drawn_env: MadeEnv | None = None
+
+    @property
+    def pool(self) -> OpponentPool | None:
+        """Opponents that are drawn; None without."""
+        return self.in_graph_runner.rollout_worker.pool
 
     @property
     def is_in_graph(self) -> bool:
@@ -185,11 +194,13 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
     number = len(plan.agents.trained)
     modules = {m: dataclasses.replace(own, num_buffers=number) for m, (own, _) in assembled.items()}
     views = {m: view for m, (_, view) in assembled.items()}
+    drawn_env = _make_drawn_env(made, rows)
     policy_step = MultiPolicyStep(
         policies={m: own.policy_step for m, own in modules.items()},
         rows=rows,
         views=views,
         sharing=_make_sharing(config, made, rows),
+        pool=_make_pool(config, drawn_env, rows, plan, modules, views),
     )
     runner = MultiAgentRunner(
         steps={m: own.train_step for m, own in modules.items()},
@@ -211,7 +222,33 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
         modules=modules,
         agent_rows=rows,
         views=views,
+        drawn_env=drawn_env,
     )
+
+
+def _make_drawn_env(made: MadeMultiEnv, rows: AgentRows) -> MadeEnv | None:
+    """Return the environment as opponents that are drawn see it; None without any."""
+    agents = [rows.agents[i] for i in rows.get_positions(DRAWN)]
+    if not agents:
+        return None
+    check_drawn_spaces(made, agents)
+    return make_module_env(made, agents, DRAWN)
+
+
+def _make_pool(
+    config: "AlgorithmConfig",
+    env: MadeEnv | None,
+    rows: AgentRows,
+    plan: MultiAgentPlan,
+    modules: Mapping[str, Assembly],
+    views: Mapping[str, AgentView],
+) -> OpponentPool | None:
+    """Make the opponents that a run draws from; None if it draws none."""
+    if env is None:
+        return None
+    critic = views[min(plan.agents.trained)].critic
+    critic_space = None if critic is None else critic.space
+    return make_opponent_pool(config, env, rows, plan, modules, critic_space)
 
 
 def make_multi_vector_env(config: "AlgorithmConfig", made: MadeMultiEnv) -> MultiVectorEnv:

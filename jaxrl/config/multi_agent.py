@@ -67,7 +67,7 @@ def resolve_agents(
     settings = config.multi_agent_settings
     ids = _list_ids(settings.policies)
     for module in ids:
-        _check_module_id(module)
+        check_module_id(module)
     agents = find_agents(settings.mapping)
     if env is None and agents is None:
         env = make_agents_env(config).env
@@ -109,7 +109,7 @@ def _find_drawn(draws: list[Draw], modules: tuple[str, ...], ids: list[str]) -> 
             "policies={'random': RandomRLModule, ...}, before snapshots are added."
         )
     for module in drawn:
-        _check_module_id(module)
+        check_module_id(module)
     return tuple(sorted(drawn))
 
 
@@ -125,7 +125,8 @@ def _list_ids(policies: object) -> list[str]:
     return sorted(str(name) for name in cast("Iterable[Any]", policies))
 
 
-def _check_module_id(module: str) -> None:
+def check_module_id(module: str) -> None:
+    """Raise ConfigError if an id could not name files."""
     if not _MODULE_ID.fullmatch(module):
         raise ConfigError(
             f"policies has the id {module!r}, which names files and parts of a checkpoint: use "
@@ -155,8 +156,8 @@ def _map_agents(
             f"such as {{{agents[0]!r}: {ids[0]!r}, ...}}, or policy_mapping_fn."
         )
     else:
-        only: str | Draw = ids[0] if ids else DEFAULT_MODULE
-        patterns = (dict.fromkeys(agents, only),)
+        everybody: Pattern = dict.fromkeys(agents, ids[0] if ids else DEFAULT_MODULE)
+        patterns = (everybody,)
         source = "policies"
     for pattern in patterns:
         for agent, own in pattern.items():
@@ -166,7 +167,7 @@ def _map_agents(
 
 
 def _check_mapped(source: str, agent: str, module: str, ids: list[str]) -> None:
-    _check_module_id(module)
+    check_module_id(module)
     if ids and module not in ids:
         raise ConfigError(
             f"{source} gives the agent {agent!r} the module {module!r}, but policies has "

@@ -4,11 +4,14 @@ from typing import TYPE_CHECKING
 
 from jaxrl.config.modules import check_model_config
 from jaxrl.config.multi_agent import check_module_ids, resolve_agents
+from jaxrl.config.settings.multi_agent import MultiAgentSettings
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
+_RLLIB_CAPACITY = 100
+"""RLlib's default of `policy_map_capacity`, which its saved configs have."""
 _COMPILED = "agents are trained in the compiled program of this process"
 _ALLOWED: dict[str, tuple[tuple[object, ...], str]] = {
     "num_env_runners": ((0,), f"{_COMPILED}; set 0"),
@@ -48,6 +51,8 @@ def check_agents(config: "AlgorithmConfig") -> None:
             "observe_agent_id=True has no effect: no module is shared, each plays a single agent; "
             "leave it out."
         )
+    if not agents.drawn:
+        _check_capacity(config, "the mapping draws no opponents")
     for module in agents.modules:
         check_model_config(config.get_module_config(module))
 
@@ -67,9 +72,17 @@ def check_compiled(config: "AlgorithmConfig") -> None:
         )
 
 
+def _check_capacity(config: "AlgorithmConfig", reason: str) -> None:
+    """Raise ConfigError if a number of opponents is set that has no effect."""
+    capacity = config.multi_agent_settings.policy_map_capacity
+    if capacity not in (MultiAgentSettings().policy_map_capacity, _RLLIB_CAPACITY):
+        raise ConfigError(f"policy_map_capacity={capacity} has no effect: {reason}; leave it out.")
+
+
 def check_single_agent(config: "AlgorithmConfig") -> None:
     """Raise ConfigError if a setting of several agents has no effect, because there is one."""
     settings = config.multi_agent_settings
+    _check_capacity(config, "the environment has a single agent")
     for name in (
         "policies",
         "policy_mapping_fn",

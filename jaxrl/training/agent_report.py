@@ -197,7 +197,7 @@ def compute_agent_means(
     means: dict[str, dict[str, float]] = {}
     labels = np.array([list(own.values()) for own in patterns])
     agents = list(patterns[0])
-    modules = sorted({module for module in labels.flat if module != DRAWN})
+    modules = sorted({str(module) for module in labels.flat if module != DRAWN})
     for name, labels_of, wanted in (
         ("agent_episode_returns_mean", np.array([agents] * len(patterns)), agents),
         ("module_episode_returns_mean", labels, modules),

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
 
+from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.keys import RunKeys, split_run_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, strip_weak_types
@@ -124,6 +125,10 @@ class MultiAgentRunner(CompiledLoop):
                 module_steps={m: Counter.zeros() for m in self._counted_modules},
             ),
         )
+        if worker.pool is not None:
+            key = jax.random.fold_in(keys.learner, len(self.steps))
+            like = self.steps[min(self.trained)].make_actor_state(modules[min(self.trained)])
+            state = replace(state, opponents=worker.pool.init(key, like))
         return strip_weak_types(state)
 
     @functools.cached_property
@@ -133,7 +138,12 @@ class MultiAgentRunner(CompiledLoop):
 
     def make_actor_state(self, state: TrainState) -> Actors:
         """Return the inputs of acting of every module."""
-        return {m: step.make_actor_state(state.modules[m]) for m, step in self.steps.items()}
+        actors: Actors = {
+            m: step.make_actor_state(state.modules[m]) for m, step in self.steps.items()
+        }
+        if self.rollout_worker.pool is not None:
+            actors[DRAWN] = state.opponents
+        return actors
 
     def step(self, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """Train every module on one batch.

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from jaxrl.config.fields import field
+from jaxrl.config.fields import count, field
 from jaxrl.config.imports import RL_MODULE
 from jaxrl.errors import ConfigError
 
@@ -131,6 +131,12 @@ class MultiAgentSettings:
         default=None,
         doc="Ids of the modules to train, or a function of an id; None is all that can be trained. "
         "Other modules play with the parameters that they have.",
+    )
+    policy_map_capacity: int = field(
+        default=16,
+        check=count,
+        doc="Number of opponents of one architecture that the compiled program holds where a mapping "
+        "draws them. Each takes the memory of a module's parameters.",
     )
     count_steps_by: Literal["env_steps", "agent_steps"] = field(
         default="env_steps",
