@@ -546,6 +546,9 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         *,
         num_episodes: int | None = None,
         video_folder: str | os.PathLike[str] | None = None,
+        opponents: Sequence[str | os.PathLike[str]] | None = None,
+        seats: str | Sequence[str] = "both",
+        module_id: str | None = None,
     ) -> Result:
         """Play episodes with the current policy, without affecting training.
 
@@ -556,10 +559,15 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             num_episodes: Number of episodes; None for `evaluation_duration`.
             video_folder: Folder for videos if `record_video` is set; None for `videos` in the run
                 folder.
+            opponents: Ids of modules, or paths of checkpoints, that a module of two agents plays
+                `num_episodes` episodes against in each seat; None for the run's mapping.
+            seats: Agents that it plays against them, "both" in turn.
+            module_id: The module; None for the only one that is trained.
 
         Returns:
             `{"env_runners": {"episode_return_mean": ..., ...}}`, with the paths of `videos` if any
-            were recorded, or the return value of `custom_evaluation_function`.
+            were recorded, or the return value of `custom_evaluation_function`; with opponents
+            `{"opponents": {opponent: {seat: {"wins": ..., "draws": ..., "losses": ..., ...}}}}`.
 
         Raises:
             ConfigError: If `custom_evaluation_function` did not return a dictionary, or if
@@ -572,6 +580,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
                 "chooses its own episodes: leave num_episodes out."
             )
         self.on_phase("evaluating")
+        if opponents is not None or seats != "both" or module_id is not None:
+            return self._evaluate_against(opponents, seats, module_id, num_episodes)
         self._call("on_evaluate_start")
         folder = self._get_video_folder(video_folder)
         if custom is not None:

@@ -2,7 +2,7 @@
 
 import functools
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,12 +16,15 @@ from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.policy.bound_module import BatchCalls
+from jaxrl.policy.opponent_sources import OpponentSource, find_opponents
 from jaxrl.runs import opponents
 from jaxrl.runs.opponents import NewMapping
 from jaxrl.runs.weights import match_parameters
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
 from jaxrl.runtime.program import Program
+from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.opponents import OpponentKind, OpponentPool, put
 from jaxrl.training.rollout import ActorState
 from jaxrl.training.train_state import TrainState
@@ -37,7 +40,10 @@ class OpponentMethods:
     if TYPE_CHECKING:
         config: AlgorithmConfig
         _assembly: Assembly
+        _evaluation: Evaluation
         _use: ExclusiveLock
+
+        def _make_evaluation_inputs(self) -> EvaluationInputs: ...
 
         @property
         def state(self) -> TrainState: ...
@@ -190,6 +196,53 @@ class OpponentMethods:
         pool = self._get_pool("set_mapping(...)")
         trained = sorted(self._trained)
         self.state = opponents.weigh_opponents(pool, self.state, mapping, trained)
+
+    def _evaluate_against(
+        self,
+        wanted: Sequence[OpponentSource] | None,
+        seats: str | Sequence[str],
+        module_id: str | None,
+        num_episodes: int | None,
+    ) -> dict[str, Any]:
+        """Play against opponents; see `Algorithm.evaluate`."""
+        if wanted is None:
+            raise ConfigError(
+                f"evaluate(seats={seats!r}, module_id={module_id!r}) has no effect without opponents: "
+                "name some, or leave it out."
+            )
+        assembly = self._assembly
+        if not isinstance(assembly, MultiAgentAssembly) or len(assembly.agent_rows.agents) != 2:
+            raise ConfigError(
+                "evaluate(opponents=...) needs an environment of two agents: leave opponents out."
+            )
+        agents, trained = assembly.agent_rows.agents, sorted(self._trained)
+        if module_id is None and len(trained) > 1:
+            raise ConfigError(
+                f"evaluate(opponents=...) needs module_id=..., one of {', '.join(trained)}."
+            )
+        module = trained[0] if module_id is None else module_id
+        if module not in assembly.modules:
+            raise UnknownNameError(
+                f"evaluate(module_id={module!r}) is not there; the modules are "
+                f"{', '.join(assembly.modules)}.{did_you_mean(module, assembly.modules)}"
+            )
+        chosen = agents if seats == "both" else (seats,) if isinstance(seats, str) else seats
+        unknown = next((seat for seat in chosen if seat not in agents), None)
+        if unknown is not None or not chosen:
+            raise ConfigError(
+                f"seats={seats!r} must be 'both' or some of the agents {', '.join(agents)}."
+            )
+        settings = self.config.evaluation_settings
+        number = settings.evaluation_duration if num_episodes is None else num_episodes
+        if not isinstance(number, int) or settings.evaluation_duration_unit != "episodes":
+            raise ConfigError(
+                "evaluate(opponents=...) counts episodes, and evaluation_duration does not: give "
+                "num_episodes."
+            )
+        opponents_ = find_opponents(assembly, self.state, module, wanted)
+        pairings = self._evaluation.get_pairings()
+        inputs = self._make_evaluation_inputs()
+        return {"opponents": pairings.run(inputs, module, opponents_, tuple(chosen), number)}
 
     @property
     def _trained(self) -> frozenset[str]:
