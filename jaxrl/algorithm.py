@@ -856,6 +856,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         path: str | os.PathLike[str],
         *,
         component: str | None = None,
+        policy_ids: Sequence[str] | None = None,
         run_folder: RunFolder | None = None,
         trust: TrustSpec = None,
         **overrides: object,
@@ -866,6 +867,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             path: Checkpoint, or a folder or run, whose newest checkpoint is used.
             component: "rl_module", "learner" or "connectors" to restore only that part into a new
                 run of the same config; None for all.
+            policy_ids: Modules to restore into a new run of several agents; None for the whole run.
             run_folder: Folder of the run to continue; None creates a new one.
             trust: Packages whose classes and functions a checkpoint may import if this user did
                 not write it on this machine, or True to allow every import. Without it, such a
@@ -882,6 +884,9 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         algorithm_class = saved.config.algo_class or cls
         algorithm = algorithm_class(saved.config, run_folder=run_folder, read_only=True)
         leaves = saved.leaves
+        if policy_ids is not None:
+            algorithm._load_modules(saved.path, leaves, policy_ids)
+            return algorithm
         if overrides and component is None:
             own = ckpt.fetch_leaves(algorithm.state)
             leaves = host.apply_overrides(leaves, own, saved.config, overrides)

@@ -1,11 +1,14 @@
 """Methods of `Algorithm` for opponents that are drawn: snapshots, and RLlib's `add_module`."""
 
 import functools
+import logging
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
@@ -15,13 +18,14 @@ from jaxrl.config.multi_agent import check_module_id
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
-from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.policy.bound_module import BatchCalls
 from jaxrl.policy.opponent_sources import OpponentSource, find_opponents
+from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import opponents
 from jaxrl.runs.opponents import NewMapping
-from jaxrl.runs.weights import match_parameters
+from jaxrl.runs.weights import match_parameters, refresh_snapshot
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
 from jaxrl.runtime.program import Program
 from jaxrl.training.evaluate import EvaluationInputs
@@ -32,6 +36,9 @@ from jaxrl.training.train_state import TrainState
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.modules.rl_module import RLModuleSpec
+
+
+logger = logging.getLogger("jaxrl")
 
 
 class OpponentMethods:
@@ -243,6 +250,47 @@ class OpponentMethods:
         pairings = self._evaluation.get_pairings()
         inputs = self._make_evaluation_inputs()
         return {"opponents": pairings.run(inputs, module, opponents_, tuple(chosen), number)}
+
+    def _load_modules(
+        self, path: Path, leaves: Mapping[str, np.ndarray], module_ids: Sequence[str]
+    ) -> None:
+        """Restore learners and connectors of modules from the leaves of a checkpoint.
+
+        Raises:
+            ConfigError: If the config has no such module.
+            UnknownNameError: If the checkpoint has none.
+            CheckpointError: If one has another architecture or optimizer.
+        """
+        saved = sorted({name.split(".")[1] for name in leaves if name.startswith("modules.")})
+        modules = dict(self.state.modules)
+        for name in module_ids:
+            if name not in saved:
+                raise UnknownNameError(
+                    f"policy_ids has {name!r}, but {path} has the modules "
+                    f"{', '.join(saved) or 'of a single agent'}.{did_you_mean(name, saved)}"
+                )
+            if name not in modules:
+                raise ConfigError(
+                    f"policy_ids has {name!r}, but the modules of the config are "
+                    f"{', '.join(modules) or 'those of a single agent'}."
+                )
+        parts = ("learner", "connectors.obs", "connectors.learner", "progress")
+        prefixes = tuple(f"modules.{name}.{part}" for name in module_ids for part in parts)
+        template = {"modules": modules}
+        problem = ckpt.find_first_difference(template, leaves, prefixes)
+        if problem is not None:
+            raise CheckpointError(f"{path} does not fit: {problem}.")
+        filled: dict[str, Any] = ckpt.fill(template, leaves, prefixes)["modules"]
+        restored = {name: refresh_snapshot(filled[name]) for name in module_ids}
+        self.state = replace(self.state, modules={**modules, **restored})
+        new = [name for name in modules if name not in module_ids]
+        logger.info(
+            "%s: restored %s; new: %s; left out: %s.",
+            path,
+            ", ".join(module_ids),
+            ", ".join(new) or "none",
+            ", ".join(name for name in saved if name not in module_ids) or "none",
+        )
 
     @property
     def _trained(self) -> frozenset[str]:

@@ -110,7 +110,9 @@ def spread(stack: Any) -> Any:
     return jax.tree.map(move, stack)
 
 
-@pytest.mark.parametrize("memory", ["without", "lstm", "rewards"])
+@pytest.mark.parametrize(
+    "memory", ["without", pytest.param("lstm", marks=pytest.mark.slow), "rewards"]
+)
 def test_every_row_is_computed_by_its_own_opponent(memory: str) -> None:
     """Over an episode and more: outputs and carries are those of each opponent alone, row by row."""
     runner, state, _ = make_runner(memory)

@@ -142,6 +142,7 @@ def test_removed_opponents_finish_their_episodes() -> None:
             algorithm.snapshot("main", as_="fifth")
 
 
+@pytest.mark.slow
 def test_rllibs_arguments() -> None:
     with make_config().build() as algorithm:
         algorithm.train()
@@ -259,6 +260,41 @@ def test_without_a_draw_there_is_no_pool() -> None:
         assert algorithm.opponents == []
 
 
+@pytest.mark.slow
+def test_some_modules_are_restored_into_a_new_run(tmp_path: Path) -> None:
+    pair: dict[str, Any] = {"a": "main", "b": "other"}
+    settings: dict[str, Any] = {
+        "policies": {"main": None, "other": None},
+        "mapping": pair,
+        "policies_to_train": ["main", "other"],
+        "policy_map_capacity": 16,
+    }
+    with make_config(**settings).build() as algorithm:
+        algorithm.train()
+        path, weights = algorithm.save(tmp_path), algorithm.get_weights()
+        updates = algorithm.state.modules["main"].progress.updates.low
+    against = {"policies": {"main": None, "random": RandomRLModule}, "policies_to_train": ["main"]}
+    with Algorithm.from_checkpoint(
+        path, policy_ids=["main"], mapping=Seats("main", Draw()), **against
+    ) as algorithm:
+        assert_same(algorithm.get_weights()["main"], weights["main"])
+        assert algorithm.state.modules["main"].progress.updates.low == updates
+        assert int(algorithm.state.progress.env_steps) == 0
+        algorithm.train()
+        algorithm.snapshot("main", as_="v1")
+        later = algorithm.save(tmp_path / "later")
+    for name, match in (
+        ("mian", "policy_ids has 'mian', .* has the modules main, other. Did you mean 'main'"),
+        ("other", "policy_ids has 'other', but the modules of the config are main"),
+    ):
+        with pytest.raises(JaxrlError, match=match):
+            Algorithm.from_checkpoint(
+                path, policy_ids=[name], mapping=Seats("main", Draw()), **against
+            )
+    with pytest.raises(JaxrlError, match=r"does not fit: modules.main.*expected"):
+        Algorithm.from_checkpoint(later, policy_ids=["main"], model_config={"fcnet_hiddens": [9]})
+
+
 RESUME = """
 import sys, json, hashlib
 import jax, numpy as np
@@ -280,6 +316,7 @@ def compute_digest(algorithm: Algorithm) -> str:
     return hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in leaves)).hexdigest()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_to_the_bit_in_a_fresh_process(tmp_path: Path) -> None:
     with make_config().build() as algorithm:
         algorithm.train()
