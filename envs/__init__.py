@@ -5,12 +5,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxrl.envs.adapters.barrier import StepFailedRecreateEnvError
+    from jaxrl.envs.adapters.openspiel import OpenSpielEnv
+    from jaxrl.envs.adapters.pettingzoo import ParallelPettingZooEnv, PettingZooEnv
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.host import MadeHostEnv
     from jaxrl.envs.multi.base import MultiAgentJaxEnv, MultiStart, MultiStep
+    from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
     from jaxrl.envs.multi.copies import make_multi_agent
     from jaxrl.envs.multi.groups import group_agents
+    from jaxrl.envs.multi.host_env import MultiAgentEnv
+    from jaxrl.envs.multi.host_groups import GroupedAgents
+    from jaxrl.envs.multi.host_made import MadeMultiHostEnv
     from jaxrl.envs.multi.made import MadeMultiEnv, MultiTimeLimit
     from jaxrl.envs.registry import (
         MadeEnv,
@@ -19,21 +25,29 @@ if TYPE_CHECKING:
         make,
         make_any,
         make_multi,
+        make_multi_host,
         register_env,
     )
     from jaxrl.envs.task_settable import TaskSettableEnv
     from jaxrl.envs.wrappers import TimeLimit
 
 __all__ = [
+    "CheckedMultiAgentEnv",
     "EnvContext",
+    "GroupedAgents",
     "JaxEnv",
     "MadeEnv",
     "MadeHostEnv",
     "MadeMultiEnv",
+    "MadeMultiHostEnv",
+    "MultiAgentEnv",
     "MultiAgentJaxEnv",
     "MultiStart",
     "MultiStep",
     "MultiTimeLimit",
+    "OpenSpielEnv",
+    "ParallelPettingZooEnv",
+    "PettingZooEnv",
     "StepFailedRecreateEnvError",
     "TaskSettableEnv",
     "TimeLimit",
@@ -44,19 +58,27 @@ __all__ = [
     "make_any",
     "make_multi",
     "make_multi_agent",
+    "make_multi_host",
     "register_env",
 ]
 
 _HOME = {
+    "CheckedMultiAgentEnv": "jaxrl.envs.multi.checked",
     "EnvContext": "jaxrl.envs.context",
+    "GroupedAgents": "jaxrl.envs.multi.host_groups",
     "JaxEnv": "jaxrl.envs.base",
     "MadeEnv": "jaxrl.envs.registry",
     "MadeHostEnv": "jaxrl.envs.host",
     "MadeMultiEnv": "jaxrl.envs.multi.made",
+    "MadeMultiHostEnv": "jaxrl.envs.multi.host_made",
+    "MultiAgentEnv": "jaxrl.envs.multi.host_env",
     "MultiAgentJaxEnv": "jaxrl.envs.multi.base",
     "MultiStart": "jaxrl.envs.multi.base",
     "MultiStep": "jaxrl.envs.multi.base",
     "MultiTimeLimit": "jaxrl.envs.multi.made",
+    "OpenSpielEnv": "jaxrl.envs.adapters.openspiel",
+    "ParallelPettingZooEnv": "jaxrl.envs.adapters.pettingzoo",
+    "PettingZooEnv": "jaxrl.envs.adapters.pettingzoo",
     "StepFailedRecreateEnvError": "jaxrl.envs.adapters.barrier",
     "TaskSettableEnv": "jaxrl.envs.task_settable",
     "TimeLimit": "jaxrl.envs.wrappers",
@@ -67,6 +89,7 @@ _HOME = {
     "make_any": "jaxrl.envs.registry",
     "make_multi": "jaxrl.envs.registry",
     "make_multi_agent": "jaxrl.envs.multi.copies",
+    "make_multi_host": "jaxrl.envs.registry",
     "register_env": "jaxrl.envs.registry",
 }
 

@@ -92,3 +92,16 @@ BUILTIN_HOST_ENVS: Mapping[str, CatalogEntry] = {
     "three-parts-host-v0": CatalogEntry(path="jaxrl.envs.three_parts:HostThreeParts"),
 }
 """Built-in gymnasium environments, available under the prefix "jaxrl:"."""
+
+_AS_JAX_ENV = "write its reset and step as a JaxEnv, see docs/guides/custom_environment.md"
+WITHOUT_ADAPTER = {
+    "craftax": f"Craftax has no adapter here: {_AS_JAX_ENV}.",
+    "brax": f"Brax has no adapter here: {_AS_JAX_ENV}.",
+    "jumanji": (
+        f"Jumanji has no adapter here: {_AS_JAX_ENV}; or use a creator of "
+        "jumanji.wrappers.JumanjiToGymWrapper(env), which is stepped on the host."
+    ),
+    "xland": f"XLand-MiniGrid has no adapter here: {_AS_JAX_ENV}.",
+    "envpool": "EnvPool has no adapter here; use gymnasium's ids of the same games.",
+}
+"""Environment suites without an adapter, and the alternative for each."""

@@ -1,33 +1,50 @@
 """Environment registry: resolution of ids, class paths, classes, instances and creators."""
 
 import dataclasses
-import functools
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
 import gymnasium
 
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters import gymnasium as gymnasium_adapter
 from jaxrl.envs.adapters import gymnax as gymnax_adapter
-from jaxrl.envs.adapters.multi_agent import MULTI_ADAPTERS, make_adapted
+from jaxrl.envs.adapters.multi_agent import (
+    HOST_ADAPTERS,
+    MULTI_ADAPTERS,
+    find_host_package,
+    make_adapted,
+)
+from jaxrl.envs.adapters.pettingzoo import is_pettingzoo, is_pettingzoo_class
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.catalog import BUILTIN_ENVS, BUILTIN_HOST_ENVS, BUILTIN_MULTI_ENVS
+from jaxrl.envs.catalog import (
+    BUILTIN_ENVS,
+    BUILTIN_HOST_ENVS,
+    BUILTIN_MULTI_ENVS,
+    WITHOUT_ADAPTER,
+)
+from jaxrl.envs.class_paths import check_creator, describe_spec, get_instance
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import EnvRequest, MadeHostEnv
 from jaxrl.envs.multi.base import MultiAgentJaxEnv
+from jaxrl.envs.multi.host_env import MultiAgentEnv, is_multi_agent_class, is_multi_agent_env
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv, MultiTimeLimit
 from jaxrl.envs.params import check_required, override_params
 from jaxrl.envs.wrappers import HasTimeLimit, TimeLimit, check_max_episode_steps
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
-AnyEnv: TypeAlias = JaxEnv[Any, Any] | gymnasium.Env[Any, Any] | MultiAgentJaxEnv[Any, Any]
+AnyEnv: TypeAlias = (
+    JaxEnv[Any, Any] | gymnasium.Env[Any, Any] | MultiAgentJaxEnv[Any, Any] | MultiAgentEnv
+)
 EnvClass: TypeAlias = (
-    type[JaxEnv[Any, Any]] | type[gymnasium.Env[Any, Any]] | type[MultiAgentJaxEnv[Any, Any]]
+    type[JaxEnv[Any, Any]]
+    | type[gymnasium.Env[Any, Any]]
+    | type[MultiAgentJaxEnv[Any, Any]]
+    | type[MultiAgentEnv]
 )
 EnvCreator: TypeAlias = Callable[[EnvContext], AnyEnv]
 EnvSpec: TypeAlias = str | EnvClass | AnyEnv | EnvCreator
@@ -35,20 +52,7 @@ EnvSpec: TypeAlias = str | EnvClass | AnyEnv | EnvCreator
 _registered: dict[str, EnvCreator | EnvClass] = {}
 _CATALOG = {**BUILTIN_ENVS, **BUILTIN_MULTI_ENVS, **BUILTIN_HOST_ENVS}
 
-RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl", *MULTI_ADAPTERS)
-
-_AS_JAX_ENV = "write its reset and step as a JaxEnv, see docs/guides/custom_environment.md"
-_WITHOUT_ADAPTER = {
-    "craftax": f"Craftax has no adapter here: {_AS_JAX_ENV}.",
-    "brax": f"Brax has no adapter here: {_AS_JAX_ENV}.",
-    "jumanji": (
-        f"Jumanji has no adapter here: {_AS_JAX_ENV}; or use a creator of "
-        "jumanji.wrappers.JumanjiToGymWrapper(env), which is stepped on the host."
-    ),
-    "xland": f"XLand-MiniGrid has no adapter here: {_AS_JAX_ENV}.",
-    "envpool": "EnvPool has no adapter here; use gymnasium's ids of the same games.",
-}
-"""Environment suites without an adapter, and the alternative for each."""
+RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl", *MULTI_ADAPTERS, *HOST_ADAPTERS)
 
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 _GYMNASIUM_ID = re.compile(r"([\w.]+:)?([\w.-]+/)?[\w.-]+-v\d+")
@@ -83,7 +87,7 @@ class MadeEnv:
 
 
 AnyMadeEnv: TypeAlias = MadeEnv | MadeHostEnv
-Made: TypeAlias = AnyMadeEnv | MadeMultiEnv
+Made: TypeAlias = AnyMadeEnv | MadeMultiEnv | MadeMultiHostEnv
 MadeT = TypeVar("MadeT", MadeEnv, MadeHostEnv, MadeMultiEnv, AnyMadeEnv, Made)
 
 
@@ -135,10 +139,12 @@ def is_multi_agent_spec(spec: object) -> bool:
         name = spec.removeprefix("jaxrl:")
         if spec in _registered:
             return is_multi_agent_spec(_registered[spec])
-        if spec.split(":")[0] in MULTI_ADAPTERS and ":" in spec:
+        if spec.split(":")[0] in (*MULTI_ADAPTERS, *HOST_ADAPTERS) and ":" in spec:
             return True
         if name in _CATALOG:
             return name in BUILTIN_MULTI_ENVS
+        if gymnasium_adapter.is_multi_agent_id(spec.removeprefix(gymnasium_adapter.PREFIX)):
+            return True
         if not _CLASS_PATH.fullmatch(spec) or find_imports(spec)[1] is None:
             return False
         try:
@@ -146,8 +152,9 @@ def is_multi_agent_spec(spec: object) -> bool:
         except (EnvError, UnknownNameError):  # raised again when it is made
             return False
     if isinstance(spec, type):
-        return issubclass(spec, MultiAgentJaxEnv)
-    return isinstance(spec, MultiAgentJaxEnv)
+        is_host = is_multi_agent_class(spec) or is_pettingzoo_class(spec)
+        return is_host or issubclass(spec, MultiAgentJaxEnv)
+    return isinstance(spec, MultiAgentJaxEnv) or is_multi_agent_env(spec) or is_pettingzoo(spec)
 
 
 def make(
@@ -179,6 +186,11 @@ def make(
         EnvError: If the environment cannot be made, or has several agents.
     """
     made = make_any(spec, env_config, max_episode_steps=max_episode_steps, is_atari=is_atari)
+    if isinstance(made, MadeMultiHostEnv):
+        raise EnvError(
+            f"{made.id} has several agents ({_few(made.possible_agents)}): make it with "
+            "make_multi_host()."
+        )
     if isinstance(made, MadeMultiEnv):
         raise EnvError(
             f"{made.id} has several agents ({_few(made.env.possible_agents)}): make it with "
@@ -206,12 +218,40 @@ def make_multi(
         EnvError: If the environment cannot be made, or has a single agent.
     """
     made = make_any(spec, env_config, max_episode_steps=max_episode_steps)
-    if not isinstance(made, MadeMultiEnv):
-        raise EnvError(
-            f"{made.id} has a single agent: make_multi_agent({made.id!r}) makes a class of "
-            "environments with any number of its copies."
-        )
-    return made
+    if isinstance(made, MadeMultiHostEnv):
+        raise EnvError(f"{made.id} is stepped in Python: make it with make_multi_host().")
+    return made if isinstance(made, MadeMultiEnv) else _refuse_single(made)
+
+
+def make_multi_host(
+    spec: EnvSpec,
+    env_config: Mapping[str, Any] | None = None,
+    *,
+    max_episode_steps: int | None = None,
+) -> MadeMultiHostEnv:
+    """Make an environment of several agents that is stepped in Python.
+
+    Args:
+        spec: An id, a class path, a class or an instance of `MultiAgentEnv` or of RLlib's class of
+            that name, or a creator of one, as in `make`.
+        env_config: Arguments of the constructor, or the creator's `EnvContext`.
+        max_episode_steps: Time limit that replaces the environment's own.
+
+    Raises:
+        UnknownNameError: If no environment or constructor argument has the name.
+        EnvError: If the environment cannot be made, has a single agent, or is written in JAX.
+    """
+    made = make_any(spec, env_config, max_episode_steps=max_episode_steps)
+    if isinstance(made, MadeMultiEnv):
+        raise EnvError(f"{made.id} is written in JAX: make it with make_multi().")
+    return made if isinstance(made, MadeMultiHostEnv) else _refuse_single(made)
+
+
+def _refuse_single(made: AnyMadeEnv) -> NoReturn:
+    raise EnvError(
+        f"{made.id} has a single agent: make_multi_agent({made.id!r}) makes a class of "
+        "environments with any number of its copies."
+    )
 
 
 def make_any(
@@ -233,7 +273,7 @@ def make_any(
     request = EnvRequest(context=context, max_episode_steps=max_episode_steps, is_atari=is_atari)
     if isinstance(spec, str):
         return _from_string(spec, request)
-    return _from_object(spec, request, _describe(spec))
+    return _from_object(spec, request, describe_spec(spec))
 
 
 def _from_string(spec: str, request: EnvRequest) -> Made:
@@ -249,7 +289,7 @@ def _from_string(spec: str, request: EnvRequest) -> Made:
         return _with_note(
             made, f"{spec}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."
         )
-    if name and prefix in _WITHOUT_ADAPTER:
+    if name and prefix in WITHOUT_ADAPTER:
         raise _unknown_env_error(spec)
     if prefix == "gymnax" and name:
         return _from_class(gymnax_adapter.get_env_class(name), request, spec)
@@ -259,6 +299,10 @@ def _from_string(spec: str, request: EnvRequest) -> Made:
         env = make_adapted(prefix, name, request.context, request.max_episode_steps)
         made, note = _wrap(env, None, spec, request), getattr(env, "note", None)
         return made if note is None else _with_note(made, note)
+    if prefix in HOST_ADAPTERS and name:
+        create = HOST_ADAPTERS[prefix](name)
+        env = gymnasium_adapter.create_env(spec, create, request.context)
+        return gymnasium_adapter.from_creator(create, env, request, spec)
     if spec in gymnax_adapter.ENV_IDS:
         made = _from_class(gymnax_adapter.get_env_class(spec), request, spec)
         return _with_note(made, f"{spec}: gymnax's implementation.")
@@ -266,7 +310,7 @@ def _from_string(spec: str, request: EnvRequest) -> Made:
         made = gymnasium_adapter.from_id(spec, request, spec)
         return _with_note(made, f"{spec}: gymnasium's implementation, stepped on the host.")
     if prefix != "jaxrl" and _CLASS_PATH.fullmatch(spec):
-        return _from_object(_check_creator(_load(spec), spec), request, spec)
+        return _from_object(check_creator(_load(spec), spec), request, spec)
     raise _unknown_env_error(spec)
 
 
@@ -283,6 +327,8 @@ def find_imports(spec: str) -> tuple[str | None, str | None]:
     )
     if known or (prefix in ("jaxrl", "gymnax", *MULTI_ADAPTERS) and name):
         return None, None
+    if prefix in HOST_ADAPTERS and name:
+        return find_host_package(prefix, name), None
     if prefix == "gymnasium" and name:
         return name.rpartition(":")[0] or None, None
     if _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.has_env(spec):
@@ -353,29 +399,10 @@ def _from_class(cls: type, request: EnvRequest, env_id: str) -> Made:
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     arguments = {p.name: context[p.name] for p in named if p.name in context}
     check_required(env_id, named, arguments)
-    env = _adapt(_get_instance(cls, arguments), env_id)
+    env = _adapt(get_instance(cls, arguments), env_id)
     param_values = {key: value for key, value in context.items() if key not in arguments}
     params = override_params(env_id, env.default_params, param_values, [p.name for p in named])
     return _wrap(env, params, env_id, request)
-
-
-def _get_instance(cls: type, arguments: dict[str, object]) -> object:
-    """Return the instance of a class for these arguments, cached if they are hashable."""
-    try:
-        hash(tuple(arguments.values()))
-    except TypeError:
-        return cls(**arguments)
-    # The types keep True apart from 1 and 1.0.
-    types = tuple(type(value) for value in arguments.values())
-    return _make_instance(cls, tuple(arguments.items()), types)
-
-
-@functools.cache
-def _make_instance(
-    cls: type, arguments: tuple[tuple[str, object], ...], types: tuple[type, ...]
-) -> object:
-    del types
-    return cls(**dict(arguments))
 
 
 def _wrap(
@@ -433,39 +460,6 @@ def _load(path: str) -> object:
     return vars(module)[name]
 
 
-def _check_creator(found: object, path: str) -> object:
-    """Return the object of a class path; classes are checked when they are instantiated.
-
-    Raises:
-        EnvError: If it is a function that cannot be a creator.
-    """
-    is_env = isinstance(found, JaxEnv | MultiAgentJaxEnv)
-    if isinstance(found, type) or not callable(found) or is_env:
-        return found
-    named, defined = path.replace(":", "."), str(getattr(found, "__module__", ""))
-    roots = {named.split(".")[0], defined.split(".")[0]}
-    try:
-        takes_context = not inspect.isbuiltin(found) and not roots & sys.stdlib_module_names
-        inspect.signature(found).bind(EnvContext())
-    except (TypeError, ValueError):
-        takes_context = False
-    if not takes_context:
-        raise EnvError(
-            f"{path!r} names {found!r}, which is no environment: a class path names a subclass of "
-            "JaxEnv or gymnasium.Env, or a function that takes an EnvContext and returns one."
-        )
-    return found
-
-
-def _describe(spec: object) -> str:
-    if isinstance(spec, JaxEnv | MultiAgentJaxEnv):
-        return spec.name
-    if isinstance(spec, gymnasium.Env) and spec.spec is not None:
-        return spec.spec.id
-    named = spec if isinstance(spec, type) or inspect.isfunction(spec) else type(spec)
-    return f"{named.__module__}:{named.__qualname__}"
-
-
 def _few(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown}, ... {len(names)} in all"
@@ -479,9 +473,9 @@ def _unknown_env_error(spec: str) -> UnknownNameError:
         *gymnax_adapter.ENV_IDS,
         *gymnasium.registry,
     ]
-    family = next((name for name in _WITHOUT_ADAPTER if name in spec.lower()), None)
+    family = next((name for name in WITHOUT_ADAPTER if name in spec.lower()), None)
     if family is not None:
-        return UnknownNameError(f"Unknown environment {spec!r}. {_WITHOUT_ADAPTER[family]}")
+        return UnknownNameError(f"Unknown environment {spec!r}. {WITHOUT_ADAPTER[family]}")
     return UnknownNameError(
         f"Unknown environment {spec!r}.{did_you_mean(spec, known)} "
         "'jaxrl list envs' lists jaxrl's own; an id that a package registers with gymnasium is "

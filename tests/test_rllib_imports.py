@@ -10,6 +10,7 @@ import jaxrl
 from jaxrl.callbacks import Callbacks
 from jaxrl.core.types import Columns
 from jaxrl.envs.context import EnvContext
+from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.external import PolicyClient
 
 FOUND = {
@@ -28,10 +29,16 @@ FOUND = {
     "core.rl_module.rl_module:RLModule": jaxrl.RLModule,
     "core.rl_module.rl_module:RLModuleSpec": jaxrl.RLModuleSpec,
     "env.env_context:EnvContext": EnvContext,
+    "env.multi_agent_env:MultiAgentEnv": jaxrl.envs.MultiAgentEnv,
+    "env.multi_agent_episode:MultiAgentEpisode": MultiAgentEpisode,
     "env.policy_client:PolicyClient": PolicyClient,
+    "env.wrappers.group_agents_wrapper:GroupAgentsWrapper": jaxrl.envs.GroupedAgents,
+    "env.wrappers.open_spiel:OpenSpielEnv": jaxrl.envs.OpenSpielEnv,
+    "env.wrappers.pettingzoo_env:ParallelPettingZooEnv": jaxrl.envs.ParallelPettingZooEnv,
+    "env.wrappers.pettingzoo_env:PettingZooEnv": jaxrl.envs.PettingZooEnv,
 }
 MISSING = {
-    "env.multi_agent_env:MultiAgentEnv": "subclass jaxrl.envs.MultiAgentJaxEnv",
+    "env.multi_agent_env_runner:MultiAgentEnvRunner": "subclass jaxrl.envs.MultiAgentEnv, which is",
     "models.torch.torch_modelv2:TorchModelV2": r"rl_module\(network=...\)",
     "policy.sample_batch:SampleBatch": "a dictionary of arrays",
     "utils.framework:try_import_torch": "the framework is JAX",

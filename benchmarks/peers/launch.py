@@ -94,6 +94,18 @@ _PEERS_BY_NAME = {
     replay.PRODUCTS: Peer(module=("benchmarks.peers.products_worker",)),
     multi.OURS: Peer(module=("benchmarks.peers.jaxrl_multi_worker",)),
     multi.JAXMARL: Peer(module=("benchmarks.peers.jaxmarl.worker",), environment="jaxmarl"),
+    **{
+        name: Peer(module=("benchmarks.peers.pgx.worker", game), environment="pgx")
+        for name, game in (
+            (multi.OURS_GAME, "own"),
+            (multi.PGX_ADAPTER, "adapter"),
+            (multi.PGX, "pgx"),
+        )
+    },
+    multi.OURS_TRAINS: Peer(module=("benchmarks.peers.jaxrl_team_worker",)),
+    multi.JAXMARL_TRAINS: Peer(
+        module=("benchmarks.peers.jaxmarl.train_worker",), environment="jaxmarl"
+    ),
     offline.OURS: Peer(module=("benchmarks.peers.jaxrl_offline_worker",)),
     offline.HANDWRITTEN: Peer(module=("benchmarks.peers.handwritten_offline.worker",)),
     offline.D3RLPY: Peer(

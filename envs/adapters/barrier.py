@@ -35,7 +35,7 @@ MAX_ATTEMPTS = 5
 MAX_CONSECUTIVE_RESTARTS = 10
 """Number of restarts of a copy without a step in between before the run ends."""
 
-_FIRST_PAUSE_S = 0.05
+FIRST_PAUSE_S = 0.05
 _NUMBERS = frozenset({float, int, np.float32, np.float64})
 
 
@@ -263,7 +263,7 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
         last_error: BaseException = error
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
-                time.sleep(_FIRST_PAUSE_S * 2**attempt)
+                time.sleep(FIRST_PAUSE_S * 2**attempt)
             try:
                 result = self._recreate()
             except BaseException as again:  # noqa: BLE001  (reported after the last attempt)

@@ -5,7 +5,7 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
@@ -22,17 +22,23 @@ from jaxrl.envs.adapters.host_creators import (
     TimeLimitCreator,
     VectorSpecCreator,
 )
+from jaxrl.envs.adapters.host_multi import describe_multi_env, find_multi_agent_layer
 from jaxrl.envs.adapters.host_spaces import describe_casts, log_warnings, to_runner_space, warn_once
 from jaxrl.envs.adapters.host_state import get_time_limit
+from jaxrl.envs.adapters.pettingzoo import is_pettingzoo, is_pettingzoo_class, wrap_pettingzoo
 from jaxrl.envs.catalog import BUILTIN_ENVS
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import EnvRequest, MadeHostEnv
+from jaxrl.envs.multi.host_env import is_multi_agent_class, is_multi_agent_env
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.params import check_required
 from jaxrl.envs.space_checks import check_space
 from jaxrl.envs.task_settable import find_task_layer
 from jaxrl.errors import EnvError, JaxrlError, UnknownNameError, did_you_mean, summarize_exception
 
 PREFIX = "gymnasium:"
+
+MadeAny: TypeAlias = MadeHostEnv | MadeMultiHostEnv
 
 CONTEXT_NAMES = ("config", "env_config", "env_context", "context")
 """Names of constructor parameters that receive the whole `EnvContext`, as in RLlib."""
@@ -43,17 +49,34 @@ def has_env(env_id: str) -> bool:
     return env_id in gymnasium.registry or ":" in env_id or atari.is_atari_id(env_id)
 
 
+def is_multi_agent_id(env_id: str) -> bool:
+    """Return whether an id of gymnasium's registry names a class of environments of several agents."""
+    spec = gymnasium.registry.get(env_id)
+    entry: Any = None if spec is None else spec.entry_point
+    if isinstance(entry, str):
+        module, _, attribute = entry.partition(":")
+        if module.split(".")[0] == "gymnasium":
+            return False
+        try:
+            entry = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError):  # raised again when it is made
+            return False
+    return isinstance(entry, type) and is_multi_agent_class(entry)
+
+
 def is_host_env(env: object) -> bool:
-    """Return whether this is a gymnasium environment, or one of the old gym package."""
-    return isinstance(env, gymnasium.Env) or _is_old_gym(type(env))
+    """Return whether this is a Python environment: of gymnasium, RLlib, PettingZoo or old gym."""
+    is_host = isinstance(env, gymnasium.Env) or is_multi_agent_env(env) or is_pettingzoo(env)
+    return is_host or _is_old_gym(type(env))
 
 
 def is_host_class(cls: type) -> bool:
-    """Return whether instances are gymnasium environments, or those of the old gym package."""
-    return issubclass(cls, gymnasium.Env) or _is_old_gym(cls)
+    """Return whether instances are Python environments, as `is_host_env`."""
+    is_host = issubclass(cls, gymnasium.Env) or is_multi_agent_class(cls)
+    return is_host or is_pettingzoo_class(cls) or _is_old_gym(cls)
 
 
-def from_id(env_id: str, request: EnvRequest, name: str) -> MadeHostEnv:
+def from_id(env_id: str, request: EnvRequest, name: str) -> MadeAny:
     """Make a host environment from an id of gymnasium's registry.
 
     Args:
@@ -77,12 +100,14 @@ def from_id(env_id: str, request: EnvRequest, name: str) -> MadeHostEnv:
     return _describe_env(name, create, request, vector=vector)
 
 
-def _from_atari_spec(spec: EnvSpec, request: EnvRequest, name: str) -> MadeHostEnv:
+def _from_atari_spec(spec: EnvSpec, request: EnvRequest, name: str) -> MadeAny:
     """Make an Atari game with its preprocessing."""
     create = atari.AtariCreator(spec=spec, max_episode_steps=request.max_episode_steps)
     has_vector = spec.vector_entry_point is not None
     vector = atari.AtariVectorCreator(game=create) if has_vector else None
     made = _describe_env(name, create, request, vector=vector)
+    if isinstance(made, MadeMultiHostEnv):
+        return made
     return dataclasses.replace(
         made,
         max_episode_steps=made.max_episode_steps or create.get_time_limit(request.context),
@@ -90,7 +115,7 @@ def _from_atari_spec(spec: EnvSpec, request: EnvRequest, name: str) -> MadeHostE
     )
 
 
-def from_class(cls: type, request: EnvRequest, env_id: str) -> MadeHostEnv:
+def from_class(cls: type, request: EnvRequest, env_id: str) -> MadeAny:
     """Make a host environment from a class; the context's config holds its constructor's arguments.
 
     A parameter named config, env_config, env_context or context that the config does not set
@@ -115,7 +140,7 @@ def from_class(cls: type, request: EnvRequest, env_id: str) -> MadeHostEnv:
     return _describe_env(env_id, _with_limit(create, request), request)
 
 
-def from_creator(create: Creator, env: Any, request: EnvRequest, env_id: str) -> MadeHostEnv:
+def from_creator(create: Creator, env: Any, request: EnvRequest, env_id: str) -> MadeAny:
     """Make a host environment from a function of an `EnvContext`, which has already made `env`.
 
     Raises:
@@ -125,7 +150,7 @@ def from_creator(create: Creator, env: Any, request: EnvRequest, env_id: str) ->
     return _describe_env(env_id, _with_limit(create, request), request, env=env)
 
 
-def from_instance(env: Any, request: EnvRequest, env_id: str) -> MadeHostEnv:
+def from_instance(env: Any, request: EnvRequest, env_id: str) -> MadeAny:
     """Make a host environment from copies of an instance, which is left unchanged.
 
     Raises:
@@ -139,7 +164,8 @@ def from_instance(env: Any, request: EnvRequest, env_id: str) -> MadeHostEnv:
     try:
         copy.deepcopy(env)
     except Exception as error:
-        if env.spec is None or env.spec.entry_point is None:
+        spec = getattr(env, "spec", None)
+        if spec is None or spec.entry_point is None:
             raise EnvError(
                 f"{env_id}: the instance cannot be copied ({summarize_exception(error)}); use its "
                 f"class or a creator, which can make every copy."
@@ -147,7 +173,7 @@ def from_instance(env: Any, request: EnvRequest, env_id: str) -> MadeHostEnv:
         warn_once(
             f"{env_id}: the instance cannot be copied; copies are made from its gymnasium id."
         )
-        create = SpecCreator(spec=env.spec, max_episode_steps=request.max_episode_steps)
+        create = SpecCreator(spec=spec, max_episode_steps=request.max_episode_steps)
         return _describe_env(env_id, create, request)
     return _describe_env(env_id, _with_limit(InstanceCreator(instance=env), request), request)
 
@@ -163,11 +189,14 @@ def _describe_env(
     request: EnvRequest,
     *,
     vector: Callable[[int, EnvContext], VectorEnv[Any, Any, Any]] | None = None,
-    env: gymnasium.Env[Any, Any] | None = None,
-) -> MadeHostEnv:
+    env: Any = None,
+) -> MadeAny:
     """Read spaces and limits of one environment, and close it."""
     if env is None:
         env = create_env(env_id, create, request.context)
+    env = wrap_pettingzoo(env)
+    if find_multi_agent_layer(env) is not None:
+        return describe_multi_env(env_id, create, request, env)
     try:
         observation_space = _get_space(env, env_id, "observation")
         action_space = _get_space(env, env_id, "action")
@@ -200,9 +229,9 @@ def create_env(env_id: str, create: Creator, context: EnvContext) -> gymnasium.E
     Raises:
         EnvError: If its creator raises, or returns anything else.
     """
-    env = call_creator(env_id, create, context)
+    env: Any = wrap_pettingzoo(call_creator(env_id, create, context))
     _refuse_old_gym(type(env), env_id)
-    if not isinstance(env, gymnasium.Env):
+    if not isinstance(env, gymnasium.Env) and not is_multi_agent_env(env):
         raise EnvError(f"The creator of {env_id} must return a gymnasium.Env, got {env!r}.")
     return env
 

@@ -11,6 +11,8 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
+from jaxrl.envs.multi.host_env import is_multi_agent_env
+
 if TYPE_CHECKING:
     from jaxrl.core.types import PyTree
 
@@ -30,8 +32,10 @@ def get_time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
 
 
 def with_time_limit(env: gymnasium.Env[Any, Any], limit: int) -> gymnasium.Env[Any, Any]:
-    """Return the environment with another time limit."""
+    """Return the environment with another time limit; one of several agents as it is."""
     layer = _find_time_limit(env)
+    if any(is_multi_agent_env(inner) for inner in unwrap_layers(env)):
+        return env
     if layer is None:
         return TimeLimit(env, limit)
     layer._max_episode_steps = limit
@@ -79,8 +83,8 @@ def _find_stateful_layer(env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def _get_bit_generator(env: gymnasium.Env[Any, Any]) -> np.random.PCG64 | None:
-    core: Any = env.unwrapped
-    generator = core._np_random  # the public name would create one
+    core: Any = getattr(env, "unwrapped", env)
+    generator = getattr(core, "_np_random", None)  # the public name would create one
     bits = generator.bit_generator if isinstance(generator, np.random.Generator) else None
     return bits if isinstance(bits, np.random.PCG64) else None
 

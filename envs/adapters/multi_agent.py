@@ -4,7 +4,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxrl.envs.adapters.host_creators import Creator
 from jaxrl.envs.adapters.jaxmarl import make_jaxmarl
+from jaxrl.envs.adapters.openspiel import find_openspiel
+from jaxrl.envs.adapters.pettingzoo import find_pettingzoo, get_package
 from jaxrl.envs.adapters.pgx import make_pgx
 from jaxrl.envs.multi.base import MultiAgentJaxEnv
 from jaxrl.errors import EnvError
@@ -13,6 +16,17 @@ Maker = Callable[[str, Mapping[str, Any]], MultiAgentJaxEnv[Any, Any]]
 
 MULTI_ADAPTERS: dict[str, Maker] = {"jaxmarl": make_jaxmarl, "pgx": make_pgx}
 """Functions of an id without its prefix and of the package's arguments, by prefix."""
+
+HOST_ADAPTERS: dict[str, Callable[[str], Creator]] = {
+    "openspiel": find_openspiel,
+    "pettingzoo": find_pettingzoo,
+}
+"""Functions of an id without its prefix that return the creator of a Python environment, by prefix."""
+
+
+def find_host_package(prefix: str, name: str) -> str | None:
+    """Return the package that an id imports beside the one of its prefix, None if there is none."""
+    return get_package(name) if prefix == "pettingzoo" else None
 
 
 def make_adapted(

@@ -24,7 +24,7 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
     """A game of pgx, whose players are the agents `player_0`, `player_1`, ...
 
     The player whose turn it is acts; its observation is a dictionary with the game's array under
-    "obs" (booleans as float32) and the legal actions under "action_mask". An illegal action ends the
+    "obs" (booleans as uint8) and the legal actions under "action_mask". An illegal action ends the
     game, with pgx's penalty. pgx makes the current player's observation alone, so that nobody else
     has one to bootstrap from, and a time limit is refused.
     """
@@ -50,13 +50,10 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
     def observation_space(self, agent: str, params: None) -> gymnasium.Space[Any]:
         with jax.ensure_compile_time_eval():
             observed = jax.eval_shape(self.env.init, jax.random.key(0)).observation
-        low, high = (0.0, 1.0) if observed.dtype == np.bool_ else (-np.inf, np.inf)
-        return spaces.Dict(
-            {
-                "action_mask": spaces.MultiBinary(self._num_actions),
-                "obs": spaces.Box(low, high, self._shape, np.float32),
-            }
-        )
+        board: gymnasium.Space[Any] = spaces.Box(-np.inf, np.inf, self._shape, np.float32)
+        if observed.dtype == np.bool_:
+            board = spaces.Box(0, 1, self._shape, np.uint8)
+        return spaces.Dict({"action_mask": spaces.MultiBinary(self._num_actions), "obs": board})
 
     def action_space(self, agent: str, params: None) -> gymnasium.Space[Any]:
         return spaces.Discrete(self._num_actions)
@@ -83,7 +80,9 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
     def _observe(self, state: PyTree) -> dict[str, PyTree]:
         obs = {
             "action_mask": state.legal_action_mask.astype(jnp.int8),
-            "obs": state.observation.astype(jnp.float32),
+            "obs": state.observation.astype(
+                jnp.uint8 if state.observation.dtype == bool else jnp.float32
+            ),
         }
         return dict.fromkeys(self.possible_agents, obs)
 

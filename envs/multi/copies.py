@@ -13,6 +13,7 @@ from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Key, Keys, PyTree
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.multi.host_copies import HostCopies, make_host_class
 from jaxrl.envs.params import check_count
 from jaxrl.envs.registry import EnvSpec, MadeEnv, make
 from jaxrl.errors import EnvError
@@ -47,10 +48,7 @@ class Copies(MultiAgentJaxEnv[CopiesState, Any]):
         check_count("num_agents", num_agents)
         made = make(self.spec, arguments)
         if not isinstance(made, MadeEnv):
-            raise EnvError(
-                f"make_multi_agent copies environments written in JAX, got {made.id}, which is "
-                "stepped on the host."
-            )
+            raise EnvError(f"{made.id} is stepped in Python with these arguments, and not without.")
         self.env: JaxEnv[Any, Any] = made.env
         self._params = made.params
         self.possible_agents = tuple(str(index) for index in range(num_agents))
@@ -116,19 +114,22 @@ class Copies(MultiAgentJaxEnv[CopiesState, Any]):
         }
 
 
-def make_multi_agent(env: EnvSpec) -> type[Copies]:
+def make_multi_agent(env: EnvSpec) -> type[Copies] | type[HostCopies]:
     """Return a class of environments with any number of copies of a single-agent one, as RLlib's.
 
     Its config takes `num_agents` (default: 1) beside the settings of the copied environment. Agents
-    are called "0", "1", ...
+    are called "0", "1", ...; the dictionaries of a copied Python environment have ints, as RLlib's.
 
     Args:
-        env: Id, class path, class or instance of a `JaxEnv`, or a creator, as in `make`.
+        env: Id, class path, class or instance of a `JaxEnv` or of a Python environment of a single
+            agent, or a creator, as in `make`.
     """
-    parameters = [inspect.Parameter("num_agents", inspect.Parameter.KEYWORD_ONLY, default=1)]
     made = make(env)
-    copied = type(getattr(made.env, "env", made.env)) if isinstance(made, MadeEnv) else None
-    if copied is not None and not isinstance(env, JaxEnv):
+    if not isinstance(made, MadeEnv):
+        return make_host_class(env, made.id)
+    parameters = [inspect.Parameter("num_agents", inspect.Parameter.KEYWORD_ONLY, default=1)]
+    if not isinstance(env, JaxEnv):
+        copied = type(getattr(made.env, "env", made.env))
         parameters += [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for parameter in inspect.signature(copied).parameters.values()

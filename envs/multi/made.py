@@ -102,6 +102,11 @@ class MadeMultiEnv:
     notes: tuple[str, ...] = ()
 
     @property
+    def possible_agents(self) -> tuple[str, ...]:
+        """Names of the agents, in the order of rows."""
+        return self.env.possible_agents
+
+    @property
     def observation_spaces(self) -> dict[str, gymnasium.Space[Any]]:
         """Observation spaces by agent."""
         env = self.env

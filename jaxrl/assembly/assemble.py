@@ -66,7 +66,7 @@ from jaxrl.training.train_step import Experience, TrainStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.training.multi_agent import MultiAgentRunner
+    from jaxrl.training.multi_learning import MultiLearning
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class Assembly:
     def module(self) -> RLModule:
         return self.policy_step.module
 
-    def with_train_step(self, train_step: "TrainStep | MultiAgentRunner") -> "Assembly":
+    def with_train_step(self, train_step: "TrainStep | MultiLearning") -> "Assembly":
         """Return the assembly with another training step of the same run."""
         assert isinstance(train_step, TrainStep)
         return dataclasses.replace(self, train_step=train_step)

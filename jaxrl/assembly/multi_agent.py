@@ -20,7 +20,7 @@ from jaxrl.assembly.opponents import check_drawn_spaces, make_opponent_pool
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.config.agent_mapping import DRAWN, merge_patterns
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
-from jaxrl.config.multi_agent import make_agents_env
+from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.config.settings.multi_agent import PolicySpec
 from jaxrl.connectors.agent_ids import AgentIds
 from jaxrl.connectors.central import CentralPipeline
@@ -28,8 +28,9 @@ from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.context import EnvContext
-from jaxrl.envs.multi.base import get_entries
+from jaxrl.envs.multi.base import Entry, get_entries
 from jaxrl.envs.multi.contract import check_multi_signatures
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.envs.registry import MadeEnv
@@ -39,6 +40,7 @@ from jaxrl.modules.central_critic import CentralCriticModule
 from jaxrl.training.agent_rows import AgentRows, make_sharing_matrix
 from jaxrl.training.agent_views import AgentView, CriticInputs
 from jaxrl.training.multi_agent import MultiAgentRunner
+from jaxrl.training.multi_learning import MultiLearning, MultiTrainStep
 from jaxrl.training.multi_rollout import MultiPolicyStep
 from jaxrl.training.opponents import OpponentPool
 from jaxrl.training.rollout import PolicyStep
@@ -67,11 +69,12 @@ class MultiAgentAssembly(Assembly):
     @property
     def pool(self) -> OpponentPool | None:
         """Opponents that are drawn; None without."""
-        return self.in_graph_runner.rollout_worker.pool
+        runner: object = self.train_step
+        return runner.rollout_worker.pool if isinstance(runner, MultiAgentRunner) else None
 
     @property
     def is_in_graph(self) -> bool:
-        return True
+        return isinstance(self.train_step, MultiAgentRunner)
 
     @property
     def is_offline(self) -> bool:
@@ -88,12 +91,25 @@ class MultiAgentAssembly(Assembly):
 
     @property
     def jax_env(self) -> Any:
+        assert self.made.is_jax
         return self.made
 
     @property
     def patterns(self) -> tuple[Mapping[str, str], ...]:
         agents = self.agent_rows.agents
         return tuple({agent: own[agent] for agent in agents} for own in self.agent_rows.patterns)
+
+    @property
+    def agents_env(self) -> AnyMadeMulti:
+        """Environment of the agents."""
+        return cast("Any", self.made)
+
+    @property
+    def choices(self) -> Mapping[str, tuple[str, ...]]:
+        """Modules that may play an agent, for agents whose module is chosen in every episode."""
+        plan = self.plan
+        assert isinstance(plan, MultiAgentPlan)
+        return plan.agents.choices
 
     @property
     def mapping(self) -> Mapping[str, str]:
@@ -113,9 +129,9 @@ class MultiAgentAssembly(Assembly):
         """Assembly of each module."""
         return self.modules
 
-    def with_train_step(self, train_step: TrainStep | MultiAgentRunner) -> "MultiAgentAssembly":
+    def with_train_step(self, train_step: TrainStep | MultiLearning) -> "MultiAgentAssembly":
         """Return the assembly with another runner, whose steps are those of the modules."""
-        assert isinstance(train_step, MultiAgentRunner)
+        assert isinstance(train_step, MultiLearning)
         modules = {m: own.with_train_step(train_step.steps[m]) for m, own in self.modules.items()}
         return dataclasses.replace(self, train_step=train_step, modules=modules)
 
@@ -140,20 +156,20 @@ class _AgentEnv(JaxEnv[Any, Any]):
         ids: Ids that its observations are joined with, or None.
     """
 
-    def __init__(self, made: MadeMultiEnv, agent: str, ids: AgentIds | None) -> None:
+    def __init__(self, made: AnyMadeMulti, agent: str, ids: AgentIds | None) -> None:
         self._made, self._agent, self.name, self._ids = made, agent, made.id, ids
 
     def observation_space(self, params: PyTree) -> gymnasium.Space[Any]:
-        if self._ids is not None:
-            return self._ids.space
-        return self._made.env.observation_space(self._agent, params)
+        del params
+        return self._made.observation_spaces[self._agent] if self._ids is None else self._ids.space
 
     def action_space(self, params: PyTree) -> gymnasium.Space[Any]:
-        return self._made.env.action_space(self._agent, params)
+        del params
+        return self._made.action_spaces[self._agent]
 
 
 def make_module_env(
-    made: MadeMultiEnv, agents: list[str], module: str, ids: AgentIds | None = None
+    made: AnyMadeMulti, agents: list[str], module: str, ids: AgentIds | None = None
 ) -> MadeEnv:
     """Return the environment as a module sees it.
 
@@ -166,18 +182,19 @@ def make_module_env(
     Raises:
         ConfigError: If agents of the module have different spaces.
     """
-    first, env, params = agents[0], made.env, made.params
+    first = agents[0]
     for agent in agents[1:]:
-        for name, space_of in (
-            ("observation", env.observation_space),
-            ("action", env.action_space),
+        for name, spaces in (
+            ("observation", made.observation_spaces),
+            ("action", made.action_spaces),
         ):
-            one, other = space_of(first, params), space_of(agent, params)
+            one, other = spaces[first], spaces[agent]
             if not is_same_space(one, other):
                 raise ConfigError(
                     f"The module {module!r} plays {first!r} and {agent!r}, whose {name} spaces differ "
                     f"({format_space(one)} and {format_space(other)}): map them to different modules."
                 )
+    params = made.params if isinstance(made, MadeMultiEnv) else None
     return MadeEnv(env=_AgentEnv(made, first, ids), params=params, id=made.id)
 
 
@@ -189,12 +206,12 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
     """
     made, plan = make_multi_agent_env(config), config.plan()
     assert isinstance(plan, MultiAgentPlan)
-    rows = AgentRows(entries=get_entries(made.env), patterns=plan.agents.players)
+    rows = _make_rows(plan, made)
     assembled = {m: _assemble_or_explain(config, made, rows, m) for m in plan.modules}
     number = len(plan.agents.trained)
     modules = {m: dataclasses.replace(own, num_buffers=number) for m, (own, _) in assembled.items()}
     views = {m: view for m, (_, view) in assembled.items()}
-    drawn_env = _make_drawn_env(made, rows)
+    drawn_env = _make_drawn_env(made, rows) if isinstance(made, MadeMultiEnv) else None
     policy_step = MultiPolicyStep(
         policies={m: own.policy_step for m, own in modules.items()},
         rows=rows,
@@ -202,18 +219,23 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
         sharing=_make_sharing(config, made, rows),
         pool=_make_pool(config, drawn_env, rows, plan, modules, views),
     )
-    runner = MultiAgentRunner(
-        steps={m: own.train_step for m, own in modules.items()},
-        trained=plan.agents.trained,
-        rollout_worker=policy_step.with_envs(
-            make_multi_vector_env(config, made), for_training=True
-        ),
-        num_envs=plan.num_envs,
-        num_steps=plan.rollout_fragment_length,
-        num_shards=plan.num_shards,
-        ring_size=compute_ring_size(config),
-        explore=config.env_runners_settings.explore,
-    )
+    fields: dict[str, Any] = {
+        "steps": {m: own.train_step for m, own in modules.items()},
+        "trained": plan.agents.trained,
+        "num_envs": plan.num_envs,
+        "num_steps": plan.rollout_fragment_length,
+        "num_shards": plan.num_shards,
+        "ring_size": compute_ring_size(config),
+    }
+    if isinstance(made, MadeMultiEnv):
+        vector = make_multi_vector_env(config, made)
+        runner = MultiAgentRunner(
+            rollout_worker=policy_step.with_envs(vector, for_training=True),
+            explore=config.env_runners_settings.explore,
+            **fields,
+        )
+    else:
+        runner = MultiTrainStep(agent_rows=rows, **fields)
     return MultiAgentAssembly(
         made=cast("Any", made),
         policy_step=cast("Any", policy_step),
@@ -251,15 +273,50 @@ def _make_pool(
     return make_opponent_pool(config, env, rows, plan, modules, critic_space)
 
 
+def _make_rows(plan: MultiAgentPlan, made: AnyMadeMulti) -> AgentRows:
+    """Return the layout of agents in the rows of modules."""
+    agents = plan.agents
+    if isinstance(made, MadeMultiEnv):
+        return AgentRows(entries=get_entries(made.env), patterns=agents.players)
+    entries = tuple(Entry(key=agent, agents=(agent,)) for agent in made.possible_agents)
+    slots = {m: agents.get_agents(m) for m in agents.modules} if agents.choices else None
+    return AgentRows(entries=entries, patterns=agents.players, slots=slots)
+
+
+def make_multi_policy_step(config: "AlgorithmConfig", made: AnyMadeMulti) -> MultiPolicyStep:
+    """Make the modules of a run with their connectors, as runners on the host act with them.
+
+    Raises:
+        JaxrlError: If a module does not fit its agents.
+    """
+    plan = config.plan()
+    assert isinstance(plan, MultiAgentPlan)
+    rows = _make_rows(plan, made)
+    views: dict[str, AgentView] = {}
+    policies: dict[str, PolicyStep] = {}
+    for m in plan.modules:
+        own = config.get_module_config(m)
+        views[m] = _make_view(own, made, rows, m)
+        agents = [rows.agents[i] for i in rows.get_positions(m)]
+        policies[m] = make_policy_step(own, make_module_env(made, agents, m, views[m].ids))
+    sharing = _make_sharing(config, made, rows)
+    return MultiPolicyStep(policies=policies, rows=rows, views=views, sharing=sharing)
+
+
 def make_multi_vector_env(config: "AlgorithmConfig", made: MadeMultiEnv) -> MultiVectorEnv:
     """Make the vector of JAX environments of several agents."""
     setting = config.environment_settings.reset_mode
     return MultiVectorEnv(made.env, made.env.reset_mode if setting == "auto" else setting)
 
 
-def make_multi_agent_env(config: "AlgorithmConfig") -> MadeMultiEnv:
-    """Make and check the environment of a config for several agents."""
+def make_multi_agent_env(config: "AlgorithmConfig") -> AnyMadeMulti:
+    """Make and check the environment of a config for several agents.
+
+    Runners check one in Python.
+    """
     settings, made = config.environment_settings, make_agents_env(config)
+    if not isinstance(made, MadeMultiEnv):
+        return made
     if not settings.disable_env_checking:
         check_multi_signatures(made)
     if settings.validate_env is not None:
@@ -267,8 +324,15 @@ def make_multi_agent_env(config: "AlgorithmConfig") -> MadeMultiEnv:
     return made
 
 
+def make_multi_host_env(config: "AlgorithmConfig") -> MadeMultiHostEnv:
+    """Make the environment of a config for several agents that is written in Python."""
+    made = make_agents_env(config)
+    assert isinstance(made, MadeMultiHostEnv)
+    return made
+
+
 def _assemble_or_explain(
-    config: "AlgorithmConfig", made: MadeMultiEnv, rows: AgentRows, module: str
+    config: "AlgorithmConfig", made: AnyMadeMulti, rows: AgentRows, module: str
 ) -> tuple[Assembly, AgentView]:
     """Assemble a module; an error begins with its name if there are several."""
     try:
@@ -280,7 +344,7 @@ def _assemble_or_explain(
 
 
 def _assemble_module(
-    config: "AlgorithmConfig", made: MadeMultiEnv, rows: AgentRows, module: str
+    config: "AlgorithmConfig", made: AnyMadeMulti, rows: AgentRows, module: str
 ) -> tuple[Assembly, AgentView]:
     """Assemble a module, with what its agents observe."""
     own = config.get_module_config(module)
@@ -305,7 +369,8 @@ def _assemble_module(
             "it, or leave the module out of policies_to_train."
         )
     step = TrainStep(policy_step=_make_learner_step(policy_step, view), **fields)
-    if step.replay is not None and made.env.acting == "some" and policy_step.module.is_stateful:
+    acts_at_times = not isinstance(made, MadeMultiEnv) or made.env.acting == "some"
+    if step.replay is not None and acts_at_times and policy_step.module.is_stateful:
         raise ConfigError(
             f"{config.algo_name} with memory draws sequences of consecutive steps, but agents of "
             f"{made.id} do not act at every step: leave use_lstm and use_attention out, or use PPO, "
@@ -322,7 +387,7 @@ def _assemble_module(
 
 
 def _make_view(
-    config: "AlgorithmConfig", made: MadeMultiEnv, rows: AgentRows, module: str
+    config: "AlgorithmConfig", made: AnyMadeMulti, rows: AgentRows, module: str
 ) -> AgentView:
     """Return what the agents of a module observe, and what its critic sees.
 
@@ -337,6 +402,7 @@ def _make_view(
     kind = config.training_settings.central_critic
     if kind is None:
         return AgentView(ids=ids)
+    assert isinstance(made, MadeMultiEnv)
     state_space = made.env.state_space(made.params)
     critic = CriticInputs(
         kind=kind,
@@ -384,7 +450,7 @@ def _check_policy_spaces(config: "AlgorithmConfig", view: MadeEnv, module: str) 
 
 
 def _make_sharing(
-    config: "AlgorithmConfig", made: MadeMultiEnv, rows: AgentRows
+    config: "AlgorithmConfig", made: AnyMadeMulti, rows: AgentRows
 ) -> np.ndarray | None:
     """Return the matrix that shares rewards; None without.
 
@@ -396,9 +462,10 @@ def _make_sharing(
         return None
     if setting == "all":
         return make_sharing_matrix(rows.agents, {"all": rows.agents})
-    if all(len(members) < 2 for members in made.env.teams.values()):
+    teams = made.env.teams if isinstance(made, MadeMultiEnv) else {}
+    if all(len(members) < 2 for members in teams.values()):
         raise ConfigError(
             f"share_rewards='team' shares within teams, and {made.id} has none of several agents: set "
             "'all', or give the environment teams."
         )
-    return make_sharing_matrix(rows.agents, made.env.teams)
+    return make_sharing_matrix(rows.agents, teams)

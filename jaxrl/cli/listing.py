@@ -15,6 +15,7 @@ from jaxrl.cli.command import format_command
 from jaxrl.cli.experiments import parse_json_object
 from jaxrl.config.registry import find_shipped_configs, list_algorithms
 from jaxrl.core.algorithms import ALGORITHMS
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import Made, list_envs, list_multi_envs, make_any
 from jaxrl.errors import JaxrlError
@@ -23,11 +24,12 @@ from jaxrl.testing import check_env
 _OTHER_ENVS = (
     "",
     "and those of pgx and JaxMARL, of several agents: pgx:connect_four, jaxmarl:SMAX, ...",
+    "and in Python, of PettingZoo and OpenSpiel: pettingzoo:sisl/pursuit_v5, openspiel:leduc_poker, ...",
     "and every gymnasium id, stepped on the host: LunarLander-v3, ALE/Pong-v5, ...",
     "and your own: a name passed to register_env, module:Id-v0 or module:Class",
 )
 _IN_GRAPH = "JAX, in the compiled program"
-_ON_HOST = "gymnasium environments from jaxrl, stepped on the host"
+_ON_HOST = "environments in Python, stepped on the host"
 
 
 def format_listing(what: str, *, everything: bool = False) -> list[str]:
@@ -58,7 +60,7 @@ def _list_environments(everything: bool) -> list[str]:
             continue
         group = "from gymnax" if name.startswith("gymnax:") else "from jaxrl"
         group = f"{_IN_GRAPH}, {group}" if made.is_jax else _ON_HOST
-        if isinstance(made, MadeMultiEnv):
+        if isinstance(made, MadeMultiEnv | MadeMultiHostEnv):
             group = f"{group}, of several agents"
         groups.setdefault(group, []).append((name, _describe_spaces(made)))
     lines: list[str] = []
@@ -70,13 +72,13 @@ def _list_environments(everything: bool) -> list[str]:
 
 
 def _describe_spaces(made: Made) -> str:
-    if isinstance(made, MadeMultiEnv):
+    if isinstance(made, MadeMultiEnv | MadeMultiHostEnv):
         return _describe_agents(made)
     observation, action = made.spaces
     return f"observes {_describe_space(observation)}, acts {_describe_space(action)}"
 
 
-def _describe_agents(made: MadeMultiEnv) -> str:
+def _describe_agents(made: MadeMultiEnv | MadeMultiHostEnv) -> str:
     """Describe the agents by number, those of equal spaces together."""
     agents: dict[str, list[str]] = {}
     for agent, observation in made.observation_spaces.items():

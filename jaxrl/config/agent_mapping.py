@@ -32,12 +32,17 @@ class AgentMapping:
         modules: Modules with rows of their own, sorted.
         trained: Modules that are trained.
         drawn: Modules to draw from, sorted; those of a Draw without ids are all.
+        choices: All modules that may play an agent, for agents of a Python environment whose module
+            is chosen by a function in every episode.
     """
 
     patterns: tuple[Pattern, ...]
     modules: tuple[str, ...]
     trained: frozenset[str]
     drawn: tuple[str, ...] = ()
+    choices: dict[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict[str, tuple[str, ...]]
+    )
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -63,6 +68,14 @@ class AgentMapping:
         found = (own for pattern in self.patterns for own in pattern.values())
         return tuple(dict.fromkeys(own for own in found if isinstance(own, Draw)))
 
+    def get_agents(self, module: str) -> tuple[str, ...]:
+        """Return the agents that a module may play."""
+        return tuple(
+            agent
+            for agent in self.agents
+            if module in self.choices.get(agent, tuple(own[agent] for own in self.players))
+        )
+
     def count_rows(self, module: str, num_envs: int) -> int:
         """Return the number of a module's rows in so many copies.
 
@@ -76,6 +89,8 @@ class AgentMapping:
                 f"The mapping differs between {period} successive copies of the environment, but "
                 f"there are {num_envs}: set num_envs_per_env_runner={nearest}."
             )
+        if self.choices:
+            return len(self.get_agents(module)) * num_envs
         number = sum(own == module for pattern in self.players for own in pattern.values())
         return number * num_envs // period
 
@@ -90,16 +105,17 @@ def merge_patterns(players: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return {agent: own.pop() if len(own) == 1 else VARIES for agent, own in modules.items()}
 
 
-class _EpisodeStub:
+class EpisodeStub:
     """Episode that a mapping function is called with; it exists before anything is played."""
 
-    def __init__(self, index: int) -> None:
-        self._index, self.was_named = index, False
+    def __init__(self, index: int, *, on_host: bool = False) -> None:
+        self._index, self._on_host, self.was_named = index, on_host, False
+        self.env_t = self.env_t_started = 0
 
     @property
     def env_index(self) -> int:
-        """Index of the copy of the environment."""
-        return self._index
+        """Index of the copy of the environment, in the compiled program."""
+        return self._read_index("env_index")
 
     @property
     def id_(self) -> str:
@@ -111,7 +127,10 @@ class _EpisodeStub:
     def episode_id(self) -> int:
         """Number of RLlib's former episodes."""
         self.was_named = True
-        return self._index
+        return self._read_index("episode_id")
+
+    def _read_index(self, name: str) -> int:
+        return self.__getattr__(name) if self._on_host else self._index
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -123,6 +142,8 @@ def to_player(value: Player) -> str | Draw:
     """Return an entry of a mapping as an id or a Draw."""
     if isinstance(value, Mapping):
         return Draw(tuple(value), tuple(value.values()))
+    if isinstance(value, list) and not value:
+        raise ConfigError("mapping has an empty list of modules: name one, or write Draw().")
     return Draw(tuple(value)) if isinstance(value, list) else value
 
 
@@ -152,6 +173,12 @@ def parse_mapping(
 
 
 def _parse_pattern(mapping: Mapping[str, Player], agents: tuple[str, ...]) -> Pattern:
+    check_agents_named(mapping, agents)
+    return {agent: to_player(mapping[agent]) for agent in agents}
+
+
+def check_agents_named(mapping: Mapping[str, object], agents: tuple[str, ...]) -> None:
+    """Raise ConfigError if a mapping names an unknown agent, or leaves one out."""
     unknown = next((agent for agent in mapping if agent not in agents), None)
     if unknown is not None:
         raise ConfigError(
@@ -161,7 +188,6 @@ def _parse_pattern(mapping: Mapping[str, Player], agents: tuple[str, ...]) -> Pa
     missing = next((agent for agent in agents if agent not in mapping), None)
     if missing is not None:
         raise ConfigError(f"mapping has no module for the agent {missing!r}: add one.")
-    return {agent: to_player(mapping[agent]) for agent in agents}
 
 
 def _take_seats(seats: Seats, agents: tuple[str, ...]) -> tuple[Pattern, ...]:
@@ -201,9 +227,9 @@ def call_mapping(
     Raises:
         ConfigError: If it draws, or depends on what an episode is called.
     """
-    stubs = [_EpisodeStub(index) for index in range(_NUM_COPIES)]
+    stubs = [EpisodeStub(index) for index in range(_NUM_COPIES)]
     twice = [
-        {a: [_require_player(_call_once(function, a, stub), a) for _ in range(2)] for a in agents}
+        {a: [require_player(call_once(function, a, stub), a) for _ in range(2)] for a in agents}
         for stub in stubs
     ]
     found, again = ([{a: own[i] for a, own in each.items()} for each in twice] for i in range(2))
@@ -224,7 +250,7 @@ def call_mapping(
     return tuple(found[:period])
 
 
-def _call_once(function: Mapped, agent: str, stub: _EpisodeStub) -> object:
+def call_once(function: Mapped, agent: str, stub: EpisodeStub) -> object:
     """Call a mapping function; agents of numbers are numbers to it, as RLlib's are."""
     names: list[Any] = [int(agent), agent] if agent.isdecimal() else [agent]
     for name in names:
@@ -239,8 +265,18 @@ def _call_once(function: Mapped, agent: str, stub: _EpisodeStub) -> object:
     raise AssertionError
 
 
-def _require_player(found: object, agent: str) -> str | Draw:
-    if not isinstance(found, str | Draw):
+def require_player(found: object, agent: str) -> str | Draw:
+    """Return what a mapping function gave an agent, an id or a Draw."""
+    return found if isinstance(found, Draw) else require_id(found, agent)
+
+
+def require_id(found: object, agent: str) -> str:
+    """Return what a mapping function gave an agent.
+
+    Raises:
+        ConfigError: If it is no id.
+    """
+    if not isinstance(found, str):
         raise ConfigError(
             f"policy_mapping_fn must return the id of a module, got {found!r} for {agent!r}."
         )

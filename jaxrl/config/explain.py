@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.batch_plan.on_policy import choose_num_devices
+from jaxrl.config.explain_agents import describe_modules
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.placement import Placement, describe_placement
 from jaxrl.learners.microbatches import get_num_microbatches
@@ -39,6 +41,9 @@ def explain(
         The description, of several lines.
     """
     blocks = [_format_settings(config), _format_batch(config)]
+    plan = config.plan()
+    if isinstance(plan, MultiAgentPlan):
+        blocks.append("Modules\n" + describe_modules(config, plan))
     lines = [
         *describe_placement(config, placement),
         _format_devices(config, placement, platform, local_device_count, devices),

@@ -10,13 +10,15 @@ from jaxrl.config.agent_mapping import (
     Mapped,
     Pattern,
     call_mapping,
+    check_agents_named,
     find_agents,
     parse_mapping,
 )
+from jaxrl.config.host_mapping import Choices, call_host_mapping, read_choices, take_first
 from jaxrl.config.settings.multi_agent import Draw, PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
-from jaxrl.envs.multi.base import MultiAgentJaxEnv
-from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_multi
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_any, make_multi
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.metrics import DEFAULT_MODULE
 
@@ -31,12 +33,17 @@ def has_several_agents(config: "AlgorithmConfig") -> bool:
     settings = config.multi_agent_settings
     if settings.mapping is not None or _list_ids(settings.policies) not in ([], [DEFAULT_MODULE]):
         return True
+    if settings.policy_mapping_fn is not None:
+        return True
     env = config.environment_settings.env
     return env is not None and is_multi_agent_spec(env)
 
 
-def make_agents_env(config: "AlgorithmConfig") -> MadeMultiEnv:
-    """Make the environment of a config for several agents.
+AnyMadeMulti = MadeMultiEnv | MadeMultiHostEnv
+
+
+def make_agents_env(config: "AlgorithmConfig") -> AnyMadeMulti:
+    """Make the environment of a config for several agents, written in JAX or in Python.
 
     Raises:
         JaxrlError: If it cannot be made, or has a single agent.
@@ -47,19 +54,34 @@ def make_agents_env(config: "AlgorithmConfig") -> MadeMultiEnv:
             "env is not set: name one of several agents with .environment(env=...), or a class that "
             "make_multi_agent makes."
         )
-    return make_multi(
-        settings.env, settings.env_config, max_episode_steps=settings.max_episode_steps
-    )
+    limit = settings.max_episode_steps
+    made = make_any(settings.env, settings.env_config, max_episode_steps=limit)
+    if isinstance(made, MadeMultiHostEnv):
+        return made
+    return make_multi(settings.env, settings.env_config, max_episode_steps=limit)
 
 
-def resolve_agents(
-    config: "AlgorithmConfig", env: MultiAgentJaxEnv[Any, Any] | None = None
-) -> AgentMapping:
+def make_jax_agents_env(config: "AlgorithmConfig") -> MadeMultiEnv:
+    """Make the environment of a config whose agents are learned as one.
+
+    Raises:
+        JaxrlError: If it cannot be made, has a single agent, or is written in Python.
+    """
+    made = make_agents_env(config)
+    if isinstance(made, MadeMultiHostEnv):
+        raise ConfigError(
+            f"{config.algo_name} trains a team in the compiled program, and {made.id} is written in "
+            "Python: write it as a MultiAgentJaxEnv, or train its agents with PPO or DQN."
+        )
+    return made
+
+
+def resolve_agents(config: "AlgorithmConfig", made: AnyMadeMulti | None = None) -> AgentMapping:
     """Return the agents of a config, with the module of each.
 
     Args:
         config: Config of the run.
-        env: Its environment; None makes it where the config has no mapping.
+        made: Its environment; None makes it where the config has no mapping.
 
     Raises:
         ConfigError: If an agent has no module, or a module is unknown or not a valid id.
@@ -69,14 +91,15 @@ def resolve_agents(
     for module in ids:
         check_module_id(module)
     agents = find_agents(settings.mapping)
-    if env is None and agents is None:
-        env = make_agents_env(config).env
-    if env is not None:
-        agents = env.possible_agents
+    if made is None and agents is None:
+        made = make_agents_env(config)
+    if made is not None:
+        agents = made.possible_agents
     assert agents is not None
-    patterns = _map_agents(config, agents, ids)
+    patterns, choices = _map_agents(config, agents, made, ids)
     players = [own for pattern in patterns for own in pattern.values()]
-    modules = tuple(sorted({own for own in players if not isinstance(own, Draw)}))
+    chosen = {module for names in choices.values() for module in names}
+    modules = tuple(sorted(chosen | {own for own in players if not isinstance(own, Draw)}))
     drawn = _find_drawn([own for own in players if isinstance(own, Draw)], modules, ids)
     unused = [module for module in ids if module not in (*modules, *drawn)]
     if unused:
@@ -85,7 +108,9 @@ def resolve_agents(
             "agent to it, or leave it out."
         )
     trained = _find_trained(settings.policies_to_train, modules, drawn)
-    return AgentMapping(patterns=patterns, modules=modules, trained=trained, drawn=drawn)
+    return AgentMapping(
+        patterns=patterns, modules=modules, trained=trained, drawn=drawn, choices=choices
+    )
 
 
 def _find_drawn(draws: list[Draw], modules: tuple[str, ...], ids: list[str]) -> tuple[str, ...]:
@@ -135,21 +160,23 @@ def check_module_id(module: str) -> None:
 
 
 def _map_agents(
-    config: "AlgorithmConfig", agents: tuple[str, ...], ids: list[str]
-) -> tuple[Pattern, ...]:
+    config: "AlgorithmConfig", agents: tuple[str, ...], made: AnyMadeMulti | None, ids: list[str]
+) -> tuple[tuple[Pattern, ...], Choices]:
+    """Return the patterns of a mapping, and the modules that a function chooses from by episode."""
     settings = config.multi_agent_settings
+    choices: Choices = {}
     if settings.mapping is not None:
-        if settings.policy_mapping_fn is not None:
-            raise ConfigError(
-                "mapping and policy_mapping_fn both say which module plays an agent; set one."
-            )
-        patterns = parse_mapping(settings.mapping, agents)
+        patterns, choices = _read_mapping(config, agents, made)
         source = "mapping"
     elif settings.policy_mapping_fn is not None:
-        named = settings.policies_to_train
-        trained = [] if named is None or callable(named) else [str(module) for module in named]
-        patterns = call_mapping(settings.policy_mapping_fn, agents, trained)
         source = "policy_mapping_fn"
+        if isinstance(made, MadeMultiHostEnv):
+            choices = call_host_mapping(settings.policy_mapping_fn, made, ids)
+            patterns = (take_first(choices),)
+        else:
+            named = settings.policies_to_train
+            trained = [] if named is None or callable(named) else [str(name) for name in named]
+            patterns = call_mapping(settings.policy_mapping_fn, agents, trained)
     elif len(ids) > 1:
         raise ConfigError(
             f"policies has {', '.join(ids)}, and nothing says which agents they play: set mapping, "
@@ -161,9 +188,38 @@ def _map_agents(
         source = "policies"
     for pattern in patterns:
         for agent, own in pattern.items():
-            for module in own.ids if isinstance(own, Draw) else (own,):
+            for module in own.ids if isinstance(own, Draw) else choices.get(agent, (own,)):
                 _check_mapped(source, agent, module, ids)
-    return patterns
+    return patterns, {agent: names for agent, names in choices.items() if len(names) > 1}
+
+
+def _read_mapping(
+    config: "AlgorithmConfig", agents: tuple[str, ...], made: AnyMadeMulti | None
+) -> tuple[tuple[Pattern, ...], Choices]:
+    """Return what the setting `mapping` says; a list of ids is a Draw, or those of a function."""
+    settings = config.multi_agent_settings
+    mapping, has_function = settings.mapping, settings.policy_mapping_fn is not None
+    assert mapping is not None
+    on_host = isinstance(made, MadeMultiHostEnv)
+    if isinstance(mapping, dict):
+        check_agents_named(mapping, agents)
+        has_lists = any(isinstance(own, list) for own in mapping.values())
+        chooses = has_lists and has_function and not isinstance(made, MadeMultiEnv)
+        if chooses or (on_host and has_lists):
+            choices = read_choices(mapping, agents, has_function=has_function)
+            return (take_first(choices),), choices
+    if has_function:
+        raise ConfigError(
+            "mapping and policy_mapping_fn both say which module plays an agent; set one."
+        )
+    patterns = parse_mapping(mapping, agents)
+    draws = any(isinstance(own, Draw) for pattern in patterns for own in pattern.values())
+    if on_host and (draws or len(patterns) > 1):
+        raise ConfigError(
+            f"mapping={mapping!r} is part of the compiled program, and this environment is written in "
+            "Python: choose by policy_mapping_fn, which is called in every episode."
+        )
+    return patterns, {}
 
 
 def _check_mapped(source: str, agent: str, module: str, ids: list[str]) -> None:
@@ -222,9 +278,18 @@ def _is_trained(function: Mapped, module: str) -> bool:
 
 def prepare_agents(config: "AlgorithmConfig") -> None:
     """Replace functions of ids by what they return, so that a config can be saved and loaded."""
-    agents = resolve_agents(config, make_agents_env(config).env)
-    config.unset("policy_mapping_fn", "policies_to_train")
-    if config.multi_agent_settings.mapping is None:
+    agents = resolve_agents(config, make_agents_env(config))
+    config.unset("policies_to_train")
+    if not agents.choices:
+        config.unset("policy_mapping_fn")
+    if agents.choices:
+        pattern = agents.players[0]
+        choices: dict[str, Player] = {
+            agent: list(agents.choices[agent]) if agent in agents.choices else module
+            for agent, module in pattern.items()
+        }
+        config.multi_agent(mapping=choices)
+    elif config.multi_agent_settings.mapping is None:
         mapping: list[Any] = [dict(pattern) for pattern in agents.patterns]
         config.multi_agent(mapping=mapping[0] if len(mapping) == 1 else mapping)
     if len(agents.trained) < len(agents.modules):

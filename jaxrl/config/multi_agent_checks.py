@@ -3,8 +3,15 @@
 from typing import TYPE_CHECKING
 
 from jaxrl.config.modules import check_model_config
-from jaxrl.config.multi_agent import check_module_ids, resolve_agents
+from jaxrl.config.multi_agent import (
+    AnyMadeMulti,
+    check_module_ids,
+    make_agents_env,
+    resolve_agents,
+)
 from jaxrl.config.settings.multi_agent import MultiAgentSettings
+from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +33,30 @@ _ALLOWED: dict[str, tuple[tuple[object, ...], str]] = {
     "output": ((None,), "only steps of a single agent are recorded; leave it out"),
 }
 """Settings with their values that a run of several agents supports, and the reason."""
+_ALLOWED_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
+    **{
+        name: rule
+        for name, rule in _ALLOWED.items()
+        if name not in ("num_env_runners", "evaluation_num_env_runners", "broadcast_interval")
+    },
+    "num_learners": ((0,), "the modules of several agents are trained in this process; set 0"),
+    "placement": (
+        ("auto", "host"),
+        "the environment is written in Python, which runs on the host; leave it out",
+    ),
+    "batch_mode": (
+        ("truncate_episodes",),
+        "rows that are pending at the end of a train batch go on in the next one; leave it out",
+    ),
+    "gym_env_vectorize_mode": (
+        ("sync",),
+        "copies of an environment of several agents are stepped in one process; leave it out",
+    ),
+    "env_runner_cls": ((None,), "agents have a runner of their own kind; leave it out"),
+    "num_devices": (("auto", 1), "the modules are trained on one device; set 1"),
+    "reset_mode": (("auto",), "a Python environment is reset where its episode ends; leave it out"),
+}
+"""The same where the environment is written in Python."""
 
 
 def check_agents(config: "AlgorithmConfig") -> None:
@@ -34,13 +65,14 @@ def check_agents(config: "AlgorithmConfig") -> None:
     Raises:
         ConfigError: If one is not supported with several agents, or a module's settings are wrong.
     """
-    check_compiled(config)
+    made = make_agents_env(config)
+    check_placed(config, made)
     if getattr(config.algo_class, "compiled_training_step", None) is not None:
         raise ConfigError(
             "An own compiled_training_step has the rows of a single module, but the environment has "
             "several agents: leave it out."
         )
-    agents = resolve_agents(config)
+    agents = resolve_agents(config, made)
     check_module_ids(config, agents)
     is_shared = any(
         sum(any(own[agent] == module for own in agents.players) for agent in agents.agents) > 1
@@ -57,9 +89,34 @@ def check_agents(config: "AlgorithmConfig") -> None:
         check_model_config(config.get_module_config(module))
 
 
+def check_placed(config: "AlgorithmConfig", made: AnyMadeMulti) -> None:
+    """Raise ConfigError if a setting asks for what is not there where the environment is stepped."""
+    if isinstance(made, MadeMultiEnv):
+        check_compiled(config)
+        return
+    _check_allowed(config, _ALLOWED_ON_HOST)
+    training, number = config.training_settings, config.env_runners_settings.num_env_runners
+    if isinstance(training, OffPolicyTraining) and number:
+        raise ConfigError(
+            f"num_env_runners={number} is not supported with several agents and replay buffers, whose "
+            "environments are stepped in this process; set 0, or use PPO, IMPALA or APPO."
+        )
+    if training.central_critic is not None:
+        raise ConfigError(
+            f"critic_input={training.central_critic!r} reads all agents in the compiled program, and "
+            f"{made.id} is written in Python: use PPO, or write it as a MultiAgentJaxEnv."
+        )
+
+
 def check_compiled(config: "AlgorithmConfig") -> None:
     """Raise ConfigError if a setting asks for what the compiled program of agents does not do."""
-    for name, (allowed, reason) in _ALLOWED.items():
+    _check_allowed(config, _ALLOWED)
+
+
+def _check_allowed(
+    config: "AlgorithmConfig", table: dict[str, tuple[tuple[object, ...], str]]
+) -> None:
+    for name, (allowed, reason) in table.items():
         if config.get_name_table().find_current_name(name) != name:
             continue  # of another algorithm
         value = config[name]

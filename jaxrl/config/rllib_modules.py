@@ -59,9 +59,15 @@ MOVED_NAMES: Mapping[str, str] = {
     "env.apis.task_settable_env.TaskType": "jaxrl.core.types.PyTree",
     "env.env_context.EnvContext": "jaxrl.EnvContext",
     "env.policy_client.PolicyClient": "jaxrl.external.PolicyClient",
+    "env.multi_agent_env.MultiAgentEnv": "jaxrl.envs.MultiAgentEnv",
+    "env.multi_agent_episode.MultiAgentEpisode": "jaxrl.episodes.MultiAgentEpisode",
     "env.single_agent_episode.SingleAgentEpisode": "jaxrl.episodes.SingleAgentEpisode",
     "core.rl_module.multi_rl_module.MultiRLModuleSpec": "jaxrl.MultiRLModuleSpec",
     "env.multi_agent_env.make_multi_agent": "jaxrl.envs.make_multi_agent",
+    "env.wrappers.group_agents_wrapper.GroupAgentsWrapper": "jaxrl.envs.GroupedAgents",
+    "env.wrappers.open_spiel.OpenSpielEnv": "jaxrl.envs.OpenSpielEnv",
+    "env.wrappers.pettingzoo_env.ParallelPettingZooEnv": "jaxrl.envs.ParallelPettingZooEnv",
+    "env.wrappers.pettingzoo_env.PettingZooEnv": "jaxrl.envs.PettingZooEnv",
     "examples.envs.classes.multi_agent.MultiAgentCartPole": (
         "jaxrl.envs.multi.copies.MultiAgentCartPole"
     ),
@@ -70,6 +76,8 @@ MOVED_NAMES: Mapping[str, str] = {
     "examples.rl_modules.classes.random_rlm.RandomRLModule": "jaxrl.RandomRLModule",
     "policy.policy.PolicySpec": "jaxrl.PolicySpec",
     "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",
+    "utils.typing.AgentID": "jaxrl.envs.multi.host_env.AgentID",
+    "utils.typing.MultiAgentDict": "jaxrl.envs.multi.host_env.AgentDict",
     "utils.replay_buffers.ReplayBuffer": "jaxrl.HostReplayBuffer",
     "utils.replay_buffers.replay_buffer.ReplayBuffer": "jaxrl.HostReplayBuffer",
     "utils.metrics.ENV_RUNNER_RESULTS": "jaxrl.metrics.ENV_RUNNERS",
@@ -300,8 +308,8 @@ def advise_on_name(path: str) -> str:
         return NAME_ADVICE[name]
     if any(part in name for part in MULTI_AGENT_NAMES):
         return (
-            "subclass jaxrl.envs.MultiAgentJaxEnv, whose agents are trained in the compiled "
-            "program, or make one of copies by jaxrl.envs.make_multi_agent"
+            "subclass jaxrl.envs.MultiAgentEnv, which is RLlib's interface, or "
+            "jaxrl.envs.MultiAgentJaxEnv, which is stepped in the compiled program"
         )
     if ".offline" in path:
         return "config.offline_data(input_=...) reads recorded data, and jaxrl.EpisodeWriter writes them"

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from jaxrl.config.multi_agent import make_agents_env
+from jaxrl.config.multi_agent import make_jax_agents_env
 from jaxrl.config.multi_agent_checks import check_compiled
 from jaxrl.envs.multi.groups import GroupReward as GroupReward
 from jaxrl.envs.multi.groups import group_agents
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make, make_any
 from jaxrl.errors import ConfigError, JaxrlError
@@ -33,7 +34,7 @@ def make_team(config: "AlgorithmConfig") -> MadeEnv:
     Raises:
         JaxrlError: If the environment cannot be made, has a single agent, or several teams.
     """
-    made = make_agents_env(config)
+    made = make_jax_agents_env(config)
     settings = config.environment_settings
     team = group_agents(
         settings.env,
@@ -72,7 +73,7 @@ def describe_team(config: "AlgorithmConfig") -> list[str]:
     if config.environment_settings.env is None:
         return []
     try:
-        made = make_agents_env(config)
+        made = make_jax_agents_env(config)
         ((_, members),) = _get_groups(config, made).items()
     except JaxrlError:
         return []
@@ -120,6 +121,8 @@ def check_team(config: "AlgorithmConfig") -> None:
     if environment.env is None:
         return
     made = make_any(environment.env, environment.env_config)
+    if isinstance(made, MadeMultiHostEnv):
+        made = make_jax_agents_env(config)
     if not isinstance(made, MadeMultiEnv):
         raise ConfigError(
             f"{config.algo_name} trains a team of agents, but {made.id} has a single agent: use DQN for "

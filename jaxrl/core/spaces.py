@@ -74,6 +74,13 @@ def is_same_space(space: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> b
     )
 
 
+def without_part(space: gymnasium.Space[Any], key: str | None) -> gymnasium.Space[Any]:
+    """Return a Dict space without one of its parts; any other space, and with None, as it is."""
+    if key is None or not isinstance(space, spaces.Dict) or key not in space.spaces:
+        return space
+    return spaces.Dict({name: part for name, part in space.spaces.items() if name != key})
+
+
 def map_leaves(
     function: Callable[..., Any], space: gymnasium.Space[Any], *values: "PyTree"
 ) -> "PyTree":

@@ -3,7 +3,7 @@
 import copy
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Literal, SupportsFloat
 
 import gymnasium
@@ -33,6 +33,9 @@ class SingleAgentEpisode(EpisodeData):
         is_terminated: Whether the task has ended.
         is_truncated: Whether the episode was cut off before its task ended.
         custom_data: Data of callbacks, which is copied to the next chunk.
+        agent_id: Id of the agent, in an episode of several agents; None of a single one.
+        module_id: Id of the module that plays the agent, in an episode of several agents.
+        multi_agent_episode_id: Identifier of the episode of several agents.
     """
 
     def __init__(
@@ -50,6 +53,9 @@ class SingleAgentEpisode(EpisodeData):
         extra_model_outputs: Mapping[str, Any] | None = None,
         t_started: int | None = None,
         len_lookback_buffer: int | Literal["auto"] = "auto",
+        agent_id: Hashable = None,
+        module_id: str | None = None,
+        multi_agent_episode_id: str | None = None,
     ) -> None:
         """Initialize an empty episode, or one with data.
 
@@ -66,6 +72,9 @@ class SingleAgentEpisode(EpisodeData):
             extra_model_outputs: Module outputs by name, as many as actions.
             t_started: Number of steps of the episode before this chunk's own, without lookback.
             len_lookback_buffer: Number of the given steps that are lookback; "auto" is all of them.
+            agent_id: Id of the agent, in an episode of several agents.
+            module_id: Id of the module that plays the agent.
+            multi_agent_episode_id: Identifier of the episode of several agents.
 
         Raises:
             EpisodeError: If the lengths are inconsistent.
@@ -92,6 +101,8 @@ class SingleAgentEpisode(EpisodeData):
         self.t_started = t_started or 0
         self.t = self.t_started + len(self.rewards)
         self.custom_data: dict[str, Any] = {}
+        self.agent_id, self.module_id = agent_id, module_id
+        self.multi_agent_episode_id = multi_agent_episode_id
         self._start_time: float | None = None
         self._last_step_time: float | None = None
         self.validate()
@@ -176,6 +187,10 @@ class SingleAgentEpisode(EpisodeData):
                 f"The chunk of {self.id_} from step {self.t} on does not begin with the last "
                 "observation of this one."
             )
+        if not self.rewards.len_incl_lookback():
+            self.extra_model_outputs = {
+                name: LookbackBuffer() for name in other.extra_model_outputs
+            }
         if other.extra_model_outputs.keys() != self.extra_model_outputs.keys() and len(other):
             raise EpisodeError(
                 f"The chunks of {self.id_} have different model outputs: "
@@ -230,6 +245,7 @@ class SingleAgentEpisode(EpisodeData):
                 for name, buffer in self.extra_model_outputs.items()
             },
             t_started=self.t,
+            **self._names(),
         )
         chunk.custom_data = copy.deepcopy(self.custom_data)
         return chunk
@@ -272,7 +288,11 @@ class SingleAgentEpisode(EpisodeData):
             terminated=self.is_terminated and ends_here,
             truncated=self.is_truncated and ends_here,
             t_started=self.t_started + start,
+            **self._names(),
         )
+
+    def _names(self) -> dict[str, Any]:
+        return {name: vars(self)[name] for name in _NAMES}
 
     def get_duration_s(self) -> float:
         """Return the seconds from the first observation to the latest step."""
@@ -304,7 +324,7 @@ class SingleAgentEpisode(EpisodeData):
         return {
             **{name: vars(self)[name].get_state() for name in _BUFFER_ATTRIBUTES},
             "extra_model_outputs": {k: v.get_state() for k, v in self.extra_model_outputs.items()},
-            **{name: vars(self)[name] for name in _STATE_ATTRIBUTES},
+            **{name: vars(self)[name] for name in (*_STATE_ATTRIBUTES, *_NAMES)},
             "custom_data": dict(self.custom_data),
         }
 
@@ -320,11 +340,14 @@ class SingleAgentEpisode(EpisodeData):
         }
         for name in (*_STATE_ATTRIBUTES, "custom_data"):
             setattr(episode, name, state[name])
+        for name in _NAMES:
+            setattr(episode, name, state.get(name))
         episode.validate()
         return episode
 
 
 _BUFFER_ATTRIBUTES = ("observations", "infos", "actions", "rewards")
+_NAMES = ("agent_id", "module_id", "multi_agent_episode_id")
 _STATE_ATTRIBUTES = (
     "id_",
     "is_terminated",

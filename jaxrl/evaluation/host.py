@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
+from jaxrl.runners.agent_tally import compute_agent_returns
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
@@ -261,7 +262,8 @@ def aggregate_parts(
         )
     restarts = sum(part.num_sub_env_restarts for part in parts)
     metrics_logger.aggregate(entry for part in parts for entry in part.metrics)
+    agents = compute_agent_returns(part.agents for part in parts)
     return {
-        "env_runners": {**metrics_logger.reduce(), **metrics},
+        "env_runners": {**metrics_logger.reduce(), **metrics, **agents},
         "fault_tolerance": {"num_env_runners_late": late, "num_sub_env_restarts": restarts},
     }

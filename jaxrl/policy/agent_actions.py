@@ -65,7 +65,7 @@ def make_actions(
     }
     conformers = {
         agent: make_conformer(space, f"obs[{agent!r}]")
-        for agent, space in assembly.jax_env.observation_spaces.items()
+        for agent, space in assembly.agents_env.observation_spaces.items()
     }
 
     mapping = assembly.mapping
@@ -74,9 +74,9 @@ def make_actions(
         ids = assembly.views[mapping[agent]].ids
         return obs if ids is None else ids.join_one(agent, conformers[agent](obs))
 
-    pool, env = assembly.pool, assembly.drawn_env
+    pool, env, choices = assembly.pool, assembly.drawn_env, assembly.choices
     if pool is None or env is None:
-        return ComputeAgentActions(modules, mapping, observe)
+        return ComputeAgentActions(modules, mapping, observe, choices)
     inferences = {kind.name: make_inference(kind.policy, env) for kind in pool.kinds}
 
     def find_opponent(name: str) -> ComputeActions | None:
@@ -87,7 +87,7 @@ def make_actions(
         inference = inferences[pool.find_kind(slot).name]
         return ComputeActions(inference, state, keys, record, lock, name)
 
-    return ComputeAgentActions(modules, mapping, observe, find_opponent)
+    return ComputeAgentActions(modules, mapping, observe, choices, find_opponent)
 
 
 _UNCLEAR = (DRAWN, VARIES)
@@ -164,6 +164,7 @@ class ComputeAgentActions:
         modules: Actions of each module.
         mapping: Module of each agent.
         observe: Function from an agent and its observation to what its module observes.
+        choices: Modules that may play an agent, for agents whose module is chosen in every episode.
         find_opponent: Function from the id of an opponent that is drawn to its actions, or to None.
     """
 
@@ -172,10 +173,11 @@ class ComputeAgentActions:
         modules: Mapping[str, ComputeActions],
         mapping: Mapping[str, str],
         observe: Callable[[str, object], PyTree],
+        choices: Mapping[str, tuple[str, ...]],
         find_opponent: Callable[[str], ComputeActions | None] = lambda name: None,
     ) -> None:
         self._modules, self._mapping, self._observe = modules, mapping, observe
-        self._find_opponent = find_opponent
+        self._choices, self._find_opponent = choices, find_opponent
 
     @property
     def programs(self) -> list[Program]:
@@ -255,12 +257,17 @@ class ComputeAgentActions:
                 f"{did_you_mean(unknown, self._mapping)} policy_id names a module for other keys."
             )
 
-        unclear = next((str(a) for a in observations if self._mapping[str(a)] in _UNCLEAR), None)
-        if unclear is not None:
-            raise ConfigError(
-                f"Who plays {unclear!r} differs between episodes: name a module, policy_id is one of "
-                f"{', '.join(self._modules)}."
-            )
+        for agent in map(str, observations):
+            if agent in self._choices:
+                raise ConfigError(
+                    f"The agent {agent!r} is played by one of {', '.join(self._choices[agent])} in "
+                    "each episode: name the module as policy_id."
+                )
+            if self._mapping[agent] in _UNCLEAR:
+                raise ConfigError(
+                    f"Who plays {agent!r} differs between episodes: name a module, policy_id is one of "
+                    f"{', '.join(self._modules)}."
+                )
 
         def compute(module: str, agents: list[Any]) -> PyTree:
             def pick(values: PyTree) -> PyTree:

@@ -43,6 +43,8 @@ DATA = "data"
 _COUNTS: Mapping[str, ValueKind] = {
     "num_sub_env_restarts": COUNT,
     "num_env_runner_restarts": COUNT,
+    "num_agent_steps_lost": COUNT,
+    "num_rewards_without_action": COUNT,
     "env_steps": ValueKind("a list of whole numbers of at least 0", _are_counts),
     "ledger": MAPPING,
     "logged": MAPPING,

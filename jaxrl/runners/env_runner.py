@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,14 @@ from jaxtyping import Bool, Int
 
 from jaxrl.assembly.assemble import make_env, make_policy_step
 from jaxrl.assembly.connector_env import Spaces, get_rllib_spaces
+from jaxrl.assembly.multi_agent import make_multi_host_env
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostFault, HostVector, MadeHostEnv
 from jaxrl.envs.host_vector import make_vector
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import EnvError
 from jaxrl.metrics import DEFAULT_MODULE
@@ -26,6 +28,7 @@ from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.host_policy import HostPolicy, PrevStep
 from jaxrl.runners.metrics_logger import MetricsLogger
+from jaxrl.runners.multi_runner_factory import make_multi_env_runner
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.runners.rows import FragmentBuilder, PartialFragment
 from jaxrl.runtime.program import Program
@@ -390,10 +393,12 @@ def make_env_runner(
     first_env_index: int,
     seed: int | None = None,
     explore: bool | None = None,
-    made: MadeEnv | MadeHostEnv | None = None,
+    made: MadeEnv | MadeHostEnv | MadeMultiHostEnv | None = None,
     hooks: RunnerHooks | None = None,
 ) -> EnvRunner:
     """Create the runner that a config specifies, in this process or in an actor.
+
+    Several agents have a MultiEnvRunner, which is used as an EnvRunner is.
 
     Args:
         config: Config of the run or of its evaluation.
@@ -409,6 +414,21 @@ def make_env_runner(
     Raises:
         JaxrlError: If the environment or the module cannot be created.
     """
+    if made is None and config.is_multi_agent:
+        made = make_multi_host_env(config)
+    if isinstance(made, MadeMultiHostEnv):
+        multi: Any = make_multi_env_runner(
+            config,
+            made,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            num_envs=num_envs,
+            first_env_index=first_env_index,
+            seed=seed,
+            explore=explore,
+            hooks=hooks,
+        )
+        return multi
     made = make_env(config) if made is None else made
     environment = config.environment_settings
     vector = make_vector(

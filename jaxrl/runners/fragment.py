@@ -45,6 +45,10 @@ class Fragment:
     number of rows that are transitions. `number` counts the runner's fragments from 0 since its
     last (re)start. `metrics` holds the metrics logged by callbacks, in the form that
     `MetricsLogger` merges.
+
+    With several agents, `rollout` is a `MultiRollout`. `num_agent_steps_lost` counts the rows that
+    were begun and never completed because a copy failed, and `rewards_without_action` the rewards of
+    agents that were not present.
     """
 
     worker_index: int
@@ -58,3 +62,5 @@ class Fragment:
     env_seconds: float
     faults: tuple[RunnerFault, ...] = ()
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    num_agent_steps_lost: int = 0
+    rewards_without_action: int = 0

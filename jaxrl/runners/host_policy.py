@@ -61,10 +61,7 @@ class HostPolicy:
         self._sharding = SingleDeviceSharding(self.device)
         self._explore = explore
         self._num_envs = len(env_index)
-        shapes = jax.eval_shape(
-            lambda: make_zeros(policy_step.obs_pipeline.space, (self._num_envs,))
-        )
-        self.obs_shapes, self._treedef = jax.tree.flatten(shapes)
+        self.obs_shapes, self._treedef = jax.tree.flatten(jax.eval_shape(self._make_blank_obs))
         self._env_index = jax.device_put(np.asarray(env_index, np.int32), self.device)
         self._step_ranges: dict[int, Array] = {}
         self._step_indices: list[Array] = []
@@ -79,6 +76,19 @@ class HostPolicy:
         )
         self.set_carry(None)
         self._has_carry = bool(jax.tree.leaves(self._carry))
+
+    def _make_blank_obs(self) -> PyTree:
+        """Return all-zero observations of all environments."""
+        return make_zeros(self.policy_step.obs_pipeline.space, (self._num_envs,))
+
+    def _make_first_carry(self) -> ActorCarry:
+        """Return the carry of episode starts."""
+        return self.policy_step.initial_carry(self._num_envs)
+
+    def _make_blank_prev(self) -> PrevStep:
+        """Return rewards and flags that are all zero."""
+        none = np.zeros(self._num_envs, np.bool_)
+        return PrevStep(reward=np.zeros(self._num_envs, np.float32), is_first=none, paused=none)
 
     @property
     def programs(self) -> list[Program]:
@@ -101,7 +111,7 @@ class HostPolicy:
 
     def set_carry(self, carry: ActorCarry | None) -> None:
         """Set the carry to continue from; None for the carry of episode starts."""
-        new = self.policy_step.initial_carry(self._num_envs) if carry is None else carry
+        new = self._make_first_carry() if carry is None else carry
         self._carry = jax.device_put(new, self.device)
 
     @property
@@ -215,7 +225,11 @@ class HostPolicy:
         last: PrevStep | None,
     ) -> tuple[PyTree, ActorCarry]:
         action_key = derive_transition_keys(key, count, steps)[0]
-        return jax.vmap(self.policy_step.module.draw)(action_key), self._advance(carry, last)
+        return self._draw_rows(action_key), self._advance(carry, last)
+
+    def _draw_rows(self, action_key: Keys) -> PyTree:
+        """Make the module's random draws, given the keys `[T, B]` of transitions."""
+        return jax.vmap(self.policy_step.module.draw)(action_key)
 
     def _advance(self, carry: ActorCarry, last: PrevStep | None) -> ActorCarry:
         """Advance the carry by the reward and flag of an observation (idempotent)."""
@@ -270,9 +284,7 @@ class HostPolicy:
         return (self.policy_step.action_pipeline(action), recorded), after
 
     def _init_layouts(self) -> None:
-        none = np.zeros(self._num_envs, np.bool_)
-        last = PrevStep(reward=np.zeros(self._num_envs, np.float32), is_first=none, paused=none)
-        arguments = self._make_arguments(self.obs_shapes, last)[1:]
+        arguments = self._make_arguments(self.obs_shapes, self._make_blank_prev())[1:]
         outputs, _ = jax.eval_shape(self._step, self._actor, *arguments)
         self._output_packing, self._action_packing = PackedLayout(outputs), PackedLayout(outputs[0])
 

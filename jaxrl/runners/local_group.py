@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
+from jaxrl.runners.agent_counts import AgentCounts
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hang_watch import HangWatch
@@ -54,6 +55,7 @@ class LocalEnvRunnerGroup(FormerNames):
         self._num_restarts = 0
         self._latest_faults: deque[RunnerFault] = deque(maxlen=MAX_REPORTED_RESTARTS)
         self._env_seconds, self._seconds = 0.0, 0.0
+        self._agent_counts = AgentCounts.make_if(config.is_multi_agent)
 
     @property
     def programs(self) -> list[Program]:
@@ -79,16 +81,20 @@ class LocalEnvRunnerGroup(FormerNames):
             self._env_seconds += fragment.env_seconds
             self._num_restarts += sum(fault.what == "raised" for fault in fragment.faults)
             self._latest_faults.extendleft(fragment.faults)
+            if self._agent_counts is not None:
+                self._agent_counts.add(fragment)
         return fragments
 
     def get_metrics(self) -> dict[str, Any]:
         env_share = self._env_seconds / self._seconds if self._seconds else 0.0
         self._env_seconds = self._seconds = 0.0
+        agents = {} if self._agent_counts is None else self._agent_counts.describe()
         return {
             "env_runners": {"env_step_fraction": env_share},
             "fault_tolerance": {
                 "num_sub_env_restarts": self._num_restarts,
                 "restarts": [describe_fault(fault) for fault in self._latest_faults],
+                **agents,
             },
         }
 
@@ -99,10 +105,13 @@ class LocalEnvRunnerGroup(FormerNames):
         self.runner.set_state(state)
 
     def get_counts(self) -> dict[str, Any]:
-        return {"num_sub_env_restarts": self._num_restarts}
+        agents = {} if self._agent_counts is None else self._agent_counts.describe()
+        return {"num_sub_env_restarts": self._num_restarts, **agents}
 
     def set_counts(self, counts: dict[str, Any]) -> None:
         self._num_restarts = int(counts.get("num_sub_env_restarts", 0))
+        if self._agent_counts is not None:
+            self._agent_counts = AgentCounts.from_counts(counts)
 
     def foreach_env_runner(
         self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None

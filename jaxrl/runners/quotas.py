@@ -13,7 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxrl.envs.vector import NO_FAULT
+from jaxrl.runners.agent_tally import AgentEpisodes, AgentTally
 from jaxrl.runners.fragment import Fragment
+from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.evaluate import EvaluationResult
 
 CHUNK_STEPS = 16
@@ -47,7 +49,8 @@ class EvalEpisodes:
 
     `num_cut` counts the episodes that were requested or begun but not completed. `timed_out` is
     whether the time limit was reached first. `seconds` is the elapsed time. `metrics` holds the
-    metrics logged by callbacks, one entry per fragment.
+    metrics logged by callbacks, one entry per fragment. `agents` has the agent-episodes of several
+    agents.
     """
 
     episode_return: tuple[float, ...]
@@ -59,6 +62,7 @@ class EvalEpisodes:
     timed_out: bool
     seconds: float
     metrics: tuple[dict[str, Any], ...] = ()
+    agents: AgentEpisodes | None = None
 
 
 class EpisodePlayer(Protocol):
@@ -73,7 +77,13 @@ class EpisodePlayer(Protocol):
     def sample(self, num_steps: int) -> Fragment: ...
 
 
-def play_share(runner: EpisodePlayer, share: EvalShare, *, can_pause: bool = True) -> EvalEpisodes:
+def play_share(
+    runner: EpisodePlayer,
+    share: EvalShare,
+    *,
+    can_pause: bool = True,
+    rows: AgentRows | None = None,
+) -> EvalEpisodes:
     """Play all episodes of a share.
 
     Args:
@@ -81,12 +91,13 @@ def play_share(runner: EpisodePlayer, share: EvalShare, *, can_pause: bool = Tru
         share: Share for as many environments as the runner has.
         can_pause: Whether finished environments can be paused; otherwise they keep playing and
             their further episodes are ignored.
+        rows: Agents in the rows of modules, of a runner of several agents.
     """
     begin = time.perf_counter()
     if not share.is_continuation:
         index = np.arange(runner.num_envs, dtype=np.int32) + share.first_index
         runner.restart(share.seed, index)
-    tally = _QuotaTally(runner.num_envs, share)
+    tally = _QuotaTally(runner.num_envs, share, None if rows is None else AgentTally(rows))
     timed_out = False
     try:
         while not tally.done.all() and not timed_out:
@@ -103,7 +114,8 @@ def play_share(runner: EpisodePlayer, share: EvalShare, *, can_pause: bool = Tru
 class _QuotaTally:
     """Accumulator of the fragments of a share, up to the quota of each environment."""
 
-    def __init__(self, num_envs: int, share: EvalShare) -> None:
+    def __init__(self, num_envs: int, share: EvalShare, agents: AgentTally | None) -> None:
+        self._agents = agents
         self._is_by_steps = share.episodes is None
         self._max_steps = np.array(share.steps, np.int64)
         self._quota = np.array(share.steps if share.episodes is None else share.episodes, np.int64)
@@ -146,6 +158,8 @@ class _QuotaTally:
                 if mask[t, b]:
                     self._num_steps[b] += 1
                     self._is_in_episode[b] = not record.ended[t, b]
+                if self._agents is not None:
+                    self._agents.add(fragment.rollout, t, int(b))
                 if record.ended[t, b]:
                     self._num_ended[b] += 1
                     self._returns.append(float(record.episode_return[t, b]))
@@ -173,6 +187,7 @@ class _QuotaTally:
             timed_out=timed_out,
             seconds=seconds,
             metrics=tuple(self._metrics),
+            agents=None if self._agents is None else self._agents.episodes,
         )
 
 

@@ -18,6 +18,7 @@ from jaxrl.core.hparams import HParams, get_numeric_hparams, mark_per_lane
 from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import Device, PyTree
 from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
 from jaxrl.errors import ConfigError, HostLanesError
 from jaxrl.evaluation.evaluation import make_evaluation_env
@@ -186,7 +187,9 @@ def _make_envs(config: "AlgorithmConfig", cache: _MadeEnvs) -> LaneEnvs:
     if config.is_offline:  # the data may say what there is of an environment
         described = {**described, **vars(config.offline_data_settings)}
     made = cache.get_or_make(described, lambda: _make_training_env(config))
-    if isinstance(made, MadeHostEnv) and not config.is_offline:
+    if isinstance(made, MadeMultiHostEnv) or (
+        isinstance(made, MadeHostEnv) and not config.is_offline
+    ):
         raise make_host_lanes_error(made)
     changed = config.get_evaluation_config_object()
     assert changed is not None
@@ -197,13 +200,15 @@ def _make_envs(config: "AlgorithmConfig", cache: _MadeEnvs) -> LaneEnvs:
     )
 
 
-def _make_training_env(config: "AlgorithmConfig") -> MadeEnv | MadeMultiEnv | MadeHostEnv:
+def _make_training_env(
+    config: "AlgorithmConfig",
+) -> MadeEnv | MadeMultiEnv | MadeHostEnv | MadeMultiHostEnv:
     if config.is_multi_agent:
         return make_multi_agent_env(config)
     return prepare_first_task(config, make_env(config))
 
 
-def make_host_lanes_error(made: MadeEnv | MadeHostEnv) -> HostLanesError:
+def make_host_lanes_error(made: MadeEnv | MadeHostEnv | MadeMultiHostEnv) -> HostLanesError:
     """Return the error for an environment whose runs cannot be lanes."""
     return HostLanesError(
         f"{made.id} is stepped by runners on the host, so its runs cannot be lanes of one program: "

@@ -12,6 +12,7 @@ from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import EnvSpec, Made, MadeEnv, make_any
 from jaxrl.envs.space_checks import check_values
@@ -19,6 +20,7 @@ from jaxrl.errors import EnvError
 from jaxrl.runtime.devices import claim_cpu_devices
 from jaxrl.testing.check_host_env import check_host_env
 from jaxrl.testing.check_multi_env import check_multi_env
+from jaxrl.testing.check_multi_host_env import check_multi_host_env
 from jaxrl.testing.short_runs import (
     Trajectory,
     Unroll,
@@ -48,7 +50,8 @@ def check_env(
     use its key, or if it neither ends nor has a time limit.
 
     A gymnasium environment is checked against the needs of host runners, see `check_host_env`; of
-    one with several agents, see `check_multi_env` for what else holds.
+    one with several agents, see `check_multi_env` for what else holds, and `check_multi_host_env`
+    if it is written in Python.
 
     Args:
         env: Any argument of `jaxrl.envs.make_any`, or its result.
@@ -63,10 +66,13 @@ def check_env(
         EnvError: If the environment violates the contract.
     """
     claim_cpu_devices()  # so that algorithms built after the check have them
-    is_made = isinstance(env, MadeEnv | MadeHostEnv | MadeMultiEnv)
+    is_made = isinstance(env, MadeEnv | MadeHostEnv | MadeMultiEnv | MadeMultiHostEnv)
     made = env if is_made else make_any(env, env_config)
     if isinstance(made, MadeHostEnv):
         check_host_env(made, num_steps=num_steps, num_envs=num_envs, seed=seed)
+        return
+    if isinstance(made, MadeMultiHostEnv):
+        check_multi_host_env(made, num_steps=num_steps, num_envs=num_envs, seed=seed)
         return
     if isinstance(made, MadeMultiEnv):
         check_multi_env(

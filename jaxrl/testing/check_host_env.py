@@ -14,6 +14,7 @@ from jaxrl.envs.adapters.gymnasium import create_env
 from jaxrl.envs.adapters.precheck import precheck_env
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.errors import EnvError
 
 _MAX_STEPS = 2_000
@@ -75,20 +76,20 @@ def check_host_env(made: MadeHostEnv, *, num_steps: int, num_envs: int, seed: in
     actions = _sample_actions(made.action_space, max(num_steps, 1), seed)
     alone = _play(made, [seed], actions)[0]
     name = made.id
-    _raise_if_different(name, alone, _play(made, [seed], actions)[0], _NOT_REPRODUCIBLE)
+    _raise_if_different(name, alone, _play(made, [seed], actions)[0], NOT_REPRODUCIBLE)
     together = _play(made, [seed + number for number in range(max(num_envs, 2))], actions)
-    _raise_if_different(name, alone, together[0], _SHARED)
+    _raise_if_different(name, alone, together[0], SHARED)
     if _find_difference(alone, together[1]) is None:
         _warn(f"{name} does not depend on its seed: all episodes start identically.")
     _check_lengths(made, seed)
-    _warn_about_pickling(made)
+    warn_about_pickling(made)
 
 
-_NOT_REPRODUCIBLE = (
+NOT_REPRODUCIBLE = (
     "two runs from the same seed and actions differ in {path}; draw random numbers only from "
     "self.np_random, which `super().reset(seed=seed)` seeds, and reset all other state"
 )
-_SHARED = (
+SHARED = (
     "it behaves differently when a second copy is stepped beside it, in {path}; copies must not "
     "share mutable state"
 )
@@ -122,12 +123,12 @@ def _raise_if_different(name: str, a: _Player, b: _Player, template: str) -> Non
 
 def _find_difference(a: _Player, b: _Player) -> str | None:
     """Return the place of the first difference between two players, if any."""
-    if not _is_equal(a.first, b.first):
+    if not is_equal(a.first, b.first):
         return "the first observation"
     for number, (x, y) in enumerate(zip(a.rows, b.rows, strict=True)):
         left, right = x.values(), y.values()
         for field, value in left.items():
-            if not _is_equal(value, right[field]):
+            if not is_equal(value, right[field]):
                 where = (
                     "the first observation of the episode after"
                     if field == "first"
@@ -137,7 +138,8 @@ def _find_difference(a: _Player, b: _Player) -> str | None:
     return None
 
 
-def _is_equal(a: PyTree, b: PyTree) -> bool:
+def is_equal(a: PyTree, b: PyTree) -> bool:
+    """Return whether two trees have one structure and equal leaves."""
     if jax.tree.structure(a) != jax.tree.structure(b):
         return False
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
@@ -180,7 +182,8 @@ def _measure_episodes(made: MadeHostEnv, seed: int) -> tuple[list[int], bool]:
     return lengths, all(row.terminated for row in player.rows if row.ended)
 
 
-def _warn_about_pickling(made: MadeHostEnv) -> None:
+def warn_about_pickling(made: MadeHostEnv | MadeMultiHostEnv) -> None:
+    """Warn if an environment's creator cannot be sent to another process."""
     try:
         cloudpickle.dumps(made.create)
     except Exception as error:  # noqa: BLE001  (a user's object may raise anything)

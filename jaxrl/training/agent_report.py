@@ -148,9 +148,9 @@ class AgentTotals:
 
     def _count_module_steps(self, latest: ReportRow) -> dict[str, int]:
         """Return the number of rows that each module ever had."""
-        by_module = latest.agents.module_steps
-        if by_module:
-            return {name: counter_to_int(counter) for name, counter in by_module.items()}
+        if latest.agents.module_steps:  # whose agents change
+            by_module: Mapping[str, Counter] = latest.agents.module_steps
+            return {name: counter_to_int(steps) for name, steps in by_module.items()}
         steps = counters_to_ints(latest.agents.steps)
         totals = dict.fromkeys(self.modules, 0)
         for module, number in zip(self.patterns[0].values(), steps, strict=True):

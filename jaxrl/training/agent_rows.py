@@ -36,10 +36,23 @@ class AgentRows:
     Attributes:
         entries: Entries of the environment's dictionaries.
         patterns: Module of each agent in an environment.
+        slots: Agents that each module may play, where that changes from episode to episode: an
+            agent then has a row of each of these modules. None if each has its own module.
     """
 
     entries: tuple[Entry, ...]
     patterns: tuple[Mapping[str, str], ...]
+    slots: Mapping[str, tuple[str, ...]] | None = None
+
+    @property
+    def may_change(self) -> bool:
+        """True if an agent may be played by another module in another episode."""
+        return self.slots is not None
+
+    @property
+    def mapping(self) -> Mapping[str, str]:
+        """Module of each agent in the first environment."""
+        return self.patterns[0]
 
     @functools.cached_property
     def agents(self) -> tuple[str, ...]:
@@ -49,16 +62,25 @@ class AgentRows:
     @functools.cached_property
     def modules(self) -> tuple[str, ...]:
         """All modules that play, sorted."""
-        return tuple(sorted({module for own in self.patterns for module in own.values()}))
+        names = {module for own in self.patterns for module in own.values()}
+        return tuple(sorted(names if self.slots is None else self.slots))
 
     @property
     def _is_static(self) -> bool:
         """True if an agent has the same module in every environment."""
         return len(self.patterns) == 1
 
+    @property
+    def steps_follow(self) -> bool:
+        """True if the numbers of modules' rows follow from those of agents."""
+        return self._is_static and self.slots is None
+
+    def _may_play(self, module: str, agent: str, own: Mapping[str, str]) -> bool:
+        return own[agent] == module if self.slots is None else agent in self.slots[module]
+
     def plays(self, module: str, agent: str) -> bool:
         """Return whether a module plays an agent in any environment."""
-        return any(own[agent] == module for own in self.patterns)
+        return any(self._may_play(module, agent, own) for own in self.patterns)
 
     def get_positions(self, module: str) -> tuple[int, ...]:
         """Return the indices of a module's agents among all agents."""
@@ -66,7 +88,9 @@ class AgentRows:
 
     def get_cells(self, module: str, num_envs: int) -> np.ndarray:
         """Return the environment and the agent of each of a module's rows, int32 `[R, 2]`."""
-        table = np.array([[own[agent] == module for agent in self.agents] for own in self.patterns])
+        table = np.array(
+            [[self._may_play(module, agent, own) for agent in self.agents] for own in self.patterns]
+        )
         rows = table[np.arange(num_envs) % len(self.patterns)]
         return np.argwhere(rows).astype(np.int32)
 

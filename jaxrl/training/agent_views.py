@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 from jaxrl.config.settings.training import CriticKind
 from jaxrl.connectors.agent_ids import AgentIds
 from jaxrl.core.space_arrays import flatten, get_flat_size
+from jaxrl.core.spaces import without_part
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import CentralObs, PyTree
 from jaxrl.envs.multi.base import Entry
@@ -105,7 +106,7 @@ class CriticInputs:
     def _sizes(self) -> tuple[int, ...]:
         """Length of each agent's flat observation, in the order of all agents."""
         return tuple(
-            get_flat_size(_without(self.observed[agent], self.mask_key))
+            get_flat_size(without_part(self.observed[agent], self.mask_key))
             for agent in self.rows.agents
         )
 
@@ -134,7 +135,7 @@ class CriticInputs:
         if self.kind == "agent_specific":
             own = self.rows.gather(scene.obs, self.module)
             space = self.observed[self.rows.agents[self._positions[0]]]
-            parts.append(flatten(_without(space, self.mask_key), own))
+            parts.append(flatten(without_part(space, self.mask_key), own))
         number = len(self._positions)
         if number > 1:
             places = self.rows.get_places(self.module, scene.num_envs)
@@ -153,7 +154,7 @@ class CriticInputs:
 
     def _flatten(self, entry: Entry, obs: Mapping[str, PyTree]) -> Float[Array, "B n"]:
         """Return the flat observations of an entry's agents, one after the other."""
-        space = _without(self.observed[entry.agents[0]], self.mask_key)
+        space = without_part(self.observed[entry.agents[0]], self.mask_key)
         flat = flatten(space, obs[entry.key])
         return flat.reshape(flat.shape[0], -1)
 
@@ -194,10 +195,3 @@ class AgentView:
             return obs
         zeros = jnp.zeros((num_rows, *self.critic.space.shape), jnp.float32)
         return CentralObs(obs=obs, state=zeros)
-
-
-def _without(space: gymnasium.Space[Any], mask_key: str | None) -> gymnasium.Space[Any]:
-    """Return a space without its action mask."""
-    if mask_key is None or not isinstance(space, spaces.Dict) or mask_key not in space.spaces:
-        return space
-    return spaces.Dict({name: part for name, part in space.spaces.items() if name != mask_key})

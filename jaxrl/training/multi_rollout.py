@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.struct import pytree, replace, where_rows
-from jaxrl.core.types import Columns, Key, Progress, PyTree, Rollout
+from jaxrl.core.types import Columns, Progress, PyTree, Rollout
 from jaxrl.envs.multi.vector import MultiVectorEnv, MultiVectorState, MultiVectorStep
 from jaxrl.envs.vector import NO_FAULT, StepInputs
 from jaxrl.modules.rl_module import make_zeros
@@ -58,12 +58,14 @@ class MultiRollout:
 
     `rollouts` are `[T, R, ...]`; `record` `[T, B]` has the environments' episodes, and `agents`
     `[T, B, A]` those of each agent. `mask` `[T, B]` is whether a step of an environment counts.
+    `plays` `[T, R]` is whether a row's agent was played by the module, None if that never changes.
     """
 
     rollouts: dict[str, Rollout]
     record: EpisodeRecord
     agents: EpisodeRecord
     mask: Bool[Array, "T B"]
+    plays: dict[str, Bool[Array, "T R"]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,21 +143,12 @@ class MultiRolloutWorker(MultiPolicyStep):
         is_first = jnp.zeros((num_rows,), bool)
         obs = make_zeros(policy.obs_pipeline.space, (num_rows,))
 
-        def begin(key: Key) -> BegunRow:
-            init_key, draw_key = jax.random.split(key)
-            actor = ActorState(
-                params=policy.module.init(init_key),
-                obs_state=policy.obs_pipeline.init(),
-                hparams={},
-                progress=Progress.zeros(),
-            )
-            draws = policy.module.draw(jax.random.split(draw_key, num_rows))
-            index = jnp.arange(num_rows, dtype=jnp.int32)
-            out = policy.act(actor, obs, carry, is_first, index, draws, explore=False)
+        def begin() -> BegunRow:
+            out = act_on_zeros(policy, carry, num_rows)
             recorded = self.views[m].make_blank(obs, num_rows)
             return _make_begun(recorded, out, is_first, carry)
 
-        shapes = jax.eval_shape(begin, jax.random.key(0))
+        shapes = jax.eval_shape(begin)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
     def sample_inputs(self, state: MultiVectorState, num_steps: int, params: PyTree) -> MultiInputs:
@@ -419,6 +412,21 @@ class MultiRolloutWorker(MultiPolicyStep):
         pending = carry.pending[m]
         start = where_rows(pending.has_row, pending.begun.carry, carry.acting[m])
         return pack_rows(replace(rows, carry_in=start))
+
+
+def act_on_zeros(policy: PolicyStep, carry: ActorCarry, num_rows: int) -> dict[str, Any]:
+    """Return the output of new parameters for all-zero observations, for its shapes and types."""
+    init_key, draw_key = jax.random.split(jax.random.key(0))
+    actor = ActorState(
+        params=policy.module.init(init_key),
+        obs_state=policy.obs_pipeline.init(),
+        hparams={},
+        progress=Progress.zeros(),
+    )
+    obs = make_zeros(policy.obs_pipeline.space, (num_rows,))
+    draws = policy.module.draw(jax.random.split(draw_key, num_rows))
+    index, is_first = jnp.arange(num_rows, dtype=jnp.int32), jnp.zeros((num_rows,), bool)
+    return policy.act(actor, obs, carry, is_first, index, draws, explore=False)
 
 
 def _make_begun(

@@ -9,19 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jaxtyping import Array, Bool, Int
 
 from jaxrl.buffers.circular import CircularBufferState
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.buffers.replay import ReplayState
-from jaxrl.core.struct import pytree, where_rows
-from jaxrl.core.types import Device, PyTree
+from jaxrl.core.types import Device, PyTree, Rollout
 from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
+from jaxrl.training.columns import gather_per_env, replace_per_env, scatter_per_env
 from jaxrl.training.episode_stats import AgentStats, AgentSums
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.mixed import MixedRunner, MixedTrainStep
 from jaxrl.training.multi_agent import MultiAgentRunner
+from jaxrl.training.multi_learning import MultiLearning, MultiTrainStep
+from jaxrl.training.multi_rollout import MultiRollout
 from jaxrl.training.offline import FedRows, OfflineRunner
 from jaxrl.training.train_state import (
     RecordedRollouts,
@@ -32,7 +33,7 @@ from jaxrl.training.train_state import (
 )
 from jaxrl.training.train_step import TrainStep
 
-RunnerT = TypeVar("RunnerT", bound=TrainStep | MultiAgentRunner)
+RunnerT = TypeVar("RunnerT", bound=TrainStep | MultiLearning)
 
 DEVICE_AXIS = "devices"
 SHARDED, REPLICATED, COLUMN_SHARDED = (
@@ -297,7 +298,7 @@ def fed_specs(rows: FedRows) -> FedRows:
 
 
 def make_train_step_program(
-    runner: TrainStep,
+    runner: TrainStep | MultiTrainStep,
     devices: list[Device],
     *,
     max_retraces: int | None,
@@ -312,7 +313,7 @@ def make_train_step_program(
     """
 
     def train(
-        step: TrainStep, state: TrainState, data: RolloutBatch, *dataset: Dataset
+        step: TrainStep | MultiTrainStep, state: TrainState, data: RolloutBatch, *dataset: Dataset
     ) -> tuple[TrainState, Summary]:
         bound = step.bind(*dataset) if isinstance(step, MixedTrainStep) else step
         return bound.train_step_with_summary(state, data)
@@ -334,8 +335,8 @@ def make_train_step_program(
     def program(
         state: TrainState, data: RolloutBatch, *dataset: Dataset
     ) -> tuple[TrainState, Summary]:
-        new_state, summary = learn(gather_columns(runner, state, data), data, *dataset)
-        return scatter_columns(state, new_state, data), summary
+        new_state, summary = learn(gather_per_env(runner, state, data), data, *dataset)
+        return scatter_per_env(runner, state, new_state, data), summary
 
     return Program(
         "learn",
@@ -355,114 +356,23 @@ def shard_over_devices(
     return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def gather_columns(runner: TrainStep, state: TrainState, data: RolloutBatch) -> TrainState:
-    """Return the state with the connectors' per-environment state gathered into column order.
-
-    Several columns may belong to one environment if its runner delivered several fragments of the
-    batch. Each of them starts from the connector state at the end of the column that precedes it in
-    time, so the connectors see the same as with one long fragment. These states are computed by
-    fixed-point iteration.
-    """
-    kept = state.connectors.per_env
-    if not jax.tree.leaves(kept):
-        return state
-    chain = _chain_columns(data)
-    links = chain.place.max()
-    max_rounds = 2 * len(runner.learner_pipeline.connectors) * links
-
-    def not_converged(carry: _ColumnStarts) -> Bool[Array, ""]:
-        return carry.changed & (carry.rounds < max_rounds)
-
-    def propagate(carry: _ColumnStarts) -> _ColumnStarts:
-        """Propagate the states by one column.
-
-        Connectors that read other connectors' output may need several rounds per column.
-        """
-        ends = runner.update_per_env(_replace_per_env(state, carry.per_env), data)
-        behind = jax.tree.map(lambda x: x[chain.previous], ends)
-        starts = where_rows(chain.place > 0, behind, carry.per_env)
-        changed = jnp.stack(
-            jax.tree.leaves(jax.tree.map(_any_differs, starts, carry.per_env))
-        ).any()
-        return _ColumnStarts(per_env=starts, rounds=carry.rounds + 1, changed=changed)
-
-    first = _ColumnStarts(
-        per_env=jax.tree.map(lambda x: x[data.env_index], kept),
-        rounds=jnp.zeros_like(links),
-        changed=links > 0,
-    )
-    return _replace_per_env(state, jax.lax.while_loop(not_converged, propagate, first).per_env)
-
-
-@pytree
-class _ColumnStarts:
-    """Current estimate of the connector state at the start of each column."""
-
-    per_env: PyTree
-    rounds: Int[Array, ""]
-    changed: Bool[Array, ""]
-
-
-def _any_differs(a: Array, b: Array) -> Bool[Array, ""]:
-    return ((a != b) & ~((a != a) & (b != b))).any()  # NaN equals NaN
-
-
-def scatter_columns(before: TrainState, state: TrainState, data: RolloutBatch) -> TrainState:
-    """Return the state with the connectors' per-environment state scattered back into place.
-
-    If several columns belong to one environment, the latest one wins.
-    """
-    kept = before.connectors.per_env
-    if not jax.tree.leaves(kept):
-        return _replace_per_env(state, kept)
-    out_of_range = np.iinfo(np.int32).max
-    index = jnp.where(_chain_columns(data).is_latest, data.env_index, out_of_range)
-    back = jax.tree.map(
-        lambda x, new: x.at[index].set(new, mode="drop"), kept, state.connectors.per_env
-    )
-    return _replace_per_env(state, back)
-
-
-@pytree
-class _ColumnChain:
-    """Columns of each environment in order of time.
-
-    `place` counts a column's predecessors; `previous` is the index of the latest predecessor, if
-    there is one.
-    """
-
-    place: Int[Array, " B"]
-    previous: Int[Array, " B"]
-    is_latest: Bool[Array, " B"]
-
-
-def _chain_columns(data: RolloutBatch) -> _ColumnChain:
-    order = jnp.lexsort((data.record.env_step[0], data.env_index))
-    env = data.env_index[order]
-    numbers = jnp.arange(len(env), dtype=jnp.int32)
-    place = numbers - jnp.searchsorted(env, env).astype(jnp.int32)
-    is_latest = jnp.concatenate([env[1:] != env[:-1], jnp.ones((1,), bool)])
-    back = jnp.argsort(order)
-    return _ColumnChain(
-        place=place[back], previous=jnp.roll(order, 1)[back], is_latest=is_latest[back]
-    )
-
-
-def _replace_per_env(state: TrainState, per_env: PyTree) -> TrainState:
-    connectors = dataclasses.replace(state.connectors, per_env=per_env)
-    return dataclasses.replace(state, connectors=connectors)
-
-
 def data_specs(data: RolloutBatch) -> RolloutBatch:
     """Return partition specs of a recorded batch, sharded by column."""
     columns = jax.tree.map(lambda _: COLUMN_SHARDED, data)
-    carry_in = jax.tree.map(lambda _: SHARDED, data.rollout.carry_in)
+    recorded: object = columns.rollout
+    if isinstance(recorded, MultiRollout):
+        rollouts = {m: _shard_carry(own) for m, own in recorded.rollouts.items()}
+        rollout: Any = dataclasses.replace(recorded, rollouts=rollouts)
+    else:
+        rollout = _shard_carry(columns.rollout)
     return dataclasses.replace(
-        columns,
-        rollout=dataclasses.replace(columns.rollout, carry_in=carry_in),
-        env_index=SHARDED,
-        num_env_steps=REPLICATED,
+        columns, rollout=rollout, env_index=SHARDED, num_env_steps=REPLICATED
     )
+
+
+def _shard_carry(columns: Rollout) -> Rollout:
+    """Return the specs of a rollout whose carry, which has no axis of time, is sharded, too."""
+    return dataclasses.replace(columns, carry_in=jax.tree.map(lambda _: SHARDED, columns.carry_in))
 
 
 def state_shardings(state: TrainState, devices: list[Device]) -> PyTree:
@@ -475,12 +385,12 @@ def state_shardings(state: TrainState, devices: list[Device]) -> PyTree:
     mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
     specs = state_specs(state)
     whole = jax.tree.map(lambda _: REPLICATED, specs.connectors.per_env)
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _replace_per_env(specs, whole))
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), replace_per_env(specs, whole))
 
 
 def to_per_device(runner: RunnerT) -> RunnerT:
     """Return the runner as one device's part of the mesh, reducing over the mesh axis."""
-    if isinstance(runner, MultiAgentRunner):
+    if isinstance(runner, MultiLearning):
         steps = {m: to_per_device(step) for m, step in runner.steps.items()}
         return dataclasses.replace(runner, axis_name=DEVICE_AXIS, steps=steps)
     return dataclasses.replace(

@@ -11,14 +11,13 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
+from jaxrl.training.columns import gather_columns, scatter_columns
 from jaxrl.training.data_flow import StepFunctions
 from jaxrl.training.replay_updates import PresampledBatches
 from jaxrl.training.sharding import (
     DEVICE_AXIS,
     REPLICATED,
     data_specs,
-    gather_columns,
-    scatter_columns,
     shard_over_devices,
     state_specs,
     summary_specs,

@@ -5,9 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import multi
-from benchmarks.multi_settings import JAXMARL, OURS, TASKS, PlaySetting
+from benchmarks import multi, multi_training
+from benchmarks.multi_settings import (
+    JAXMARL,
+    OURS,
+    OURS_TRAINS,
+    TASKS,
+    PlaySetting,
+    TrainSetting,
+    make_train_settings,
+)
 from benchmarks.peers.jaxrl_multi_worker import JaxrlMultiPeer
+from benchmarks.peers.jaxrl_team_worker import make_config
 from jaxrl.envs import list_multi_envs
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -42,3 +51,27 @@ def test_a_quick_run_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(rate > 0 for rate in results["tasks"]["spread"]["rates"][OURS])
     with pytest.raises(SystemExit):
         multi.main(["--peers", f"{JAXMARL},somebody"])
+
+
+def test_trainings_are_configs_of_their_settings() -> None:
+    for setting in make_train_settings(100_000).values():
+        assert TrainSetting.from_dict(json.loads(json.dumps(setting.to_dict()))) == setting
+        config = make_config(setting)
+        plan = config.plan()
+        assert plan.num_envs == setting.num_envs
+        assert plan.rollout_fragment_length == setting.num_steps
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_trainings_writes_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = "VDN, 32 envs;one agent"
+    arguments = ["--quick", "--peers", OURS_TRAINS, "--settings", chosen, "--out", str(tmp_path)]
+    assert multi_training.main(arguments) == 0
+    text = (tmp_path / "multi_training.md").read_text()
+    assert capsys.readouterr().out.endswith(text + "\n")
+    assert f"| VDN, 32 envs | {OURS_TRAINS} |" in text
+    assert "| one agent / single |" in text
+    with pytest.raises(SystemExit):
+        multi_training.main(["--settings", "IPPO, 17 envs"])

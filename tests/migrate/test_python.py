@@ -99,7 +99,7 @@ def test_what_has_no_counterpart_stays_and_is_listed() -> None:
     code = (
         "from ray.rllib.models import ModelCatalog\n"
         "from ray.rllib.algorithms.ppo import *\n"
-        "from ray.rllib.env.multi_agent_env import MultiAgentEnv\n"
+        "from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner\n"
         "from ray.rllib.algorithms.maml import MAMLConfig\n"
     )
     migration = migrate(code)

@@ -13,12 +13,14 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl import Algorithm, RLModuleSpec
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.mappo import MAPPOConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import CentralObs, ObsSequence, PyTree, Rollout
 from jaxrl.envs.multi.base import Entry
+from jaxrl.envs.multi.foraging import Foraging
 from jaxrl.errors import ConfigError, JaxrlError, ModuleError
 from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.training.agent_rows import AgentRows
@@ -479,3 +481,34 @@ def test_wrong_names_are_refused() -> None:
         MAPPOConfig().training(critic_input="everything")  # pyright: ignore
     with pytest.raises(JaxrlError, match="no setting 'critic_input'"):
         PPOConfig().training(critic_input="state")  # pyright: ignore
+
+
+def test_explain_tells_the_bytes_of_what_critics_see() -> None:
+    config = MAPPOConfig().environment("Foraging-v0")
+    config.env_runners(num_envs_per_env_runner=4).training(train_batch_size=64)
+    table = config.copy().training(critic_input="agent_specific").explain().split("\n\n")[2]
+    _, header, row = table.splitlines()
+    assert header.split() == [
+        "module",
+        "agents",
+        "learns",
+        "rows",
+        "observation",
+        "critic",
+        "all",
+        "rows",
+    ]
+    # The observation has 12 numbers; the critic sees the state, the observation, and who of two it is.
+    env = Foraging()
+    size = 4 * (env.state_space(env.default_params).shape[0] + 12 + 2)
+    assert row.split()[:6] == ["default_policy", "player_0,", "player_1", "yes", "128", "48"]
+    assert row.split()[7:] == [f"{size}", "B", f"{128 * (48 + size) / 1e6:.1f}", "MB"]
+
+
+def test_explain_tells_what_replay_stores() -> None:
+    config = DQNConfig().environment("MultiAgentCartPole-v0", env_config={"num_agents": 2})
+    config.multi_agent(policies=["p0", "p1"], mapping={"0": "p0", "1": "p1"})
+    config.multi_agent(policies_to_train=["p0"])
+    rows = [line.split() for line in config.explain().split("\n\n")[2].splitlines()[2:]]
+    assert rows[0] == ["p0", "0", "yes", "1,", "50,000", "stored", "16", "B", "-", "0.8", "MB"]
+    assert rows[1] == ["p1", "1", "no", "1", "16", "B", "-", "-"]

@@ -23,6 +23,8 @@ from jaxrl.config.multi_agent import (
     resolve_agents,
 )
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,12 +76,15 @@ def make_multi_agent_plan(config: "AlgorithmConfig") -> MultiAgentPlan:
     replays = isinstance(config.training_settings, OffPolicyTraining)
     make_common = _make_common_replay_plan if replays else _make_common_plan
     common = make_common(config, agents)
+    if config.env_runners_settings.num_env_runners == 0:
+        common = dataclasses.replace(common, envs_per_runner=common.num_envs)
     shards = _choose_num_shards(config, common, agents)
     modules = {m: _make_module_plan(config, agents, common, m, shards) for m in agents.modules}
     notes = [f"{m}: {note}" for m in sorted(agents.trained) for note in modules[m].notes]
     return MultiAgentPlan(
         num_envs=common.num_envs,
-        envs_per_runner=common.num_envs,
+        num_env_runners=common.num_env_runners,
+        envs_per_runner=common.envs_per_runner,
         rollout_fragment_length=common.rollout_fragment_length,
         train_batch_size=common.train_batch_size,
         minibatch_size=min(modules[m].minibatch_size for m in agents.trained),
@@ -164,7 +169,10 @@ def _scale_intensity(
     training, number = config.training_settings, agents.count_agents(module)
     if not isinstance(training, OffPolicyTraining) or training.training_intensity is None:
         return {}
-    env = make_agents_env(config).env
+    made = make_agents_env(config)
+    if isinstance(made, MadeMultiHostEnv):
+        return {}
+    env = made.env
     if env.acting == "all" or env.max_acting is None or env.max_acting >= number:
         return {}
     return {"training_intensity": training.training_intensity * env.max_acting / number}
@@ -179,12 +187,14 @@ def _count_environment_steps(
         ConfigError: If the number of agents that act at a step is not declared, or does not divide
             the train batch.
     """
-    env = make_agents_env(config).env
-    number = len(agents.agents) if env.acting == "all" else env.max_acting
+    made = make_agents_env(config)
+    number = None
+    if isinstance(made, MadeMultiEnv):
+        number = len(agents.agents) if made.env.acting == "all" else made.env.max_acting
     if number is None:
         raise ConfigError(
             f"count_steps_by='agent_steps' needs the number of agents that act at a step, and "
-            f"{env.name} does not declare max_acting: count by 'env_steps'."
+            f"{made.id} does not declare max_acting: count by 'env_steps'."
         )
     size = request.train_batch_size
     if size is not None and size % number:
@@ -251,7 +261,10 @@ def compute_module_sizes(
     columns = agents.count_rows(module, common.num_envs)
     steps = common.rollout_fragment_length
     sizes: dict[str, object] = {} if num_shards is None else {"num_shards": num_shards}
-    sizes |= {"num_envs_per_env_runner": columns, "rollout_fragment_length": steps}
+    sizes |= {
+        "num_envs_per_env_runner": agents.count_rows(module, common.envs_per_runner),
+        "rollout_fragment_length": steps,
+    }
     if isinstance(config.training_settings, OffPolicyTraining):
         return sizes | _scale_intensity(config, agents, module)
     return sizes | {"train_batch_size": columns * steps, "train_batch_size_per_learner": None}

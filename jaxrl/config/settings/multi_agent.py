@@ -117,15 +117,17 @@ class MultiAgentSettings:
         doc="Module of each agent, such as {'player_0': 'learned', 'player_1': 'random'}; None is "
         "what policy_mapping_fn returns. A value may be a Draw, or ids (with weights) to draw from: "
         "who plays is then drawn at the start of an episode. A list has the mapping of the copies of "
-        "the environment in turn; Seats makes one for two agents. A built Algorithm has the whole "
-        "mapping here.",
+        "the environment in turn; Seats makes one for two agents. For an environment in Python, ids "
+        "are those that policy_mapping_fn chooses from in every episode. A built Algorithm has the "
+        "whole mapping here.",
     )
     policy_mapping_fn: Callable[..., Any] | None = field(
         default=None,
         import_path=True,
         doc="Function of (agent_id, episode) that returns the id of the agent's module. It is called "
         "when the run is built, and must return the same at every call for an agent and an "
-        "episode.env_index.",
+        "episode.env_index; for an environment in Python it may return different modules, and is "
+        "then called once for each agent and episode.",
     )
     policies_to_train: list[str] | Callable[..., Any] | None = field(
         default=None,

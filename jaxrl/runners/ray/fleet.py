@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from jaxrl.errors import EnvRunnerError, JaxrlError
+from jaxrl.runners.agent_counts import AgentCounts
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.ray.backend import Backend, ExceptionInfo, RunnerDiedError
 from jaxrl.runners.ray.health import (
@@ -63,6 +64,7 @@ class Fleet:
         self.log = RestartLog()
         self.num_restarts = 0
         self.num_sub_env_restarts = 0
+        self.agent_counts: AgentCounts | None = None
         self.busy_s = 0.0
         self.lock = threading.RLock()
         self._fragment_length = fragment_length
@@ -270,6 +272,8 @@ class Fleet:
         self.ledger = self.ledger.receive(fragment.num_env_steps)
         raised = [fault for fault in fragment.faults if fault.what == "raised"]
         self.num_sub_env_restarts += len(raised)
+        if self.agent_counts is not None:
+            self.agent_counts.add(fragment)
         for fault in raised:
             if not fault.silent:
                 self.log.add(

@@ -12,6 +12,7 @@ from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvRunnerError
+from jaxrl.runners.agent_counts import AgentCounts
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.protocols import call_runner
@@ -129,6 +130,7 @@ class RayEnvRunnerGroup(FormerNames):
             shape.fragment_length,
             shape.num_envs,
         )
+        fleet.agent_counts = AgentCounts.make_if(config.is_multi_agent)
         batch = shape.fragments_per_batch
         in_flight = runners.max_requests_in_flight_per_env_runner
         if config.is_async:
@@ -208,6 +210,7 @@ class RayEnvRunnerGroup(FormerNames):
                 "num_env_runner_restarts": fleet.num_restarts,
                 "num_sub_env_restarts": fleet.num_sub_env_restarts,
                 "restarts": fleet.log.get_messages(),
+                **_describe(fleet.agent_counts),
             },
         }
 
@@ -293,6 +296,7 @@ class RayEnvRunnerGroup(FormerNames):
             "env_steps": [member.env_steps for member in self._fleet.members],
             "num_env_runner_restarts": self._fleet.num_restarts,
             "num_sub_env_restarts": self._fleet.num_sub_env_restarts,
+            **_describe(self._fleet.agent_counts),
         }
 
     def set_counts(self, counts: dict[str, Any]) -> None:
@@ -302,6 +306,8 @@ class RayEnvRunnerGroup(FormerNames):
             fleet.ledger = StepLedger.from_state(counts.get("ledger", {}))
             fleet.num_restarts = counts.get("num_env_runner_restarts", 0)
             fleet.num_sub_env_restarts = counts.get("num_sub_env_restarts", 0)
+            if fleet.agent_counts is not None:
+                fleet.agent_counts = AgentCounts.from_counts(counts)
             # The number of runners may differ, so all continue after the largest count.
             env_steps = max(counts.get("env_steps", []), default=0)
             for member in fleet.members:
@@ -332,6 +338,10 @@ def _make_backend(config: "AlgorithmConfig", shape: GroupShape, job: bytes) -> R
     )
     options = make_actor_options(bundle, make_actor_env_vars(bundle["CPU"], extra))
     return RayBackend(job, options, reserve_bundles(wanted))
+
+
+def _describe(counts: AgentCounts | None) -> dict[str, int]:
+    return {} if counts is None else counts.describe()
 
 
 def _concatenate_states(parts: list[dict[str, PyTree]]) -> dict[str, PyTree]:

@@ -1,0 +1,175 @@
+"""Independent PPO with shared parameters on JaxMARL's environments.
+
+Computes what JaxMARL's script for its particle tasks does
+(https://github.com/FLAIROx/JaxMARL/blob/main/baselines/IPPO/ippo_ff_mpe.py), with its hyperparameters: the package
+has the environments alone. It is used as its scripts use it: `env.step` with its auto-reset, and its wrapper
+that logs returns. As there, a time limit is a termination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+NUM_EPOCHS = 4
+NUM_MINIBATCHES = 4
+GAMMA = 0.99
+GAE_LAMBDA = 0.95
+CLIP = 0.2
+ENTROPY_COEFF = 0.01
+VALUE_COEFF = 0.5
+MAX_GRAD_NORM = 0.5
+LEARNING_RATE = 2.5e-4
+
+
+class Network(nn.Module):
+    """Policy and value with two layers of 64 units each."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self._head(obs, self.num_actions, 0.01), self._head(obs, 1, 1.0)[..., 0]
+
+    def _head(self, x: jax.Array, size: int, gain: float) -> jax.Array:
+        for _ in range(2):
+            x = nn.tanh(nn.Dense(64, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
+        return nn.Dense(size, kernel_init=nn.initializers.orthogonal(gain))(x)
+
+
+class Rows(NamedTuple):
+    """Transitions `[T, agents * envs]`."""
+
+    obs: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    ended: jax.Array
+
+
+class Batch(NamedTuple):
+    """Rows of one minibatch with their targets."""
+
+    rows: Rows
+    advantage: jax.Array
+    target: jax.Array
+
+
+def make_train(
+    env: Any, num_envs: int, num_steps: int, num_updates: int
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return functions that make the state of a run, and train it for `num_updates` batches.
+
+    The second one also returns the mean return of all agents, added, of each batch's episodes.
+    """
+    agents = env.agents
+    network = Network(env.action_space(agents[0]).n)
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(LEARNING_RATE, eps=1e-5)
+    )
+
+    def batch(values: dict[str, jax.Array]) -> jax.Array:
+        stacked = jnp.stack([values[agent] for agent in agents])
+        return stacked.reshape(len(agents) * num_envs, *stacked.shape[2:])
+
+    def unbatch(values: jax.Array) -> dict[str, jax.Array]:
+        per_agent = values.reshape(len(agents), num_envs)
+        return {agent: per_agent[index] for index, agent in enumerate(agents)}
+
+    def init(key: jax.Array) -> Any:
+        params_key, reset_key, key = jax.random.split(key, 3)
+        params = network.init(params_key, jnp.zeros(env.observation_space(agents[0]).shape))
+        obs, state = jax.vmap(env.reset)(jax.random.split(reset_key, num_envs))
+        return params, optimizer.init(params), state, obs, key
+
+    def step(carry: Any, _: None) -> Any:
+        params, state, obs, key = carry
+        key, action_key, step_key = jax.random.split(key, 3)
+        seen = batch(obs)
+        logits, value = evaluate(network, params, seen)
+        action = jax.random.categorical(action_key, logits)
+        step_keys = jax.random.split(step_key, num_envs)
+        obs, state, reward, done, info = jax.vmap(env.step)(step_keys, state, unbatch(action))
+        rows = Rows(seen, action, pick_log_prob(logits, action), value, batch(reward), batch(done))
+        returned = jnp.where(info["returned_episode"], info["returned_episode_returns"], 0.0)
+        totals = (returned.sum(), info["returned_episode"].sum() / len(agents))
+        return (params, state, obs, key), (rows, totals)
+
+    def update(carry: Any, _: None) -> Any:
+        params, opt_state, state, obs, key = carry
+        walk = (params, state, obs, key)
+        end, (rows, totals) = jax.lax.scan(step, walk, None, length=num_steps)
+        state, obs, key = end[1], end[2], end[3]
+        last_value = evaluate(network, params, batch(obs))[1]
+        advantage = compute_gae(rows, last_value)
+        whole = Batch(rows, advantage, advantage + rows.value)
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), whole)
+        size = flat.advantage.shape[0]
+
+        def epoch(carry: Any, key: jax.Array) -> Any:
+            order = jax.random.permutation(key, size)
+            shuffled = jax.tree.map(
+                lambda x: x[order].reshape(NUM_MINIBATCHES, -1, *x.shape[1:]), flat
+            )
+            return jax.lax.scan(learn, carry, shuffled)
+
+        key, epochs_key = jax.random.split(key)
+        epoch_keys = jax.random.split(epochs_key, NUM_EPOCHS)
+        (params, opt_state), _ = jax.lax.scan(epoch, (params, opt_state), epoch_keys)
+        mean = totals[0].sum() / jnp.maximum(totals[1].sum(), 1)
+        return (params, opt_state, state, obs, key), mean
+
+    def learn(carry: Any, minibatch: Batch) -> Any:
+        params, opt_state = carry
+        grads = jax.grad(compute_loss)(params, network, minibatch)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), None
+
+    def train(carry: Any) -> Any:
+        return jax.lax.scan(update, carry, None, length=num_updates)
+
+    return init, train
+
+
+def evaluate(network: Network, params: Any, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Compute logits and values."""
+    return cast(tuple[jax.Array, jax.Array], network.apply(params, obs))
+
+
+def pick_log_prob(logits: jax.Array, action: jax.Array) -> jax.Array:
+    """Compute the log-probabilities of actions."""
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], axis=-1)[..., 0]
+
+
+def compute_gae(rows: Rows, last_value: jax.Array) -> jax.Array:
+    """Compute advantages `[T, N]` (Schulman et al. 2016)."""
+
+    def backward(carry: Any, row: Rows) -> Any:
+        advantage, next_value = carry
+        goes_on = 1.0 - row.ended
+        delta = row.reward + GAMMA * next_value * goes_on - row.value
+        advantage = delta + GAMMA * GAE_LAMBDA * goes_on * advantage
+        return (advantage, row.value), advantage
+
+    start = (jnp.zeros_like(last_value), last_value)
+    return jax.lax.scan(backward, start, rows, reverse=True, unroll=8)[1]
+
+
+def compute_loss(params: Any, network: Network, batch: Batch) -> jax.Array:
+    """Compute PPO's loss with clipped ratios and values."""
+    rows = batch.rows
+    logits, value = evaluate(network, params, rows.obs)
+    clipped = rows.value + jnp.clip(value - rows.value, -CLIP, CLIP)
+    errors = jnp.maximum((value - batch.target) ** 2, (clipped - batch.target) ** 2)
+    advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
+    ratio = jnp.exp(pick_log_prob(logits, rows.action) - rows.log_prob)
+    gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage)
+    log_probs = jax.nn.log_softmax(logits)
+    entropy = -(jnp.exp(log_probs) * log_probs).sum(-1).mean()
+    return -gain.mean() + VALUE_COEFF * 0.5 * errors.mean() - ENTROPY_COEFF * entropy

@@ -1,0 +1,134 @@
+"""Connect Four in random play: `python -m benchmarks.peers.pgx.worker pgx|adapter|own`.
+
+`pgx` is the package itself with its wrapper that resets, `adapter` is its game as an environment of jaxrl, and
+`own` is jaxrl's game. All three are in one virtual environment (see requirements.txt). Legal actions are drawn
+uniformly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.multi_settings import PlaySetting
+from benchmarks.peers.protocol import serve_peer
+
+Play = Callable[[Any], Any]
+
+
+class GamePeer:
+    """Peer with many copies of the game, which continue from run to run.
+
+    Args:
+        make: Function from a setting to the state and a function that plays and returns the state.
+    """
+
+    def __init__(self, make: Callable[[PlaySetting], tuple[Any, Play]]) -> None:
+        self._make = make
+        self._num_steps = 0
+        self._play: Any = None
+        self._state: Any = None
+
+    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"versions": {name: version(name) for name in ("pgx", "jax")}, "devices": 1}
+
+    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make and reset the copies, and compile the steps of a measurement."""
+        setting = PlaySetting.from_dict(request["setting"])
+        self._state, play = self._make(setting)
+        self._num_steps = setting.num_envs * setting.num_steps
+        start = time.perf_counter()
+        self._play = jax.jit(play).lower(self._state).compile()
+        return {"compile_s": time.perf_counter() - start}
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run one measurement. The reward is the share of steps that win."""
+        start = time.perf_counter()
+        self._state = jax.block_until_ready(self._play(self._state))
+        seconds = time.perf_counter() - start
+        reward = float(self._state[-1]) / self._num_steps
+        return {"seconds": seconds, "env_steps": self._num_steps, "reward_mean": reward}
+
+    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+
+def sample_legal(key: jax.Array, mask: jax.Array) -> jax.Array:
+    """Draw one of the legal actions of each copy."""
+    return jax.random.categorical(key, jnp.where(mask, 0.0, -jnp.inf))
+
+
+def make_pgx(setting: PlaySetting) -> tuple[Any, Play]:
+    """Make copies of pgx's game, reset by its own wrapper."""
+    from pgx import make  # pyright: ignore
+    from pgx.experimental import auto_reset  # pyright: ignore
+
+    env: Any = make("connect_four")
+    step_env = auto_reset(env.step, env.init)
+    reset_key, key = jax.random.split(jax.random.key(setting.seed))
+    state = jax.jit(jax.vmap(env.init))(jax.random.split(reset_key, setting.num_envs))
+
+    def step(carry: Any, _: None) -> tuple[Any, None]:
+        key, state, wins = carry
+        key, action_key, step_key = jax.random.split(key, 3)
+        action = sample_legal(action_key, state.legal_action_mask)
+        keys = jax.random.split(step_key, setting.num_envs)
+        state = jax.vmap(step_env)(state, action, keys)
+        return (key, state, wins + state.rewards.max(-1).sum()), None
+
+    def play(carry: Any) -> Any:
+        key, state, _ = carry
+        start = (key, state, jnp.zeros(()))
+        return jax.lax.scan(step, start, None, length=setting.num_steps)[0]
+
+    return (key, state, jnp.zeros(())), play
+
+
+def make_jaxrl(name: str, setting: PlaySetting) -> tuple[Any, Play]:
+    """Make copies of an environment of jaxrl, vectorized as in training."""
+    from jaxrl.envs.multi.vector import MultiVectorEnv
+    from jaxrl.envs.registry import make_multi
+
+    made = make_multi(name)
+    vector = MultiVectorEnv(made.env, made.env.reset_mode)
+    index = jnp.arange(setting.num_envs)
+    state: Any = jax.jit(vector.reset)(jax.random.key(setting.seed), index, made.params)
+    players = made.env.possible_agents
+
+    def step(carry: Any, inputs: Any) -> tuple[Any, None]:
+        state, wins = carry
+        first = state.acts[players[0]][:, None]
+        masks = [state.obs[player]["action_mask"] for player in players]
+        mask = jnp.where(first, masks[0], masks[1]).astype(bool)
+        action = jax.vmap(sample_legal)(inputs.action_key, mask)
+        actions = dict.fromkeys(players, action)
+        state, rows = vector.step(state, actions, inputs, made.params)
+        best = jnp.maximum(rows.reward[players[0]], rows.reward[players[1]])
+        return (state, wins + best.sum()), None
+
+    def play(carry: Any) -> Any:
+        inputs = vector.make_step_inputs(carry[0], setting.num_steps, made.params)
+        return jax.lax.scan(step, (carry[0], jnp.zeros(())), inputs)[0]
+
+    return (state, jnp.zeros(())), play
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("game", choices=("pgx", "adapter", "own"))
+    game = parser.parse_args().game
+    names = {"adapter": "pgx:connect_four", "own": "ConnectFour-v0"}
+    if game == "pgx":
+        serve_peer(GamePeer(make_pgx))
+    else:
+        serve_peer(GamePeer(lambda setting: make_jaxrl(names[game], setting)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,441 @@
+"""An environment of several agents in Python with its contract checked at every call."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+
+from jaxrl.core.types import PyTree
+from jaxrl.envs.adapters.host_spaces import Converter, make_converter, to_runner_space
+from jaxrl.envs.adapters.host_state import get_env_state, set_env_state
+from jaxrl.envs.multi.base import ALL
+from jaxrl.envs.multi.host_agents import HostAgents
+from jaxrl.envs.multi.host_env import COMMON, AgentDict, MultiAgentEnv
+from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
+from jaxrl.envs.wrappers import check_max_episode_steps
+from jaxrl.errors import EnvError
+
+MAX_IDLE_STEPS = 1_000
+"""Steps in a row at which no agent acts, after which an episode is taken for one without end."""
+
+_RESET_ARITY = "(observations, infos), both by agent"
+_STEP_ARITY = "(observations, rewards, terminateds, truncateds, infos), all by agent"
+
+
+class NonFiniteValueError(EnvError):
+    """A reward or an observation that is NaN or infinite.
+
+    Attributes:
+        what: Which of them.
+    """
+
+    def __init__(self, message: str, what: Literal["reward", "observation"]) -> None:
+        """Initialize the error."""
+        super().__init__(message, what)
+        self.what = what
+
+
+class CheckedMultiAgentEnv:
+    """An environment whose every breach of the contract is an error of one sentence.
+
+    Agents have names here: ids that are ints become strings, and the environment's dictionaries
+    keep theirs. A missing reward is 0. Flags of an agent that is not present are ignored, as those
+    that an environment repeats for an agent that ended. What the environment raises passes.
+
+    Attributes:
+        env: The environment.
+        name: Name of the environment, for messages.
+        agents: Names, spaces and conversions of its agents.
+        num_steps: Number of steps of the episode so far.
+        rewards_without_action: Number of rewards, since it was made, of agents that were not
+            present: before their first action, or after their end.
+        state_space: Space of the global state, None if the environment has none.
+    """
+
+    def __init__(
+        self,
+        env: MultiAgentEnv,
+        name: str | None = None,
+        *,
+        max_episode_steps: int | None = None,
+        check_bounds: bool = True,
+    ) -> None:
+        """Wrap an environment.
+
+        Args:
+            env: Environment with RLlib's interface.
+            name: Name for messages, None for that of the class.
+            max_episode_steps: Number of steps at which an episode is truncated, None for no limit.
+            check_bounds: Whether observations must lie within the bounds of their space.
+
+        Raises:
+            EnvError: If an id or a limit is invalid.
+        """
+        self.env = env
+        self.name = name or type(env).__name__
+        self.agents = HostAgents(env, self.name)
+        self.num_steps = 0
+        self.rewards_without_action = 0
+        self._limit = None
+        if max_episode_steps is not None:
+            self._limit = check_max_episode_steps(max_episode_steps)
+        self._check_bounds = check_bounds
+        self._asked: dict[str, None] = {}
+        self._present: dict[str, None] = {}
+        self._idle_steps = 0
+        self._is_running = False
+        self.state_space, self._convert_state = _find_state(env, self.name)
+
+    @property
+    def possible_agents(self) -> tuple[str, ...]:
+        """Names of all agents that may take part; empty if the environment does not say."""
+        return self.agents.possible
+
+    @property
+    def agents_to_act(self) -> tuple[str, ...]:
+        """Names of the agents whose actions the next step takes."""
+        return tuple(self._asked)
+
+    def get_observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        """Return the observation space of an agent as modules see it, float64 as float32."""
+        return self.agents.get_observation_space(agent)
+
+    def get_action_space(self, agent: str) -> gymnasium.Space[Any]:
+        """Return the action space of an agent as modules see it."""
+        return self.agents.get_action_space(agent)
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> HostMultiStart:
+        """Begin an episode.
+
+        Raises:
+            EnvError: If the result breaks the contract.
+        """
+        self._is_running = False
+        result = self.env.reset(seed=seed, options=options)
+        parts = _unpack(f"{self.name}: reset", result, 2, _RESET_ARITY)
+        obs = self._name_keys(parts[0], "reset's observations")
+        infos, info = self._split_infos(parts[1], "reset's infos")
+        self.num_steps = self._idle_steps = 0
+        converted = {name: self._convert(name, value) for name, value in obs.items()}
+        self._present = dict.fromkeys(converted)
+        self._asked = dict.fromkeys(converted)
+        state = self._get_state()
+        self._is_running = True
+        return HostMultiStart(obs=converted, infos=infos, info=info, global_state=state)
+
+    def step(self, actions: Mapping[Any, PyTree]) -> HostMultiStep:
+        """Take one step.
+
+        Args:
+            actions: Actions of exactly the agents that act, by name or by the environment's id.
+
+        Raises:
+            EnvError: If the actions or the result break the contract.
+        """
+        own = self._to_own_actions(actions)
+        self.num_steps += 1
+        self._is_running = False  # until the step is known to be sound
+        result = self.env.step(own)
+        parts = _unpack(f"{self._at}: step", result, 5, _STEP_ARITY)
+        step = self._check_step(*parts)
+        self.rewards_without_action += step.rewards_without_action
+        self._asked = {name: None for name, acts in step.acts.items() if acts}
+        self._present = {
+            name: None
+            for name in (*step.present, *step.joined)
+            if not (step.terminated.get(name) or step.truncated.get(name))
+        }
+        self._count_idle(step)
+        self._is_running = not step.is_over
+        return step
+
+    def get_flags(self, agents: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return where the episode is, as arrays: counts, and who acts next and is present.
+
+        Args:
+            agents: Names of all agents that may take part.
+        """
+        return {
+            "counts": np.asarray([self.num_steps, self._idle_steps, self._is_running], np.int32),
+            "acts": np.asarray([agent in self._asked for agent in agents], np.bool_),
+            "present": np.asarray([agent in self._present for agent in agents], np.bool_),
+        }
+
+    def set_flags(self, agents: Sequence[str], flags: Mapping[str, np.ndarray]) -> None:
+        """Restore what `get_flags` returned, for an environment that has been set to that step."""
+        self.num_steps, self._idle_steps = int(flags["counts"][0]), int(flags["counts"][1])
+        self._is_running = bool(flags["counts"][2])
+        self._asked = {a: None for a, acts in zip(agents, flags["acts"], strict=True) if acts}
+        self._present = {a: None for a, here in zip(agents, flags["present"], strict=True) if here}
+
+    def render(self) -> Any:
+        """Return the environment's picture, None if there is none."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    @property
+    def copy_state(self) -> dict[str, PyTree] | None:
+        """State of the environment and of the episode as arrays, None if unavailable.
+
+        It is available if the environment has `get_state()` and `set_state(state)`, and names all
+        agents that may take part. Setting it needs an environment that has been reset.
+        """
+        inner = get_env_state(self.env)
+        if inner is None or not self.possible_agents:
+            return None
+        counts = (self.num_steps, self._idle_steps, self.rewards_without_action, self._is_running)
+        return {
+            "inner": inner,
+            "present": np.asarray([name in self._present for name in self.possible_agents]),
+            "asked": np.asarray([name in self._asked for name in self.possible_agents]),
+            "counts": np.asarray(counts, np.int64),
+        }
+
+    @copy_state.setter
+    def copy_state(self, state: dict[str, PyTree]) -> None:
+        names = self.possible_agents
+        self._present = {
+            name: None for name, is_in in zip(names, state["present"], strict=True) if is_in
+        }
+        self._asked = {
+            name: None for name, is_in in zip(names, state["asked"], strict=True) if is_in
+        }
+        self.num_steps, self._idle_steps, self.rewards_without_action, is_running = (
+            int(count) for count in state["counts"]
+        )
+        self._is_running = bool(is_running)
+        set_env_state(self.env, state["inner"])
+
+    @property
+    def _at(self) -> str:
+        return f"{self.name}: step {self.num_steps}" if self.num_steps else f"{self.name}: reset"
+
+    def _to_own_actions(self, actions: Mapping[Any, PyTree]) -> AgentDict:
+        """Return the actions by the environment's ids, if they are of those that act."""
+        if not self._is_running:
+            raise EnvError(f"{self.name}: the episode has not begun or is over; call reset first.")
+        named = {self.agents.find_name(agent): action for agent, action in actions.items()}
+        step = self.num_steps + 1
+        for name in named:
+            if name not in self._asked:
+                raise EnvError(
+                    f"{self.name}: step {step} got an action of agent {name!r}, which was not asked"
+                    f": it has no observation to act on; act for {list(self._asked)}."
+                )
+        for name in self._asked:
+            if name not in named:
+                raise EnvError(
+                    f"{self.name}: step {step} got no action of agent {name!r}, which has an "
+                    f"observation to act on; act for {list(self._asked)}."
+                )
+        return {
+            self.agents.get_own_id(name): self.agents.to_own_action(name, action)
+            for name, action in named.items()
+        }
+
+    def _check_step(
+        self, obs: object, rewards: object, terminateds: object, truncateds: object, infos: object
+    ) -> HostMultiStep:
+        named_obs = self._name_keys(obs, "the observations")
+        reward = {
+            name: self._to_reward(name, value)
+            for name, value in self._name_keys(rewards, "the rewards").items()
+        }
+        terminated = self._to_flags(terminateds, "terminateds")
+        truncated = self._to_flags(truncateds, "truncateds")
+        if ALL not in terminated | truncated:
+            raise EnvError(
+                f"{self._at}: terminateds must be a dictionary with {ALL!r}, which says whether the "
+                f"episode is over, got {list(terminated)}; return terminateds[{ALL!r}]=True or False at "
+                "every step."
+            )
+        terminated.setdefault(ALL, False)
+        truncated.setdefault(ALL, False)
+        own_infos, info = self._split_infos(infos, "the infos")
+        if self._limit is not None and self.num_steps >= self._limit:
+            truncated[ALL] = truncated[ALL] or not terminated[ALL]
+        ends = {name: self._find_end(name, terminated, truncated) for name in self._present}
+        over = terminated[ALL] or truncated[ALL]
+        newcomers = {
+            name: None
+            for name in named_obs
+            if name not in ends and not (over or terminated.get(name) or truncated.get(name))
+        }
+        obs_after = {
+            name: self._convert(name, value)
+            for name, value in named_obs.items()
+            if name in ends or name in newcomers
+        }
+        self._check_last_obs(ends, obs_after, limited=self._is_cut_by_limit(truncateds, truncated))
+        alone = [name for name, value in reward.items() if name not in ends and value != 0.0]
+        return HostMultiStep(
+            obs=obs_after,
+            reward={
+                **dict.fromkeys(ends, 0.0),
+                **{k: reward[k] for k in reward if k in ends},
+                **{name: reward[name] for name in alone},
+            },
+            terminated={**{name: end[0] for name, end in ends.items()}, ALL: terminated[ALL]},
+            truncated={**{name: end[1] for name, end in ends.items()}, ALL: truncated[ALL]},
+            acts={
+                **{name: name in obs_after and not any(end) for name, end in ends.items()},
+                **dict.fromkeys(newcomers, True),
+            },
+            joined=tuple(newcomers),
+            infos=own_infos,
+            info=info,
+            rewards_without_action=len(alone),
+            global_state=self._get_state(),
+        )
+
+    def _find_end(
+        self, name: str, terminated: dict[str, bool], truncated: dict[str, bool]
+    ) -> tuple[bool, bool]:
+        """Return the flags of an agent: its own, or those of the episode if it has none."""
+        own = terminated.get(name, False), truncated.get(name, False)
+        return own if any(own) else (terminated[ALL], truncated[ALL])
+
+    def _is_cut_by_limit(self, truncateds: Any, truncated: dict[str, bool]) -> bool:
+        return truncated[ALL] and not truncateds.get(ALL, False)
+
+    def _check_last_obs(
+        self, ends: dict[str, tuple[bool, bool]], obs: dict[str, PyTree], *, limited: bool
+    ) -> None:
+        for name, (terminated, truncated) in ends.items():
+            if not truncated or terminated or name in obs:
+                continue
+            own = self.agents.get_own_id(name)
+            if limited:
+                raise EnvError(
+                    f"{self._at}: max_episode_steps={self._limit} truncates agent {name!r}, which "
+                    "has no observation at this step to estimate the rest of its return from; leave "
+                    "the limit out, or return an observation of every agent at that step."
+                )
+            raise EnvError(
+                f"{self._at}: agent {name!r} is truncated without a last observation to estimate "
+                f"the rest of its return from; return obs[{own!r}] at this step too, or "
+                f"terminateds[{own!r}]=True if its task ended."
+            )
+
+    def _convert(self, name: str, value: object) -> PyTree:
+        obs = self.agents.convert_obs(name, value, f"{self._at}: the observation")
+        if not self.agents.check_finite(name, obs):
+            own = self.agents.get_own_id(name)
+            raise NonFiniteValueError(
+                f"{self._at}: the observation of agent {name!r} is NaN or infinite; return finite "
+                f"numbers in obs[{own!r}].",
+                "observation",
+            )
+        if self._check_bounds:
+            self.agents.check_bounds(name, obs, f"{self._at}: the observation")
+        return obs
+
+    def _to_reward(self, name: str, value: object) -> float:
+        own = self.agents.get_own_id(name)
+        try:
+            array = np.asarray(value)
+        except ValueError:  # a ragged list
+            array = np.asarray(None)
+        if array.shape != () or array.dtype.kind not in "fiub":
+            raise EnvError(
+                f"{self._at}: the reward of agent {name!r} must be one number, got {value!r}; "
+                f"return a float in rewards[{own!r}], or leave it out for 0."
+            )
+        if not math.isfinite(array):
+            raise NonFiniteValueError(
+                f"{self._at}: the reward of agent {name!r} is {float(array)}; return a finite number "
+                f"in rewards[{own!r}].",
+                "reward",
+            )
+        return float(array)
+
+    def _to_flags(self, value: object, what: str) -> dict[str, bool]:
+        """Return flags by name, with that of the whole episode if it is there."""
+        if not isinstance(value, dict):
+            raise EnvError(
+                f"{self._at}: {what} must be a dictionary by agent, got a {type(value).__name__}; "
+                f"return {what}[{ALL!r}]=True where the episode is over."
+            )
+        flags = {}
+        for agent, flag in value.items():
+            name = (
+                ALL
+                if agent == ALL
+                else self.agents.get_name(agent, f"step {self.num_steps}'s {what}")
+            )
+            if not isinstance(flag, bool | np.bool_) and not _is_bool_array(flag):
+                raise EnvError(
+                    f"{self._at}: {what}[{agent!r}] must be a bool, got {flag!r}; return True or "
+                    "False."
+                )
+            flags[name] = bool(flag)
+        return flags
+
+    def _split_infos(
+        self, value: object, what: str
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+        """Return infos by name, and the one of no agent in particular."""
+        shared = value.get(COMMON, {}) if isinstance(value, dict) else {}
+        if isinstance(value, dict):
+            value = {agent: info for agent, info in value.items() if agent != COMMON}
+        infos = self._name_keys(value, what)
+        for agent, info in {**infos, COMMON: shared}.items():
+            if not isinstance(info, dict):
+                raise EnvError(
+                    f"{self._at}: the info of {agent!r} must be a dictionary, got {info!r}; return "
+                    "{} for nothing."
+                )
+        return infos, shared
+
+    def _name_keys(self, value: object, what: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise EnvError(
+                f"{self._at}: {what} must be a dictionary by agent, got a {type(value).__name__}; "
+                "return {} where no agent has any."
+            )
+        where = f"step {self.num_steps}'s {what.removeprefix('the ')}" if self.num_steps else what
+        return {self.agents.get_name(agent, where): part for agent, part in value.items()}
+
+    def _get_state(self) -> PyTree:
+        if self._convert_state is None:
+            return None
+        return self._convert_state(self.env.state())
+
+    def _count_idle(self, step: HostMultiStep) -> None:
+        """Raise if nobody has acted for so long that the episode seems to have no end."""
+        self._idle_steps = 0 if self._asked or step.is_over else self._idle_steps + 1
+        if self._idle_steps > MAX_IDLE_STEPS:
+            raise EnvError(
+                f"{self._at}: no agent has had an observation for {MAX_IDLE_STEPS} steps; return "
+                f"terminateds[{ALL!r}]=True when the last agent has ended, or an observation of "
+                "who acts next."
+            )
+
+
+def _unpack(label: str, result: object, number: int, arity: str) -> tuple[Any, ...]:
+    if isinstance(result, tuple) and len(result) == number:
+        return result
+    got = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    raise EnvError(f"{label} must return {arity}, got {got}.")
+
+
+def _is_bool_array(flag: object) -> bool:
+    return isinstance(flag, np.ndarray) and flag.shape == () and flag.dtype == np.bool_
+
+
+def _find_state(
+    env: MultiAgentEnv, name: str
+) -> "tuple[gymnasium.Space[Any] | None, Converter | None]":
+    """Return the space and the converter of the global state, None if there is none."""
+    space = getattr(env, "state_space", None)
+    if not isinstance(space, gymnasium.Space) or not callable(getattr(env, "state", None)):
+        return None, None
+    space = to_runner_space(space)
+    return space, make_converter(f"{name}: the global state", space)

@@ -1,0 +1,196 @@
+"""Agents of a Python environment: their names as strings, spaces, and conversions of values."""
+
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+
+from jaxrl.core.spaces import map_leaves
+from jaxrl.core.types import PyTree
+from jaxrl.envs.adapters.host_spaces import Converter, make_converter, to_runner_space
+from jaxrl.envs.multi.base import ALL
+from jaxrl.envs.multi.host_env import COMMON, AgentID, MultiAgentEnv
+from jaxrl.envs.space_checks import check_space, check_values
+from jaxrl.errors import EnvError, did_you_mean
+
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+
+
+class HostAgents:
+    """Names, spaces and conversions of the agents of one environment.
+
+    Attributes:
+        name: Name of the environment, for messages.
+        possible: Names of all agents that may take part; empty if the environment does not say.
+    """
+
+    def __init__(self, env: MultiAgentEnv, name: str) -> None:
+        """Read who may take part.
+
+        Raises:
+            EnvError: If an id is no string or int, or cannot name files, or two have one name.
+        """
+        self.name = name
+        self._env = env
+        self._own: dict[str, AgentID] = {}
+        self._agents: dict[str, _Agent] = {}
+        self.possible = tuple(self._add(agent) for agent in _list_possible(env))
+        self._is_open = not self.possible
+
+    def get_name(self, agent: AgentID, where: str) -> str:
+        """Return the name of an agent of the environment's dictionaries.
+
+        Raises:
+            EnvError: If there is no such agent.
+        """
+        name = self.find_name(agent)
+        if name in self._own and _is_same_id(self._own[name], agent):
+            return name
+        if self._is_open and name not in self._own and agent not in (ALL, COMMON):
+            return self._add(agent)
+        if name in self._own:
+            raise EnvError(
+                f"{self.name}: {where} name {agent!r}, but this agent is "
+                f"{self._own[name]!r} elsewhere: use one form of the id."
+            )
+        raise EnvError(
+            f"{self.name}: {where} name the unknown agent {agent!r}; add it to possible_agents, "
+            f"which are {list(self.possible)}, or return values of those alone."
+            f"{did_you_mean(name, self.possible)}"
+        )
+
+    def find_name(self, agent: AgentID) -> str:
+        """Return the name for a name or an id of the environment's, without looking it up."""
+        return agent if isinstance(agent, str) else _spell(agent)
+
+    def get_own_id(self, name: str) -> AgentID:
+        """Return the environment's own id of an agent."""
+        return self._own[name]
+
+    def get_observation_space(self, name: str) -> gymnasium.Space[Any]:
+        """Return the observation space of an agent as modules see it, float64 as float32."""
+        return self._get(name).observation_space
+
+    def get_action_space(self, name: str) -> gymnasium.Space[Any]:
+        """Return the action space of an agent as modules see it."""
+        return self._get(name).action_space
+
+    def convert_obs(self, name: str, value: object, label: str) -> PyTree:
+        """Convert an observation to arrays of the agent's space.
+
+        Raises:
+            EnvError: If its structure, shapes or dtypes do not fit; the message begins with `label`.
+        """
+        agent = self._get(name)
+        try:
+            return agent.convert(value)
+        except EnvError as error:
+            raise self._explain(name, label, error) from error
+
+    def check_bounds(self, name: str, obs: PyTree, label: str) -> None:
+        """Check that a converted observation lies within the bounds of the agent's space.
+
+        Raises:
+            EnvError: If it does not; the message begins with `label`.
+        """
+        agent = self._get(name)
+        space = agent.observation_space
+        batch = map_leaves(lambda _, leaf: np.asarray(leaf)[None], space, obs)
+        try:
+            check_values(agent.label, space, batch)
+        except EnvError as error:
+            raise self._explain(name, label, error) from error
+
+    def _explain(self, name: str, label: str, error: EnvError) -> EnvError:
+        reason = str(error).removeprefix(self._get(name).label).removesuffix(".")
+        return EnvError(
+            f"{label} of agent {name!r}{reason}; return a value of "
+            f"get_observation_space({self._own[name]!r})."
+        )
+
+    def to_own_action(self, name: str, action: PyTree) -> PyTree:
+        """Return an action with the types of the environment's own space."""
+        return map_leaves(_to_own_leaf, self._get(name).own_action_space, action)
+
+    def check_finite(self, name: str, obs: PyTree) -> bool:
+        """Return whether an observation has no NaN or infinity."""
+        space = self._get(name).observation_space
+        found: list[bool] = []
+        map_leaves(lambda _, leaf: found.append(bool(np.isfinite(leaf).all())), space, obs)
+        return all(found)
+
+    def _add(self, agent: AgentID) -> str:
+        name = self.find_name(agent)
+        if not _ID.fullmatch(name) or agent in (ALL, COMMON):
+            raise EnvError(
+                f"{self.name}: ids of agents are ints, or strings of letters, digits, '_' and '-', "
+                f"as in 'agent_0', got {agent!r}."
+            )
+        if name in self._own:
+            raise EnvError(
+                f"{self.name}: the agents {self._own[name]!r} and {agent!r} have the same name."
+            )
+        self._own[name] = agent
+        return name
+
+    def _get(self, name: str) -> "_Agent":
+        if name not in self._agents:
+            self._agents[name] = _Agent(self._env, self.name, self._own[name])
+        return self._agents[name]
+
+
+class _Agent:
+    """Spaces and the converter of one agent."""
+
+    def __init__(self, env: MultiAgentEnv, env_name: str, agent: AgentID) -> None:
+        observation_space = _get_space(env.get_observation_space, env_name, "observation", agent)
+        self.own_action_space = _get_space(env.get_action_space, env_name, "action", agent)
+        self.observation_space = to_runner_space(observation_space)
+        self.action_space = to_runner_space(self.own_action_space)
+        self.label = f"{env_name}: the observation of agent {agent!r}"
+        self.convert: Converter = make_converter(self.label, self.observation_space)
+
+
+def _get_space(
+    get: Callable[[AgentID], object], env_name: str, kind: str, agent: AgentID
+) -> gymnasium.Space[Any]:
+    label = f"{env_name}: {kind}_space of agent {agent!r}"
+    try:
+        space = get(agent)
+    except (KeyError, AttributeError, TypeError):
+        space = None
+    if not isinstance(space, gymnasium.Space):
+        raise EnvError(
+            f"{label} is missing, got {space!r}: set self.{kind}_spaces to a dictionary by agent, or "
+            f"return it by get_{kind}_space({agent!r})."
+        )
+    check_space(label, to_runner_space(space), for_actions=kind == "action")
+    return space
+
+
+def _list_possible(env: MultiAgentEnv) -> list[AgentID]:
+    """Return `possible_agents`, else the agents that have spaces, else those of the moment."""
+    possible = getattr(env, "possible_agents", None)
+    if possible is not None and len(possible):
+        return list(possible)
+    by_agent = getattr(env, "observation_spaces", None)
+    if by_agent:
+        return list(by_agent)
+    return list(getattr(env, "agents", None) or ())
+
+
+def _spell(agent: AgentID) -> str:
+    is_int = isinstance(agent, int | np.integer) and not isinstance(agent, bool)
+    return str(int(cast("int", agent))) if is_int else f"({agent!r})"  # which no id is
+
+
+def _is_same_id(own: AgentID, agent: AgentID) -> bool:
+    return own == agent and isinstance(own, str) == isinstance(agent, str)
+
+
+def _to_own_leaf(space: gymnasium.Space[Any], value: object) -> object:
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return np.int64(np.asarray(value))  # what sample() returns
+    return np.asarray(value).astype(space.dtype, copy=False)

@@ -1,0 +1,74 @@
+"""Creator and description of a Python environment of several agents."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import gymnasium
+
+from jaxrl.envs.context import EnvContext
+from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
+from jaxrl.envs.multi.host_env import MultiAgentEnv
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MadeMultiHostEnv:
+    """Creator and description of a Python environment of several agents.
+
+    It is the counterpart of `MadeHostEnv`, and of `MadeMultiEnv` for environments in JAX.
+
+    Args:
+        id: Name for messages.
+        create: Function that makes one environment for an `EnvContext`; it is pickled for actors.
+        observation_spaces: Observation spaces by agent, as modules see them.
+        action_spaces: Action spaces by agent.
+        max_episode_steps: Time limit, None if none is known.
+        env_config: Config of every `EnvContext`.
+        state_space: Space of the global state, None if there is none.
+        has_all_agents: Whether these are all agents that may take part; False where the
+            environment does not say, and these are those of a first episode.
+        notes: Sentences for `config.explain()`.
+    """
+
+    is_jax: ClassVar[bool] = False
+    is_atari: ClassVar[bool] = False
+
+    id: str
+    create: Callable[[EnvContext], MultiAgentEnv]
+    observation_spaces: Mapping[str, gymnasium.Space[Any]]
+    action_spaces: Mapping[str, gymnasium.Space[Any]]
+    max_episode_steps: int | None
+    env_config: dict[str, Any]
+    state_space: gymnasium.Space[Any] | None = None
+    has_all_agents: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def possible_agents(self) -> tuple[str, ...]:
+        """Names of the agents, in the order of rows."""
+        return tuple(self.observation_spaces)
+
+    @property
+    def spaces(self) -> tuple[gymnasium.spaces.Dict, gymnasium.spaces.Dict]:
+        """Observation space and action space, with a part for each agent."""
+        return (
+            gymnasium.spaces.Dict(dict(self.observation_spaces)),
+            gymnasium.spaces.Dict(dict(self.action_spaces)),
+        )
+
+    def make_checked(
+        self, context: EnvContext | None = None, *, check_bounds: bool = True
+    ) -> CheckedMultiAgentEnv:
+        """Make one environment, whose contract is checked and whose time limit is applied.
+
+        Args:
+            context: Argument of the creator, None for the `env_config` alone.
+            check_bounds: Whether observations must lie within the bounds of their space.
+
+        Raises:
+            EnvError: If its ids are invalid. What the creator raises passes.
+        """
+        env = self.create(EnvContext(self.env_config) if context is None else context)
+        return CheckedMultiAgentEnv(
+            env, self.id, max_episode_steps=self.max_episode_steps, check_bounds=check_bounds
+        )

@@ -1,0 +1,476 @@
+"""Runner of environments of several agents in Python, with rollouts of the compiled form."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxrl.config.rllib_api import FormerNames
+from jaxrl.core.types import PyTree
+from jaxrl.envs.context import EnvContext
+from jaxrl.envs.host import HostFault
+from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
+from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
+from jaxrl.episodes import MultiAgentEpisode
+from jaxrl.runners.agent_slots import AgentSlots
+from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
+from jaxrl.runners.episode_tracker import EPISODE_HOOKS
+from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
+from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.metrics_logger import MetricsLogger
+from jaxrl.runners.multi_host_policy import MultiHostPolicy
+from jaxrl.runners.multi_records import AgentTallies, FragmentRecords
+from jaxrl.runners.multi_rows import CompletedRows, RowStep
+from jaxrl.runners.multi_state import AgentStepArrays, ModuleState
+from jaxrl.runners.multi_tracker import MultiEnvsView, MultiEpisodeTracker
+from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
+from jaxrl.runtime.program import Program
+from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Part:
+    """Unfinished fragment: completed rows by module, records, and where it began."""
+
+    rows: dict[str, CompletedRows]
+    records: FragmentRecords
+    plays: dict[str, list[np.ndarray]]
+    start_time: float
+
+
+class MultiEnvRunner(FormerNames):
+    """Runner that steps environments of several agents with one compiled call per vector step.
+
+    A fragment continues where the previous one ended, possibly within an episode, with the rows that
+    are pending. Data are those of the compiled program, for an environment that does the same.
+
+    Args:
+        config: Config of the run.
+        vector: Copies of the environment, closed together with the runner.
+        policy_step: Modules, connectors and agents.
+        env_index: Indices of the environments among all environments of the run, `[B]`.
+        worker_index: 0 for the runner of the main process, 1 and up for actors.
+        num_workers: Number of actors.
+        seed: Seed of the run, which together with `env_index` determines every random draw.
+        explore: Whether to sample actions instead of taking the mode; None for the config's value.
+        hooks: Callbacks; None for none.
+    """
+
+    _former_kind = "env_runner"
+
+    def __init__(
+        self,
+        *,
+        config: "AlgorithmConfig",
+        vector: MultiHostVector,
+        policy_step: MultiPolicyStep,
+        env_index: Int[np.ndarray, " B"],
+        worker_index: int = 0,
+        num_workers: int = 0,
+        seed: int | None = None,
+        explore: bool | None = None,
+        hooks: RunnerHooks | None = None,
+    ) -> None:
+        debugging = config.debugging_settings
+        self.config, self.vector, self.policy_step = config, vector, policy_step
+        self.env_index = np.asarray(env_index, np.int32)
+        self.worker_index, self.num_workers = worker_index, num_workers
+        self.num_envs = len(self.env_index)
+        self.seed = debugging.run_seed if seed is None else seed
+        self.module = {m: policy.module for m, policy in policy_step.policies.items()}
+        self.weights_version = -1
+        self.num_agent_steps_lost = 0
+        """Rows that were begun and never completed, because a copy failed or was restarted."""
+        self._policy = MultiHostPolicy(
+            policy_step.policies,
+            policy_step.rows,
+            self.env_index,
+            explore=config.env_runners_settings.explore if explore is None else explore,
+            max_retraces=debugging.max_retraces,
+            jit=debugging.jit,
+        )
+        self._slots = AgentSlots(
+            policy_step.rows,
+            config.multi_agent_settings.policy_mapping_fn,
+            self.env_index,
+            vector.get_own_id,
+        )
+        self._modules = self._make_modules()
+        self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
+        self._transition_count = np.zeros(self.num_envs, np.uint32)
+        self._tallies = AgentTallies(self.num_envs, len(policy_step.rows.agents))
+        self._paused = np.zeros(self.num_envs, np.bool_)
+        self._is_reset = False
+        self._next_number = 0
+        self._env_seconds = 0.0
+        self._faults: list[RunnerFault] = []
+        self.metrics = MetricsLogger()
+        self.env = MultiEnvsView(vector)
+        self._tracker: MultiEpisodeTracker | None = None
+        if hooks is not None:
+            self._init_hooks(hooks)
+
+    def _init_hooks(self, hooks: RunnerHooks) -> None:
+        if any(hooks.has_listeners(hook) for hook in EPISODE_HOOKS):
+            lookback = self.config.env_runners_settings.episode_lookback_horizon
+            self._tracker = MultiEpisodeTracker(self, hooks, lookback)
+        context = EnvContext(
+            self.config.environment_settings.env_config,
+            worker_index=self.worker_index,
+            num_workers=self.num_workers,
+        )
+        hooks.call(
+            "on_environment_created",
+            env_runner=self,
+            metrics_logger=self.metrics,
+            env=self.env,
+            env_context=context,
+        )
+
+    def _make_modules(self) -> dict[str, ModuleState]:
+        """Return the rows of every module, of no agent yet."""
+        policy = self._policy
+        obs, outputs = policy.make_blank_obs(), policy.make_blank_outputs()
+        carry: Any = policy.carry
+        is_fixed = not self.policy_step.rows.may_change
+        self._structures = {
+            m: [jax.tree.structure(tree[m]) for tree in (obs, outputs, carry)] for m in obs
+        }
+        return {
+            m: ModuleState(
+                jax.tree.leaves(obs[m]),
+                jax.tree.leaves(outputs[m]),
+                jax.tree.leaves(carry[m]),
+                len(self._slots.members[m]),
+                is_fixed=is_fixed,
+            )
+            for m in sorted(obs)
+        }
+
+    @property
+    def programs(self) -> list[Program]:
+        """Compiled programs of the runner."""
+        return self._policy.programs
+
+    @property
+    def spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
+        """Observation and action space of every module."""
+        return {m: (own.observation_space, own.action_space) for m, own in self.module.items()}
+
+    def get_spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
+        """Return `spaces`."""
+        return self.spaces
+
+    def find_row(self, env: int, agent: str) -> tuple[str, int]:
+        """Return the module that plays an agent in an environment's episode, and its row there."""
+        return self._slots.find(env, agent)
+
+    def get_episode(self, env: int) -> MultiAgentEpisode:
+        """Return the ongoing episode of an environment; it has data only if callbacks need them."""
+        return self._slots.episodes[env]
+
+    def set_episode(self, env: int, episode: MultiAgentEpisode) -> None:
+        """Replace the ongoing episode by its next chunk."""
+        self._slots.episodes[env] = episode
+
+    def set_weights(self, weights: Weights) -> None:
+        """Set the weights of all modules to act with."""
+        self._policy.set_actor(weights.actor)
+        self.weights_version = weights.version
+
+    def sample(self, num_steps: int) -> Fragment:
+        """Sample the next `num_steps` steps of every environment."""
+        part = self._begin_fragment(num_steps)
+        for t in range(num_steps):
+            self._step(t, part)
+        return self._make_fragment(part, np.where(self._paused, 0, num_steps))
+
+    def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
+        """Pause the marked environments and resume all others."""
+        self._paused = np.array(paused, np.bool_)
+        self.vector.pause(paused)
+
+    def _begin_fragment(self, num_steps: int) -> _Part:
+        begin = time.perf_counter()
+        if not self._is_reset:
+            self._reset(None)
+        carry = cast(
+            "Any",
+            self._policy.begin_fragment(
+                self._env_keys, self._transition_count, num_steps, self._make_prev()
+            ),
+        )
+        self._env_seconds, self._faults = 0.0, []
+        rows = {
+            m: CompletedRows(num_steps, own.pending, jax.tree.leaves(carry[m]))
+            for m, own in self._modules.items()
+        }
+        num_agents = len(self.policy_step.rows.agents)
+        return _Part(
+            rows=rows,
+            records=FragmentRecords(num_steps, self.num_envs, num_agents),
+            plays={m: [] for m in self._modules},
+            start_time=begin,
+        )
+
+    def _make_prev(self) -> Any:
+        return {m: own.make_prev(self._paused) for m, own in self._modules.items()}
+
+    def _step(self, t: int, part: _Part) -> None:
+        """Act once in every environment and add the results to the fragment."""
+        obs = [leaf for own in self._modules.values() for leaf in own.obs]
+        words = self._policy.act(obs, self._make_prev())
+        acted = {m: own.get_active(self._paused) for m, own in self._modules.items()}
+        actions = self._slots.split_actions(self._policy.unpack_env_action(words), acted)
+        outputs = self._policy.unpack_rows(words)
+        self._begin_rows(part, acted, outputs)
+        if self._tracker is not None:
+            self._tracker.begin_steps(actions, outputs)
+        begin = time.perf_counter()
+        steps = self.vector.step(actions)
+        self._env_seconds += time.perf_counter() - begin
+        if self.policy_step.rows.may_change:
+            for m, own in self._modules.items():
+                part.plays[m].append(own.plays.copy())
+        self._finish_step(t, part, acted, steps)
+
+    def _begin_rows(
+        self, part: _Part, acted: dict[str, Bool[np.ndarray, " R"]], outputs: dict[str, PyTree]
+    ) -> None:
+        before: Any = self._policy.carry_before if self._policy.has_carry else None
+        for m, own in self._modules.items():
+            carry = [] if before is None else jax.tree.leaves(before[m])
+            part.rows[m].begin(acted[m], own.obs, jax.tree.leaves(outputs[m]), own.is_first, carry)
+            own.is_first = own.is_first & ~acted[m]
+
+    def _finish_step(
+        self,
+        t: int,
+        part: _Part,
+        acted: dict[str, Bool[np.ndarray, " R"]],
+        steps: Sequence[CopyStep],
+    ) -> None:
+        """Complete rows, record episodes, and set what is observed next."""
+        num_agents = len(self.policy_step.rows.agents)
+        happened = AgentStepArrays.make_empty(self.num_envs, num_agents)
+        failed = np.zeros(self.num_envs, np.bool_)
+        rows = {m: own.make_step() for m, own in self._modules.items()}
+        for env, copy in enumerate(steps):
+            if copy.step is not None:
+                self._read_step(env, copy.step, rows)
+                happened.add(env, copy.step, self._slots.position)
+            elif copy.start is not None:
+                failed[env] = True
+                for m, own in self._modules.items():
+                    rows[m].is_valid[own.get_rows(env)] = False
+        self._pay(happened, rows)
+        for m, own in self._modules.items():
+            part.rows[m].complete(rows[m])
+            own.reward = part.rows[m].get_latest_reward(own.reward)
+            own.is_first |= rows[m].terminated | rows[m].truncated
+            own.acts &= np.repeat(self._paused, own.size)
+        self._tallies.add(happened, self._slots.find_actors(acted))
+        part.records.add(t, happened, self._tallies)
+        for copy in steps:
+            for fault in copy.faults:
+                part.records.add_fault(t, fault)
+                self._faults.append(self._make_runner_fault(fault))
+        self._tallies.clear_ended(happened, failed)
+        if self._tracker is not None:
+            self._tracker.add_steps(steps, self._paused)
+        for env, copy in enumerate(steps):
+            self._observe_next(env, copy)
+
+    def _read_step(self, env: int, step: HostMultiStep, rows: dict[str, RowStep]) -> None:
+        """Write what a step meant to a copy's agents into the rows of their modules."""
+        for agent in step.present:
+            m, row = self._slots.find(env, agent)
+            own = rows[m]
+            own.terminated[row], own.truncated[row] = step.terminated[agent], step.truncated[agent]
+            own.acts_next[row] = step.acts[agent] and not step.is_over
+            if agent in step.obs:
+                for to, leaf in zip(
+                    own.final_obs, self._flatten(m, agent, step.obs[agent]), strict=True
+                ):
+                    to[row] = leaf
+
+    def _pay(self, happened: AgentStepArrays, rows: dict[str, RowStep]) -> None:
+        """Give rows the rewards that their agents learn from, their own or shared ones."""
+        reward, sharing = happened.reward, self.policy_step.sharing
+        if sharing is not None:
+            reward = reward @ sharing.T
+        for m in rows:
+            rows[m].reward[:] = self.policy_step.rows.select(cast("Any", reward), m)
+
+    def _observe_next(self, env: int, copy: CopyStep) -> None:
+        """Set what a copy's agents act on next, in a new episode if one begins."""
+        if copy.start is not None:
+            self._begin_episode(env, copy.start)
+        elif copy.step is not None:
+            for agent, acts in copy.step.acts.items():
+                if acts:
+                    self._observe(env, agent, copy.step.obs[agent])
+
+    def _begin_episode(self, env: int, start: HostMultiStart) -> None:
+        for own in self._modules.values():
+            own.begin_episode(env)
+        self._slots.begin_episode(env)
+        if self._tracker is not None:
+            self._tracker.create_episode(env)
+        for agent, obs in start.obs.items():
+            self._observe(env, agent, obs)
+        if self._tracker is not None:
+            self._tracker.start_episode(env, start)
+
+    def _observe(self, env: int, agent: str, obs: PyTree) -> None:
+        m, row = self._slots.find(env, agent)
+        self._modules[m].observe(row, self._flatten(m, agent, obs))
+
+    def _flatten(self, m: str, agent: str, obs: PyTree) -> list[Any]:
+        """Return the leaves of what a module observes of an agent."""
+        ids = self.policy_step.views[m].ids
+        return jax.tree.leaves(obs if ids is None else ids.join_one(agent, obs))
+
+    def _make_runner_fault(self, fault: HostFault) -> RunnerFault:
+        return RunnerFault(
+            worker_index=self.worker_index,
+            env_index=int(self.env_index[fault.row]),
+            what=fault.what,
+            detail=fault.detail,
+            silent=fault.silent,
+        )
+
+    def _make_fragment(self, part: _Part, taken: Int[np.ndarray, " B"]) -> Fragment:
+        """Build the fragment and advance each environment's transition count by `taken`."""
+        record, agents = part.records.build(self._transition_count)
+        may_change = self.policy_step.rows.may_change
+        make = cast("Any", MultiRollout)  # its fields hold arrays of either kind
+        rollout = make(
+            rollouts={m: self._build_rollout(m, rows) for m, rows in part.rows.items()},
+            record=record,
+            agents=agents,
+            mask=part.records.mask,
+            plays={m: np.stack(plays) for m, plays in part.plays.items()} if may_change else None,
+        )
+        self._transition_count = self._transition_count + taken.astype(np.uint32)
+        if self._tracker is not None:
+            self._tracker.finish_fragment()
+        lost = sum(rows.num_lost for rows in part.rows.values())
+        self.num_agent_steps_lost += lost
+        self._next_number += 1
+        return Fragment(
+            worker_index=self.worker_index,
+            number=self._next_number - 1,
+            weights_version=self.weights_version,
+            rollout=rollout,
+            record=record,
+            env_index=self.env_index,
+            num_env_steps=int(part.records.mask.sum()),
+            seconds=time.perf_counter() - part.start_time,
+            env_seconds=self._env_seconds,
+            faults=tuple(self._faults),
+            metrics=self.metrics.take(),
+            num_agent_steps_lost=lost,
+            rewards_without_action=self.vector.take_rewards_without_action(),
+        )
+
+    def _build_rollout(self, m: str, rows: CompletedRows) -> PyTree:
+        return rows.build_rollout(*(own.unflatten for own in self._structures[m]))
+
+    def _reset(self, seeds: list[int] | None) -> None:
+        self.num_agent_steps_lost += sum(own.clear() for own in self._modules.values())
+        self._is_reset = True
+        for env, start in enumerate(self.vector.reset(seeds)):
+            self._begin_episode(env, start)
+
+    def get_state(self) -> dict[str, PyTree]:
+        """Return the state of the environments, their agents and pending rows, in NumPy.
+
+        Arrays have a leading axis B. `env` is None if the environments cannot save their state.
+        """
+        if not self._is_reset:
+            self._reset(None)
+        return {
+            "key": np.asarray(jax.random.key_data(self._env_keys)),
+            "count": self._transition_count.copy(),
+            "tallies": self._tallies.get_state(),
+            "played_by": self._slots.get_state(),
+            "modules": {m: own.get_state() for m, own in self._modules.items()},
+            "carry": self._by_env(self._policy.carry),
+            "env": self.vector.get_state(),
+        }
+
+    def set_state(self, state: dict[str, PyTree] | None) -> None:
+        """Restore a state returned by `get_state`; None restarts the environments.
+
+        Environments that cannot be restored start new episodes, seeded by the seed of the run,
+        their index and their transition count; their pending rows are lost.
+        """
+        self._policy.set_carry(None)
+        self._tallies = AgentTallies(self.num_envs, len(self.policy_step.rows.agents))
+        if state is None:
+            self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
+            self._transition_count = np.zeros(self.num_envs, np.uint32)
+            self._reset(None)
+            return
+        key = jax.random.wrap_key_data(jnp.asarray(state["key"], jnp.uint32))
+        self._env_keys = jax.device_put(key, self._policy.device)
+        self._transition_count = np.array(state["count"], np.uint32)
+        if state["env"] is None:
+            self._reset(make_episode_seeds(self.seed, self.env_index, self._transition_count))
+            return
+        self.num_agent_steps_lost += sum(own.clear() for own in self._modules.values())
+        self.vector.reset()
+        self._is_reset = True
+        self.vector.set_state(state["env"])
+        self._tallies.set_state(state["tallies"])
+        self._slots.set_state(state["played_by"])
+        for m, own in self._modules.items():
+            own.set_state(state["modules"][m])
+        self._policy.set_carry(self._by_row(state["carry"]))
+        if self._tracker is not None:
+            for env in range(self.num_envs):
+                length = int(self._tallies.episode_length[env])
+                self._tracker.resume_episode(env, length, self._get_observed(env))
+
+    def _get_observed(self, env: int) -> dict[str, PyTree]:
+        """Return what an environment's agents act on next, as modules observe it."""
+        observed: dict[str, PyTree] = {}
+        for m, own in self._modules.items():
+            unflatten = self._structures[m][0].unflatten
+            for row in np.flatnonzero(own.acts[own.get_rows(env)]) + env * own.size:
+                _, agent = self._slots.get_agent(m, int(row))
+                observed[agent] = unflatten([leaf[row].copy() for leaf in own.obs])
+        return observed
+
+    def _by_env(self, tree: PyTree) -> PyTree:
+        """Return rows `[B * agents, ...]` as `[B, agents, ...]`, so that runners can be joined."""
+        return jax.tree.map(lambda x: x.reshape(self.num_envs, -1, *x.shape[1:]), tree)
+
+    def _by_row(self, tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *np.shape(x)[2:]), tree)
+
+    def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None:
+        """Start new episodes in all environments with another seed and other indices."""
+        self._env_keys = make_env_keys(seed, env_index, self._policy.device)
+        self._transition_count = np.zeros(self.num_envs, np.uint32)
+        self._tallies = AgentTallies(self.num_envs, len(self.policy_step.rows.agents))
+        self._policy.set_carry(None)
+        self._reset(make_episode_seeds(seed, env_index))
+
+    def run_episodes(self, share: EvalShare) -> EvalEpisodes:
+        """Play a share of an evaluation."""
+        return play_share(self, share, rows=self.policy_step.rows)
+
+    def close(self) -> None:
+        """Close the environments; safe to call more than once."""
+        self.vector.close()

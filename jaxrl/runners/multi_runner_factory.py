@@ -1,0 +1,57 @@
+"""Creation of the runner that a config for several agents specifies."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxrl.assembly.multi_agent import make_multi_policy_step
+from jaxrl.callbacks import CallbackList
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.multi.host_vector import make_multi_vector
+from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.multi_env_runner import MultiEnvRunner
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+def make_multi_env_runner(
+    config: "AlgorithmConfig",
+    made: MadeMultiHostEnv,
+    *,
+    worker_index: int = 0,
+    num_workers: int = 0,
+    num_envs: int,
+    first_env_index: int,
+    seed: int | None = None,
+    explore: bool | None = None,
+    hooks: RunnerHooks | None = None,
+) -> MultiEnvRunner:
+    """Create the runner of a config for several agents; see `make_env_runner`.
+
+    Raises:
+        JaxrlError: If the environment or a module cannot be created.
+    """
+    environment = config.environment_settings
+    vector = make_multi_vector(
+        made,
+        num_envs=num_envs,
+        first_index=first_env_index,
+        worker_index=worker_index,
+        num_workers=num_workers,
+        seed=config.debugging_settings.run_seed if seed is None else seed,
+        restart_failed=config.fault_tolerance_settings.restart_failed_sub_environments,
+        check=not environment.disable_env_checking,
+        validate_env=environment.validate_env,
+    )
+    return MultiEnvRunner(
+        config=config,
+        vector=vector,
+        policy_step=make_multi_policy_step(config, made),
+        env_index=np.arange(first_env_index, first_env_index + num_envs, dtype=np.int32),
+        worker_index=worker_index,
+        num_workers=num_workers,
+        seed=seed,
+        explore=explore,
+        hooks=CallbackList(config.callbacks_settings) if hooks is None else hooks,
+    )

@@ -1,0 +1,171 @@
+"""Episodes of several agents as Python objects, tracked only if callbacks need them."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool
+
+from jaxrl.core.types import Columns, PyTree
+from jaxrl.envs.multi.base import ALL
+from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
+from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
+from jaxrl.episodes import MultiAgentEpisode
+from jaxrl.runners.hooks import RunnerHooks
+
+if TYPE_CHECKING:
+    from jaxrl.runners.multi_env_runner import MultiEnvRunner
+
+
+class MultiEnvsView:
+    """Value of `env` in callbacks: the environments of a runner, which are in its process."""
+
+    def __init__(self, vector: MultiHostVector) -> None:
+        self._vector = vector
+        self.num_envs = vector.num_envs
+
+    @property
+    def envs(self) -> list[Any]:
+        """Environments in the order of `env_index`."""
+        return self._vector.get_sub_environments()
+
+    def get_sub_environments(self) -> list[Any]:
+        """Return `envs`, under the name of RLlib's older environments."""
+        return self.envs
+
+    @property
+    def unwrapped(self) -> "MultiEnvsView":
+        """The view, for compatibility with gymnasium's vector environments."""
+        return self
+
+
+class MultiEpisodeTracker:
+    """Builder of each environment's episode that calls the episode hooks, in RLlib's order.
+
+    That is created, start (after the reset), step (after each one, including the last), end. An
+    episode that ends with a fault is dropped, and a new one is created.
+    """
+
+    def __init__(self, runner: "MultiEnvRunner", hooks: RunnerHooks, lookback: int) -> None:
+        self._runner, self._hooks, self._lookback = runner, hooks, lookback
+        rows = range(runner.num_envs)
+        self._actions: list[dict[Any, PyTree]] = [{} for _ in rows]
+        self._outputs: list[dict[Any, dict[str, PyTree]]] = [{} for _ in rows]
+        self._chunks: list[list[MultiAgentEpisode]] = [[] for _ in rows]
+        self._done: list[MultiAgentEpisode] = []
+
+    def create_episode(self, row: int) -> None:
+        """Call the hook of an episode that has just been made, before the reset."""
+        self._chunks[row] = []
+        self._call_hook("on_episode_created", row)
+
+    def start_episode(self, row: int, start: HostMultiStart) -> None:
+        """Add the observations of a reset."""
+        self._get(row).add_env_reset(
+            observations=self._name(row, start.obs), infos=self._name(row, start.infos)
+        )
+        self._call_hook("on_episode_start", row)
+
+    def begin_steps(
+        self, actions: Sequence[Mapping[str, PyTree]], outputs: Mapping[str, dict[str, PyTree]]
+    ) -> None:
+        """Add the actions of a vector step, before it is taken.
+
+        Args:
+            actions: Agents that act, by copy.
+            outputs: What each module recorded, by column, `[R, ...]`.
+        """
+        for row, acting in enumerate(actions):
+            self._actions[row], self._outputs[row] = {}, {}
+            for agent in acting:
+                module, place = self._runner.find_row(row, agent)
+                own = jax.tree.map(lambda x, place=place: np.array(x[place]), outputs[module])
+                name = self._get_id(row, agent)
+                self._actions[row][name] = own.pop(Columns.ACTIONS)
+                self._outputs[row][name] = own
+
+    def add_steps(self, steps: Sequence[CopyStep], paused: Bool[np.ndarray, " B"]) -> None:
+        """Add the results of a vector step; the episodes that it ends are still the current ones."""
+        for row, copy in enumerate(steps):
+            if paused[row] or copy.step is None:
+                continue
+            self._add_step(row, copy.step)
+            self._call_hook("on_episode_step", row)
+            if copy.step.is_over:
+                self._call_hook("on_episode_end", row, prev_episode_chunks=self._chunks[row])
+                self._done.append(self._get(row).to_numpy())
+
+    def _add_step(self, row: int, step: HostMultiStep) -> None:
+        self._get(row).add_env_step(
+            self._name(row, step.obs),
+            self._actions[row],
+            self._name(row, step.reward),
+            self._name(row, step.infos),
+            terminateds=self._name(row, step.terminated),
+            truncateds=self._name(row, step.truncated),
+            extra_model_outputs=self._outputs[row],
+        )
+
+    def finish_fragment(self) -> list[MultiAgentEpisode]:
+        """Return the episodes and chunks since the last call; ongoing episodes are cut here."""
+        samples, self._done = self._done, []
+        for row in range(self._runner.num_envs):
+            episode = self._get(row)
+            if len(episode) == 0 or episode.is_done or not episode.is_reset:
+                continue
+            self._runner.set_episode(row, episode.cut(self._lookback))
+            chunk = episode.to_numpy()
+            self._chunks[row].append(chunk)
+            samples.append(chunk)
+        self._hooks.call(
+            "on_sample_end",
+            env_runner=self._runner,
+            metrics_logger=self._runner.metrics,
+            samples=samples,
+        )
+        return samples
+
+    def resume_episode(self, row: int, length: int, obs: Mapping[str, PyTree]) -> None:
+        """Continue an episode that began before the environments' state was restored.
+
+        Args:
+            row: The environment.
+            length: Number of steps of the episode.
+            obs: What the agents observe that act next.
+        """
+        self._chunks[row] = []
+        before = self._get(row)
+        modules = {name: before.module_for(name) for name in self._name(row, obs)}
+        episode = MultiAgentEpisode(
+            before.id_,
+            observations=[self._name(row, obs)] if obs else None,
+            env_t_started=length,
+            len_lookback_buffer=0,
+            agent_module_ids=modules,
+            agent_to_module_mapping_fn=before.agent_to_module_mapping_fn,
+        )
+        self._runner.set_episode(row, episode)
+
+    def _name(self, row: int, values: Mapping[str, Any]) -> dict[Any, Any]:
+        """Return values by the environment's own ids, which may be ints."""
+        return {name if name == ALL else self._get_id(row, name): x for name, x in values.items()}
+
+    def _get(self, row: int) -> MultiAgentEpisode:
+        return self._runner.get_episode(row)
+
+    def _get_id(self, row: int, agent: str) -> Any:
+        return self._runner.vector.get_own_id(row, agent)
+
+    def _call_hook(self, hook: str, row: int, **more: object) -> None:
+        runner = self._runner
+        self._hooks.call(
+            hook,
+            episode=self._get(row),
+            env_runner=runner,
+            metrics_logger=runner.metrics,
+            env=runner.env,
+            env_index=row,
+            rl_module=runner.module,
+            **more,
+        )
