@@ -254,7 +254,9 @@ def test_a_draw_of_one_plays_as_it_does_without_a_draw() -> None:
     policies = {"main": None, "random": RandomRLModule}
     rollouts: list[PyTree] = []
     for opponent in ("random", Draw(("random",))):
-        config = make_config(policies=policies, mapping=Seats("main", opponent))
+        config = make_config(
+            policies=policies, mapping=Seats("main", opponent), policy_map_capacity=16
+        )
         with config.build() as algorithm:
             runner, params = algorithm.runner, algorithm.env_params
         runner: Any

@@ -249,7 +249,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(name: str, untrained: Alg
 
 
 def test_without_a_draw_there_is_no_pool() -> None:
-    with make_config(mapping=Seats("main", "random")).build() as algorithm:
+    with make_config(mapping=Seats("main", "random"), policy_map_capacity=16).build() as algorithm:
         for call in (
             lambda: algorithm.snapshot("main", as_="x"),
             lambda: algorithm.remove_module("random"),
