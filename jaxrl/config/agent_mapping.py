@@ -1,4 +1,4 @@
-"""Who plays whom: the module of each agent, by agent, by copy of the environment, or drawn."""
+"""Mapping of agents to modules: by agent, by copy of the environment, or drawn by episode."""
 
 import dataclasses
 import functools

@@ -15,7 +15,7 @@ from jaxrl.config.agent_mapping import (
     parse_mapping,
 )
 from jaxrl.config.host_mapping import Choices, call_host_mapping, read_choices, take_first
-from jaxrl.config.settings.multi_agent import Draw, PolicySpec
+from jaxrl.config.settings.multi_agent import Draw, Player, PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_any, make_multi

@@ -118,7 +118,7 @@ class ModuleActingState:
 
 def find_opponent_slot(acting: ActingState, name: str) -> int | None:
     """Return the slot of an opponent, None if there is none of this id."""
-    actors: Any = acting.get_actor_state()
+    actors: PyTree = acting.get_actor_state()
     names = decode_names(to_host(actors[DRAWN].names))
     return names.index(name) if name in names else None
 
@@ -148,7 +148,7 @@ class OpponentActingState:
         Raises:
             UnknownNameError: If the opponent has been removed.
         """
-        actors: Any = self._acting.get_actor_state()
+        actors: PyTree = self._acting.get_actor_state()
         if self._cache is None or self._cache[0] is not actors:
             slot = find_opponent_slot(self._acting, self._name)
             if slot is None:

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.pairings import Opponent
 from jaxrl.runs import checkpoint as ckpt
@@ -79,7 +79,7 @@ def _read_opponent(
         raise CheckpointError(
             f"{found} has no opponent of the architecture of {module!r}: {problem}."
         )
-    filled: Any = ckpt.fill(template, leaves, parts)
+    filled: PyTree = ckpt.fill(template, leaves, parts)
     own = assembly.modules[module]
     actor = own.train_step.make_actor_state(filled["modules"][module])
     return Opponent(name=path, policy=own.policy_step, actor=actor, spaces=own.made.spaces)

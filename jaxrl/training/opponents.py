@@ -74,7 +74,7 @@ class OpponentInputs:
 
 @pytree
 class OpponentRows:
-    """What opponents act on, `[R, ...]`. `begins` is whether the row's environment begins anew."""
+    """Observations of opponents, `[R, ...]`, and where they begin: `begins` is whether the row's environment begins anew."""
 
     obs: PyTree
     is_first: Bool[Array, " R"]

@@ -7,7 +7,7 @@ more than that; blocks cost `1 + members * block / rows` passes.
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,7 @@ def compute_in_blocks(
         return function(take(stack, owner), take(rows, source))
 
     inputs = (blocks.source, blocks.member)
-    in_turn: Any = jax.lax.platform_dependent(
+    in_turn: PyTree = jax.lax.platform_dependent(
         inputs, cpu=lambda x: jax.lax.map(compute, x), default=jax.vmap(compute)
     )
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[blocks.place], in_turn)

@@ -177,7 +177,7 @@ def wrong_size(algorithm: Algorithm) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Algorithm], Any], str]] = {
-    "unknown": (lambda a: a.snapshot("mian", as_="x"), "no module 'mian' .* Did you mean 'main'"),
+    "unknown": (lambda a: a.snapshot("nain", as_="x"), "no module 'nain' .* Did you mean 'main'"),
     "of an opponent": (lambda a: a.snapshot("random", as_="x"), "no module 'random' to take"),
     "taken": (lambda a: a.snapshot("main", as_="random"), "There is a module 'random' already"),
     "its own name": (lambda a: a.snapshot("main", as_="main"), "There is a module 'main' already"),
@@ -284,7 +284,7 @@ def test_some_modules_are_restored_into_a_new_run(tmp_path: Path) -> None:
         algorithm.snapshot("main", as_="v1")
         later = algorithm.save(tmp_path / "later")
     for name, match in (
-        ("mian", "policy_ids has 'mian', .* has the modules main, other. Did you mean 'main'"),
+        ("nain", "policy_ids has 'nain', .* has the modules main, other. Did you mean 'main'"),
         ("other", "policy_ids has 'other', but the modules of the config are main"),
     ):
         with pytest.raises(JaxrlError, match=match):
