@@ -67,7 +67,7 @@ def describe_multi_env(
                 "that may take part."
             )
         own_limit = get_time_limit(env)
-        notes = [note for agent in agents for note in _describe_agent(checked, agent)]
+        notes = _describe_casts(checked, agents)
         return MadeMultiHostEnv(
             id=env_id,
             create=MultiAgentCreator(
@@ -79,21 +79,22 @@ def describe_multi_env(
             env_config=dict(request.context),
             state_space=checked.state_space,
             has_all_agents=has_all_agents,
-            notes=tuple(notes),
+            notes=notes,
         )
     finally:
         close_quietly(env_id, env)
 
 
-def _describe_agent(checked: CheckedMultiAgentEnv, agent: str) -> list[str]:
-    """Return a sentence for each Box that modules see in another dtype."""
-    own = checked.agents.get_own_id(agent)
-    return [
-        *describe_casts(
-            f"{checked.name}: the observation of agent {agent!r}",
-            checked.env.get_observation_space(own),
-        ),
-        *describe_casts(
-            f"{checked.name}: the action of agent {agent!r}", checked.env.get_action_space(own)
-        ),
-    ]
+def _describe_casts(checked: CheckedMultiAgentEnv, agents: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a sentence for each Box that modules see in another dtype, of equal agents once."""
+    notes: dict[str, str] = {}
+    for agent in agents:
+        own = checked.agents.get_own_id(agent)
+        spaces = {
+            "observation": checked.env.get_observation_space(own),
+            "action": checked.env.get_action_space(own),
+        }
+        for what, space in spaces.items():
+            for note in describe_casts("", space):
+                notes.setdefault(f"{what}{note}", f"the {what} of agent {agent!r}{note}")
+    return tuple(f"{checked.name}: {note}" for note in notes.values())

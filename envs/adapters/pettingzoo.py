@@ -28,7 +28,7 @@ _OWN_PACKAGES = ("atari", "butterfly", "classic", "sisl")
 
 
 class _PettingZoo(MultiAgentEnv):
-    """What environments in turns and parallel ones have in common.
+    """Base class of the adapters of environments in turns and of parallel ones.
 
     A legal mask that an environment gives in its infos becomes the part `"action_mask"` of the
     observation, the rest of which is `"observation"`, unless it is a Dict already.
@@ -70,7 +70,7 @@ class _PettingZoo(MultiAgentEnv):
         """Return the observation space of one agent, with its mask."""
         space = self.env.observation_space(agent_id)
         if agent_id not in self._masked:
-            return space
+            return _with_binary_mask(space)
         mask = spaces.MultiBinary(self._masked[agent_id])
         if isinstance(space, spaces.Dict):
             return spaces.Dict({**space.spaces, ACTION_MASK: mask})
@@ -120,6 +120,16 @@ class _PettingZoo(MultiAgentEnv):
         mask = infos.get(agent, {}).get(ACTION_MASK, np.ones(self._masked[agent]))
         rest = value if isinstance(value, dict) else {OBSERVATION: value}
         return {**rest, ACTION_MASK: np.asarray(mask, np.int8)}
+
+
+def _with_binary_mask(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """Return an observation space whose mask, a Box of zeros and ones, is a MultiBinary."""
+    mask = space.spaces.get(ACTION_MASK) if isinstance(space, spaces.Dict) else None
+    if not isinstance(space, spaces.Dict) or not isinstance(mask, spaces.Box):
+        return space
+    if mask.dtype.kind == "f" or len(mask.shape) != 1:
+        return space
+    return spaces.Dict({**space.spaces, ACTION_MASK: spaces.MultiBinary(mask.shape[0])})
 
 
 class PettingZooEnv(_PettingZoo):

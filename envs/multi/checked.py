@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_spaces import Converter, make_converter, to_runner_space
-from jaxrl.envs.adapters.host_state import get_env_state, set_env_state
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_agents import HostAgents
 from jaxrl.envs.multi.host_env import COMMON, AgentDict, MultiAgentEnv
@@ -179,39 +178,6 @@ class CheckedMultiAgentEnv:
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
-
-    @property
-    def copy_state(self) -> dict[str, PyTree] | None:
-        """State of the environment and of the episode as arrays, None if unavailable.
-
-        It is available if the environment has `get_state()` and `set_state(state)`, and names all
-        agents that may take part. Setting it needs an environment that has been reset.
-        """
-        inner = get_env_state(self.env)
-        if inner is None or not self.possible_agents:
-            return None
-        counts = (self.num_steps, self._idle_steps, self.rewards_without_action, self._is_running)
-        return {
-            "inner": inner,
-            "present": np.asarray([name in self._present for name in self.possible_agents]),
-            "asked": np.asarray([name in self._asked for name in self.possible_agents]),
-            "counts": np.asarray(counts, np.int64),
-        }
-
-    @copy_state.setter
-    def copy_state(self, state: dict[str, PyTree]) -> None:
-        names = self.possible_agents
-        self._present = {
-            name: None for name, is_in in zip(names, state["present"], strict=True) if is_in
-        }
-        self._asked = {
-            name: None for name, is_in in zip(names, state["asked"], strict=True) if is_in
-        }
-        self.num_steps, self._idle_steps, self.rewards_without_action, is_running = (
-            int(count) for count in state["counts"]
-        )
-        self._is_running = bool(is_running)
-        set_env_state(self.env, state["inner"])
 
     @property
     def _at(self) -> str:

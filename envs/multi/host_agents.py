@@ -150,7 +150,17 @@ class _Agent:
         self.observation_space = to_runner_space(observation_space)
         self.action_space = to_runner_space(self.own_action_space)
         self.label = f"{env_name}: the observation of agent {agent!r}"
-        self.convert: Converter = make_converter(self.label, self.observation_space)
+        self._convert_own: Converter = make_converter(self.label, observation_space)
+        self._is_cast = self.observation_space is not observation_space
+
+    def convert(self, value: object) -> PyTree:
+        """Return an observation with the types of the environment's space, cast to those of modules.
+
+        Raises:
+            EnvError: If it does not fit the environment's space.
+        """
+        obs = self._convert_own(value)
+        return map_leaves(_to_runner_leaf, self.observation_space, obs) if self._is_cast else obs
 
 
 def _get_space(
@@ -188,6 +198,11 @@ def _spell(agent: AgentID) -> str:
 
 def _is_same_id(own: AgentID, agent: AgentID) -> bool:
     return own == agent and isinstance(own, str) == isinstance(agent, str)
+
+
+def _to_runner_leaf(space: gymnasium.Space[Any], value: PyTree) -> PyTree:
+    is_array = isinstance(space, gymnasium.spaces.Box)
+    return value.astype(space.dtype, copy=False) if is_array else value
 
 
 def _to_own_leaf(space: gymnasium.Space[Any], value: object) -> object:

@@ -25,7 +25,7 @@ class HostMultiStart:
 
     @property
     def acts(self) -> dict[str, bool]:
-        """Whether an agent acts next, of those present."""
+        """Return whether an agent acts next, of those present."""
         return dict.fromkeys(self.obs, True)
 
 
@@ -63,7 +63,7 @@ class HostMultiStep:
 
     @property
     def is_over(self) -> bool:
-        """Whether the episode ends with this step."""
+        """Return whether the episode ends with this step."""
         return self.terminated[ALL] or self.truncated[ALL]
 
     @property

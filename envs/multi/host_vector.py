@@ -4,6 +4,7 @@ Seeds, restarts of single copies after a fault and what is reported of them are 
 environments of a single agent (`jaxrl.envs.adapters.barrier`).
 """
 
+import contextlib
 import dataclasses
 import time
 import traceback
@@ -25,7 +26,8 @@ from jaxrl.envs.adapters.barrier import (
     reraise_interrupts,
 )
 from jaxrl.envs.adapters.host_state import get_env_state, set_env_state
-from jaxrl.envs.adapters.precheck import ValidateEnv, call_validate_env
+from jaxrl.envs.adapters.precheck import ValidateEnv
+from jaxrl.envs.adapters.precheck_multi import precheck_multi_env
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv, NonFiniteValueError
@@ -34,6 +36,8 @@ from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.errors import EnvError, summarize_exception
 
 Outcome: TypeAlias = HostMultiStart | HostMultiStep
+_CHECK_ATTEMPTS = 3
+"""Number of checks of an environment that may raise at times."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -330,15 +334,10 @@ def make_multi_vector(
     """Make `num_envs` copies of an environment of several agents; see `make_vector`.
 
     Raises:
-        EnvError: If `validate_env` rejects the environment.
+        EnvError: If the environment fails a check, or `validate_env` rejects it.
     """
     context = EnvContext(made.env_config, worker_index=worker_index, num_workers=num_workers)
-    if validate_env is not None:
-        env = made.create(context)
-        try:
-            call_validate_env(made.id, env, context, validate_env)
-        finally:
-            close_quietly(made.id, env)
+    _precheck(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
     return MultiHostVector(
         made,
         num_envs=num_envs,
@@ -348,3 +347,19 @@ def make_multi_vector(
         restart_failed=restart_failed,
         check_bounds=check,
     )
+
+
+def _precheck(
+    made: MadeMultiHostEnv,
+    context: EnvContext,
+    *,
+    check: bool,
+    validate_env: ValidateEnv | None,
+    may_fail: bool,
+) -> None:
+    """Check an environment; one that is known to raise at times has several attempts."""
+    for _ in range(_CHECK_ATTEMPTS - 1 if may_fail else 0):
+        with contextlib.suppress(EnvError):
+            precheck_multi_env(made, context, check=check, validate_env=validate_env)
+            return
+    precheck_multi_env(made, context, check=check, validate_env=validate_env)

@@ -333,11 +333,14 @@ class ProbeJoin(MultiProbe):
 
 
 class ProbeTeams(MultiProbe):
-    """One step that earns 1 for the red team and -1 for the blue one; all observe the same."""
+    """One step that earns 1 for the red team and -1 for the blue one; all observe the same.
+
+    The teams are of unequal size, so that no reversal or rotation of the agents keeps them.
+    """
 
     name = "probe-teams-v0"
     possible_agents = ("a", "b", "c", "d")
-    teams: Mapping[str, tuple[str, ...]] = {"red": ("a", "d"), "blue": ("b", "c")}
+    teams: Mapping[str, tuple[str, ...]] = {"red": ("a", "b", "d"), "blue": ("c",)}
     acting: Acting = "all"
     max_acting = None
     num_observed = 1

@@ -53,6 +53,7 @@ from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError
 from jaxrl.modules.rl_module import RLModule
+from jaxrl.offline.held_out import EpisodeSplit
 from jaxrl.runtime.commands import is_command
 from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
 from jaxrl.runtime.program import Program
@@ -83,7 +84,8 @@ class Assembly:
 
     `train_step` is an `InGraphRunner` if the environments are part of the compiled program.
     `compiled_step` is the training step of the user's own Algorithm as a function of its data flow.
-    `storage` is where the rows of recorded data are, for a run that learns from them alone.
+    `storage` is where the rows of recorded data are, for a run that learns from them alone, and
+    `episode_split` has those that are read but not yet used.
     `num_buffers` is the number of modules whose buffers share these limits equally.
     `program_cache` is the cache of programs that were compiled before;
     `should_train` is whether the run is made to be trained, rather than restored, and
@@ -102,6 +104,7 @@ class Assembly:
     should_compile_train: bool = False
     should_train: bool = True
     storage: ChosenStorage | None = None
+    episode_split: EpisodeSplit = dataclasses.field(default_factory=EpisodeSplit)
 
     @functools.cached_property
     def buffer_bytes(self) -> int:

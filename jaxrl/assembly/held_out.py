@@ -8,8 +8,8 @@ from jaxrl.assembly.offline import apply_connectors, concatenate_parts, merge_pa
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.episodes.packing import EpisodePart
-from jaxrl.errors import ConfigError, DataError
-from jaxrl.offline.held_out import hash_episode, is_held_out
+from jaxrl.errors import DataError
+from jaxrl.offline.held_out import hash_episode
 from jaxrl.offline.recorded import RecordedData
 from jaxrl.training.rollout import PolicyStep
 
@@ -17,69 +17,31 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
-def read_held_out(
-    config: "AlgorithmConfig", data: Sequence[RecordedData]
-) -> list[list[EpisodePart]]:
-    """Read the parts of the episodes that are held out of each source, as they are recorded.
-
-    Args:
-        config: Config with an evaluation on them.
-        data: Recorded data by source.
-
-    Raises:
-        ConfigError: If no episode is held out, or none is left.
-        DataError: If the data are damaged, or do not say which episode a row is of.
-    """
-    settings = config.evaluation_settings
-    share, kept, left = settings.held_out_share, list[list[EpisodePart]](), set[str]()
-    for source in data:
-        if not source.has_past:
-            raise DataError(
-                f"{source.files[0]} does not say the episode of each row, by which episodes are held "
-                "out (offline_evaluation_interval): name its column in input_read_schema, "
-                "{'eps_id': ...}, or leave the interval out."
-            )
-        held_out: list[EpisodePart] = []
-        for part in source.iter_parts():
-            if is_held_out(part.episode_id, share):
-                held_out.append(part)
-            else:
-                left.add(part.episode_id)
-        kept.append(held_out)
-    number = len({part.episode_id for parts in kept for part in parts})
-    if not number or not left:
-        total = number + len(left)
-        problem, advice = ("none", "raise") if not number else ("all", "lower")
-        raise ConfigError(
-            f"offline_evaluation_split={share} holds out {problem} of the {total} recorded episodes: "
-            f"{advice} it, record more episodes, or leave offline_evaluation_interval out."
-        )
-    return kept
-
-
 def load_held_out(
     config: "AlgorithmConfig",
     data: Sequence[RecordedData],
+    held_out: Sequence[Sequence[EpisodePart]],
     policy_step: PolicyStep,
     learner_pipeline: LearnerPipeline,
     num_rows: int | None = None,
 ) -> Dataset:
-    """Read the held-out episodes into a dataset of NumPy arrays, as they would be learned from.
+    """Lay the held-out episodes into a dataset of NumPy arrays, as they would be learned from.
 
     Episodes are in the order of their hashes, which does not depend on that of the files.
 
     Args:
         config: Config with an evaluation on them.
         data: Recorded data by source.
+        held_out: Held-out parts of each source, as they are recorded.
         policy_step: Policy with its connectors.
         learner_pipeline: Connectors of rewards.
         num_rows: Number of rows that are needed; None for all.
 
     Raises:
-        JaxrlError: If there are none, or the data are damaged.
+        DataError: If no row is left of them.
     """
     parts: list[EpisodePart] = []
-    for source, recorded in zip(data, read_held_out(config, data), strict=True):
+    for source, recorded in zip(data, held_out, strict=True):
         parts += prepare_parts(config, source, recorded, policy_step)
     if not parts:
         raise DataError(

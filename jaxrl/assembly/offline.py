@@ -25,7 +25,7 @@ from jaxrl.core.types import Columns, PyTree, Rollout
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError, JaxrlError
 from jaxrl.modules.rl_module import make_zeros
-from jaxrl.offline.held_out import leave_out
+from jaxrl.offline.held_out import EpisodeSplit
 from jaxrl.offline.manifest import ReferenceReturns
 from jaxrl.offline.recorded import RecordedData, open_data, read_reference
 from jaxrl.training.rollout import PolicyStep
@@ -191,19 +191,25 @@ def load_dataset(
     policy_step: PolicyStep,
     learner_pipeline: LearnerPipeline,
     sampler: DatasetSampler,
+    split: EpisodeSplit,
 ) -> Dataset:
     """Read the recorded data into a dataset of NumPy arrays, as they are learned from.
 
     Actions become the module's, rewards pass the learner connectors, and observations those
-    connectors that look back.
+    connectors that look back. Held-out episodes are left in `split`.
 
     Raises:
         JaxrlError: If the data are damaged, do not fit, or are too few.
     """
     sources: list[list[EpisodePart]] = []
     share = config.evaluation_settings.held_out_share
-    for source in data:
-        parts = prepare_parts(config, source, leave_out(source.iter_parts(), share), policy_step)
+    learned: Sequence[Iterable[EpisodePart]] = (
+        split.take(data, share, held_out=False, leaves_others=True)
+        if share
+        else [source.iter_parts() for source in data]
+    )
+    for source, recorded in zip(data, learned, strict=True):
+        parts = prepare_parts(config, source, recorded, policy_step)
         if not parts:
             raise DataError(
                 f"{source.files[0]} has no rows to learn from: name data with at least one "

@@ -155,6 +155,7 @@ def train(
         assignments=set_ or (),
         overrides=overrides,
     )
+    experiments.check_steps_option(steps, is_offline=experiment.config.is_offline)
     raise typer.Exit(runs.train(experiment, get_log_level(ctx)))
 
 
@@ -250,7 +251,7 @@ def resume(
     from jaxrl.cli import experiments, runs
 
     criterion = experiments.parse_stop_options(stop, steps)
-    raise typer.Exit(runs.resume(run, criterion, get_log_level(ctx), trust=trust))
+    raise typer.Exit(runs.resume(run, criterion, get_log_level(ctx), steps=steps, trust=trust))
 
 
 @app.command(

@@ -102,10 +102,10 @@ def _build(
     assignments: list[str],
     overrides: dict[str, object],
 ) -> "Experiment":
-    from jaxrl.cli.experiments import build_experiment, parse_stop_options
+    from jaxrl.cli.experiments import build_experiment, check_steps_option, parse_stop_options
     from jaxrl.config.registry import find_shipped_config
 
-    return build_experiment(
+    experiment = build_experiment(
         ["file", str(find_shipped_config(example_id))],
         algo=None,
         env=None,
@@ -114,3 +114,5 @@ def _build(
         assignments=assignments,
         overrides=overrides,
     )
+    check_steps_option(steps, is_offline=experiment.config.is_offline)
+    return experiment

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxrl.config.load import Experiment
 
 ENV_STEPS = "num_env_steps_sampled_lifetime"
+TRAINED_ROWS = "num_env_steps_trained_lifetime"
 
 
 def build_experiment(
@@ -74,6 +75,25 @@ def parse_stop_options(stop: str | None, steps: str | None) -> dict[str, float] 
             f"--steps {steps} and --stop both give {ENV_STEPS}: leave one of them out."
         )
     return {ENV_STEPS: parse_steps(steps), **criteria}
+
+
+def check_steps_option(steps: str | None, *, is_offline: bool) -> None:
+    """Raise if --steps is given for a run that takes no environment steps.
+
+    Args:
+        steps: Value of --steps; None without it.
+        is_offline: Whether the run learns from recorded data alone.
+
+    Raises:
+        ConfigError: If --steps is never reached.
+    """
+    if steps is None or not is_offline:
+        return
+    raise ConfigError(
+        f"--steps {steps} counts environment steps, and a run that learns from recorded data takes "
+        f"none: --stop '{{\"{TRAINED_ROWS}\": {parse_steps(steps):.0f}}}' ends it after so many "
+        "recorded rows, and --stop '{\"training_iteration\": 10}' after so many iterations."
+    )
 
 
 def parse_settings(config: str | None) -> dict[str, Any]:

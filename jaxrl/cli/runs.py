@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from jaxrl.cli import terminal
 from jaxrl.cli.command import format_command
 from jaxrl.cli.errors import get_notes, make_log_level_override
 from jaxrl.cli.evaluation import format_evaluation
+from jaxrl.cli.experiments import check_steps_option
 from jaxrl.cli.interrupts import Interrupts
 from jaxrl.cli.records import find_run, resolve_checkpoint
 from jaxrl.config.datasets import iter_sources
@@ -32,6 +34,7 @@ from jaxrl.runs.checkpoint import (
 )
 from jaxrl.runs.host_state import check_metadata, resolve_trust
 from jaxrl.runs.run_folder import (
+    RESULT_FILE,
     RunFolder,
     check_name,
     is_run_folder,
@@ -79,15 +82,24 @@ def resume(
     stop: Mapping[str, float] | None,
     log_level: int | None = None,
     *,
+    steps: str | None = None,
     trust: Sequence[str] | None = None,
 ) -> int:
     """Resume a run in its own folder, from its newest checkpoint or from a named one.
+
+    Args:
+        run: Run folder, its name, or a checkpoint.
+        stop: Stop criterion; None for that of the run.
+        log_level: Level of messages; None for that of the run.
+        steps: The part of the criterion that was given as a number of environment steps.
+        trust: Packages that the checkpoint may import.
 
     Returns:
         Exit code.
     """
     path, chosen = _find_run_and_checkpoint(find_run(run))
     with RunFolder.open(path) as folder:
+        check_steps_option(steps, is_offline=_is_offline(folder.path))
         criterion = _get_stop_criterion(folder, stop)
         if is_sweep_folder(folder.path):
             return _resume_sweep(folder, criterion, log_level, trust)
@@ -142,7 +154,7 @@ def _resume_sweep(
     lanes = [path for path in folder.path.glob("lane_*") if is_run_folder(path)]
     active = [path for path in lanes if str(int(path.name[5:])) not in saved["diverged"]]
     reached = [
-        _find_reached(path / "result.json", _newest_iteration(path) if trials else iteration, stop)
+        _find_reached(path / RESULT_FILE, _newest_iteration(path) if trials else iteration, stop)
         for path in active
     ]
     if reached and all(reached):
@@ -287,6 +299,14 @@ def _get_stop_criterion(folder: RunFolder, stop: Mapping[str, float] | None) -> 
             "give one, as in --steps 100000 or --stop '{\"training_iteration\": 100}'."
         )
     return stored
+
+
+def _is_offline(run: Path) -> bool:
+    """Return whether the results of a run, or of a sweep's first lane, are of recorded data alone."""
+    files = (path / RESULT_FILE for path in (*sorted(run.glob("lane_*")), run))
+    file = next((path for path in files if path.is_file()), None)
+    rows = () if file is None else itertools.islice(read_results(file), 1)
+    return any(results.is_offline(row) for row in rows)
 
 
 def _find_reached(result_file: Path, iteration: int, stop: Mapping[str, float]) -> str | None:

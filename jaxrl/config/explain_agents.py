@@ -7,7 +7,7 @@ from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.core.space_arrays import count_bytes, get_flat_size
 from jaxrl.core.spaces import without_part
-from jaxrl.envs.registry import MadeMultiEnv
+from jaxrl.envs.multi.made import MadeMultiEnv
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

@@ -23,6 +23,7 @@ from jaxrl.metrics import DEFAULT_MODULE
 
 MappingFunction: TypeAlias = Callable[..., str]
 """Function of an agent and an episode that returns the id of a module."""
+Info: TypeAlias = dict[str, Any] | None
 Spaces: TypeAlias = "Mapping[Any, gymnasium.Space[Any]] | gymnasium.spaces.Dict | None"
 
 
@@ -244,7 +245,7 @@ class MultiAgentEpisode(MultiAgentEpisodeData):
         if self._start_time is None:
             self._start_time = self._last_step_time
 
-    def _begin(self, agent: AgentID, observation: PyTree, info: Any) -> None:
+    def _begin(self, agent: AgentID, observation: PyTree, info: Info) -> None:
         tracks = self._tracks.setdefault(agent, [])
         episode = SingleAgentEpisode(
             None if tracks else self._episode_ids.get(agent),
@@ -276,7 +277,7 @@ class MultiAgentEpisode(MultiAgentEpisodeData):
             self._rewards_begin[agent] = self._rewards_begin.get(agent, 0.0) + float(reward)
 
     def _finish_step(
-        self, agent: AgentID, observation: PyTree, info: Any, ends: tuple[bool, bool]
+        self, agent: AgentID, observation: PyTree, info: Info, ends: tuple[bool, bool]
     ) -> None:
         """Complete an agent's step with its observation or its end, if there is either."""
         track = self._get_live(agent)
@@ -453,8 +454,7 @@ class MultiAgentEpisode(MultiAgentEpisodeData):
     def from_state(state: Mapping[str, Any]) -> "MultiAgentEpisode":
         """Return the episode with the state that `get_state` returned."""
         episode = MultiAgentEpisode(state["id_"])
-        for name in _STATE_ATTRIBUTES:
-            setattr(episode, name, copy.copy(state[name]))
+        vars(episode).update({name: copy.copy(state[name]) for name in _STATE_ATTRIBUTES})
         episode._tracks = {
             agent: [AgentTrack.from_state(track) for track in tracks]
             for agent, tracks in state["tracks"]
@@ -491,7 +491,7 @@ _STATE_ATTRIBUTES = (
 )
 
 
-def _map_to_default(agent_id: Hashable, episode: MultiAgentEpisode, **_: Any) -> str:
+def _map_to_default(agent_id: Hashable, episode: MultiAgentEpisode, **_: object) -> str:
     del agent_id, episode
     return DEFAULT_MODULE
 

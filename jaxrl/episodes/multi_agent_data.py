@@ -70,12 +70,12 @@ class MultiAgentEpisodeData:
 
     @property
     def is_reset(self) -> bool:
-        """Whether the episode has begun."""
-        return bool(self._tracks)
+        """Return whether the episode has begun."""
+        return bool(self._tracks) or self.env_t > 0
 
     @property
     def is_done(self) -> bool:
-        """Whether the episode has ended; single agents may end before."""
+        """Return whether the episode has ended; single agents may end before."""
         return self.is_terminated or self.is_truncated
 
     def get_duration_s(self) -> float:
@@ -86,7 +86,7 @@ class MultiAgentEpisodeData:
 
     @property
     def is_numpy(self) -> bool:
-        """Whether the data are stored as arrays."""
+        """Return whether the data are stored as arrays."""
         return all(t.episode.is_numpy for t in self._all_tracks() if len(t.episode))
 
     @property

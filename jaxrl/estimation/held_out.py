@@ -9,15 +9,17 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.dataset_storage import format_bytes, get_device_limit
-from jaxrl.assembly.held_out import load_held_out, read_held_out, sort_episodes
+from jaxrl.assembly.held_out import load_held_out, sort_episodes
 from jaxrl.assembly.offline import open_config_data
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.config.offline_evaluation import EstimationMethod, parse_methods
 from jaxrl.config.settings.offline_evaluation import EVAL_LOSS
 from jaxrl.core.types import Device, PyTree
+from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.metrics import DEFAULT_MODULE, OFF_POLICY_ESTIMATOR, OFFLINE_EVAL_RUNNERS
 from jaxrl.modules.rl_module import RLModule
+from jaxrl.offline.recorded import RecordedData
 from jaxrl.runtime.program import Program
 from jaxrl.training.held_out import HeldOutLosses
 from jaxrl.training.report import to_host
@@ -73,8 +75,10 @@ class HeldOutEvaluation:
             kind = self._settings.offline_evaluation_type
             self._estimates[OFFLINE_EVAL_RUNNERS] = EstimationMethod(method=kind)
         self._named = parse_methods(self._settings.off_policy_estimation_methods)
+        is_streamed = assembly.storage is not None and assembly.storage.name == "stream"
+        held_out = self._read_parts(config, leaves_others=not is_streamed)
         if self._settings.offline_evaluation_type == EVAL_LOSS:
-            self._losses = self._make_losses(config)
+            self._losses = self._make_losses(config, *held_out)
         self._episodes: WholeEpisodes | None = None
         if self._methods:
             from jaxrl.estimation.estimate import check_densities, check_target, make_fqe_settings
@@ -83,23 +87,38 @@ class HeldOutEvaluation:
             for method in self._methods:
                 make_fqe_settings(method.fqe)
             check_target(self._make_target(config, None), names)
-            self._episodes = self.read_episodes(config)
+            self._episodes = self._join_episodes(*held_out)
             check_densities(self._episodes, names)
 
     @property
     def _methods(self) -> list[EstimationMethod]:
         return [*self._estimates.values(), *self._named.values()]
 
-    def _make_losses(self, config: "AlgorithmConfig") -> tuple[Dataset, HeldOutLosses, Program]:
+    def _read_parts(
+        self, config: "AlgorithmConfig", *, leaves_others: bool
+    ) -> tuple[list[RecordedData], list[list[EpisodePart]]]:
+        """Return the data by source, and their held-out parts."""
+        data = open_config_data(config, self._assembly.made.spaces)
+        parts = self._assembly.episode_split.take(
+            data, self._settings.held_out_share, held_out=True, leaves_others=leaves_others
+        )
+        return data, parts
+
+    def _make_losses(
+        self,
+        config: "AlgorithmConfig",
+        data: Sequence[RecordedData],
+        held_out: Sequence[Sequence[EpisodePart]],
+    ) -> tuple[Dataset, HeldOutLosses, Program]:
         assembly, settings = self._assembly, self._settings
         duration, size = (
             settings.offline_evaluation_duration,
             settings.offline_eval_batch_size_per_runner,
         )
-        data = open_config_data(config, assembly.made.spaces)
         dataset = load_held_out(
             config,
             data,
+            held_out,
             assembly.policy_step,
             assembly.train_step.learner_pipeline,
             None if duration == "auto" else duration * size,
@@ -144,20 +163,23 @@ class HeldOutEvaluation:
         Raises:
             JaxrlError: If there are none that are whole, or the data are damaged.
         """
-        from jaxrl.estimation.episodes import join_episodes, select_whole_episodes
-
         if self._episodes is not None:
             return self._episodes
-        settings = self._settings
-        data = open_config_data(config, self._assembly.made.spaces)
+        return self._join_episodes(*self._read_parts(config, leaves_others=False))
+
+    def _join_episodes(
+        self, data: Sequence[RecordedData], held_out: Sequence[Sequence[EpisodePart]]
+    ) -> "WholeEpisodes":
+        from jaxrl.estimation.episodes import join_episodes, select_whole_episodes
+
         whole = [
             select_whole_episodes(
                 source,
                 self._select_episodes(parts),
                 self._assembly.policy_step.action_pipeline,
-                split_by_episode=settings.ope_split_batch_by_episode,
+                split_by_episode=self._settings.ope_split_batch_by_episode,
             )
-            for source, parts in zip(data, read_held_out(config, data), strict=True)
+            for source, parts in zip(data, held_out, strict=True)
             if parts
         ]
         return join_episodes(whole)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
-from jaxrl.runners.agent_tally import compute_agent_returns
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
+from jaxrl.runners.multi.tally import compute_agent_returns
 from jaxrl.runners.quotas import (
     EvalEpisodes,
     EvalShare,

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.loggers.json_sink import parse_line
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runs import results
 from jaxrl.runs.run_folder import PROGRESS_FILE, RESULT_FILE, RunFolder
 from jaxrl.runtime import files
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+LOSS = f"learners/{DEFAULT_MODULE}/total_loss"
 _MAX_POINTS = 5_000
 
 Points = list[tuple[int, float]]
@@ -23,13 +26,29 @@ Points = list[tuple[int, float]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearningCurve:
-    """Episode returns against environment steps; `evaluations` is empty without evaluations."""
+    """Episode returns against environment steps; `evaluations` is empty without evaluations.
+
+    A run on recorded data has no episodes in training: `is_offline`, its steps are rows trained on, and
+    it has `losses`.
+    """
 
     steps: list[int]
     mean: list[float]
     low: list[float]
     high: list[float]
     evaluations: Points
+    losses: Points = dataclasses.field(default_factory=list)
+    is_offline: bool = False
+
+    @property
+    def returns(self) -> Points:
+        """Mean training returns."""
+        return list(zip(self.steps, self.mean, strict=True))
+
+    @property
+    def step_label(self) -> str:
+        """What `steps` are."""
+        return "rows trained on" if self.is_offline else "environment steps"
 
 
 def read_learning_curve(folder: Path) -> LearningCurve:
@@ -37,6 +56,8 @@ def read_learning_curve(folder: Path) -> LearningCurve:
     steps: list[int] = []
     band: list[tuple[float, float, float]] = []
     evaluated: Points = []
+    losses: Points = []
+    is_offline = False
     for row in _read_rows(folder):
         step = results.get_steps(row)
         mean = results.get_number(row, results.RETURN_MEAN)
@@ -50,8 +71,20 @@ def read_learning_curve(folder: Path) -> LearningCurve:
         score = results.get_number(results.get_new_evaluation(row), "episode_return_mean")
         if score is not None:
             evaluated.append((step, score))
+        is_offline = results.is_offline(row)
+        loss = results.get_number(row, LOSS) if is_offline else None
+        if loss is not None:
+            losses.append((step, loss))
     mean, low, high = (list(column) for column in zip(*band, strict=True)) if band else ([], [], [])
-    return LearningCurve(steps=steps, mean=mean, low=low, high=high, evaluations=evaluated)
+    return LearningCurve(
+        steps=steps,
+        mean=mean,
+        low=low,
+        high=high,
+        evaluations=evaluated,
+        losses=losses,
+        is_offline=is_offline,
+    )
 
 
 def preload_matplotlib() -> None:
@@ -64,6 +97,8 @@ def preload_matplotlib() -> None:
 def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path | None:
     """Draw `plots/learning_curve.png`: mean return with its range, and evaluations as markers.
 
+    Of a run on recorded data, evaluations alone are drawn or, without them, the loss.
+
     Args:
         folder: Run folder whose `result.json` or `progress.csv` is read.
         title: Title of the plot; the run's name by default.
@@ -75,25 +110,36 @@ def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path 
         RunFolderError: If the image cannot be written.
     """
     curve = read_learning_curve(folder.path)
-    if not curve.steps and not curve.evaluations:
+    if not (curve.steps or curve.evaluations or curve.losses):
         return None
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(7.0, 4.2), dpi=120, layout="constrained")
     axes = figure.add_subplot()
+    label = "episode return"
+    if curve.steps:
+        _draw_returns(axes, curve)
+    if curve.evaluations:
+        steps, scores = zip(*curve.evaluations, strict=True)
+        line = "-" if curve.is_offline else ""
+        axes.plot(steps, scores, f"D{line}", color="C3", markersize=5, label="evaluation, mean")
+    elif not curve.steps:
+        steps, losses = zip(*curve.losses, strict=True)
+        marker, label = "o" if len(steps) == 1 else "", "total loss"
+        axes.plot(steps, losses, color="C0", marker=marker, label="training, mean")
+    axes.set(xlabel=curve.step_label, ylabel=label, title=title or folder.name)
+    axes.grid(alpha=0.25)
+    axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
+    axes.legend(loc="best", frameon=False)
+    return save_figure(figure, folder.learning_curve)
+
+
+def _draw_returns(axes: "Axes", curve: LearningCurve) -> None:
     marker = "o" if len(curve.steps) == 1 else ""
     axes.fill_between(
         curve.steps, curve.low, curve.high, color="C0", alpha=0.15, linewidth=0, label="min to max"
     )
     axes.plot(curve.steps, curve.mean, color="C0", marker=marker, label="training, mean")
-    if curve.evaluations:
-        steps, scores = zip(*curve.evaluations, strict=True)
-        axes.plot(steps, scores, "D", color="C3", markersize=5, label="evaluation, mean")
-    axes.set(xlabel="environment steps", ylabel="episode return", title=title or folder.name)
-    axes.grid(alpha=0.25)
-    axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
-    axes.legend(loc="best", frameon=False)
-    return save_figure(figure, folder.learning_curve)
 
 
 def save_figure(figure: "Figure", path: Path) -> Path:

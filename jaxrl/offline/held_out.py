@@ -2,9 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from jaxrl.episodes.packing import EpisodePart
+from jaxrl.errors import ConfigError, DataError
+from jaxrl.offline.recorded import RecordedData
 
 _HASH_BYTES = 8
 _REPEATED = re.compile(r"#\d+$")
@@ -34,3 +36,66 @@ def leave_out(parts: Iterable[EpisodePart], share: float) -> Iterator[EpisodePar
     for part in parts:
         if not is_held_out(part.episode_id, share):
             yield part
+
+
+class EpisodeSplit:
+    """Parts of recorded episodes by whether they are held out, which are read once for both uses.
+
+    The use that reads them first leaves the parts of the other one here, until that takes them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[bool, list[list[EpisodePart]]] = {}
+
+    def take(
+        self, data: Sequence[RecordedData], share: float, *, held_out: bool, leaves_others: bool
+    ) -> list[list[EpisodePart]]:
+        """Return the parts of one kind by source, as they are recorded.
+
+        Args:
+            data: Recorded data by source.
+            share: Share of the episodes that are held out, above 0.
+            held_out: Whether the held-out parts are taken, or those to learn from.
+            leaves_others: Whether the other parts will be taken, too.
+
+        Raises:
+            ConfigError: If no episode is held out, or none is left.
+            DataError: If the data are damaged, or do not say which episode a row is of.
+        """
+        if held_out in self._waiting:
+            return self._waiting.pop(held_out)
+        parts: dict[bool, list[list[EpisodePart]]] = {True: [], False: []}
+        ids: dict[bool, set[str]] = {True: set(), False: set()}
+        for source in data:
+            _check_episodes(source)
+            own: dict[bool, list[EpisodePart]] = {True: [], False: []}
+            for part in source.iter_parts():
+                kind = is_held_out(part.episode_id, share)
+                ids[kind].add(part.episode_id)
+                if kind == held_out or leaves_others:
+                    own[kind].append(part)
+            for kind, found in own.items():
+                parts[kind].append(found)
+        _check_split(share, len(ids[True]), len(ids[False]))
+        if leaves_others:
+            self._waiting[not held_out] = parts[not held_out]
+        return parts[held_out]
+
+
+def _check_episodes(source: RecordedData) -> None:
+    if not source.has_past:
+        raise DataError(
+            f"{source.files[0]} does not say the episode of each row, by which episodes are held "
+            "out (offline_evaluation_interval): name its column in input_read_schema, "
+            "{'eps_id': ...}, or leave the interval out."
+        )
+
+
+def _check_split(share: float, num_held_out: int, num_left: int) -> None:
+    if not num_held_out or not num_left:
+        problem, advice = ("none", "raise") if not num_held_out else ("all", "lower")
+        raise ConfigError(
+            f"offline_evaluation_split={share} holds out {problem} of the {num_held_out + num_left} "
+            f"recorded episodes: {advice} it, record more episodes, or leave "
+            "offline_evaluation_interval out."
+        )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.host_policy import HostPolicy, PrevStep
 from jaxrl.runners.metrics_logger import MetricsLogger
-from jaxrl.runners.multi_runner_factory import make_multi_env_runner
+from jaxrl.runners.multi.factory import make_multi_env_runner
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.runners.rows import FragmentBuilder, PartialFragment
 from jaxrl.runtime.program import Program
@@ -417,7 +417,7 @@ def make_env_runner(
     if made is None and config.is_multi_agent:
         made = make_multi_host_env(config)
     if isinstance(made, MadeMultiHostEnv):
-        multi: Any = make_multi_env_runner(
+        multi = make_multi_env_runner(
             config,
             made,
             worker_index=worker_index,
@@ -428,7 +428,7 @@ def make_env_runner(
             explore=explore,
             hooks=hooks,
         )
-        return multi
+        return cast("EnvRunner", multi)
     made = make_env(config) if made is None else made
     environment = config.environment_settings
     vector = make_vector(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
-from jaxrl.runners.agent_counts import AgentCounts
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hang_watch import HangWatch
 from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.multi.counts import AgentCounts
 from jaxrl.runners.protocols import call_runner
 from jaxrl.runtime.program import Program
 

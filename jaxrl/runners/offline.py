@@ -92,7 +92,9 @@ def read_dataset(
     storage = assembly.storage.name if assembly.storage is not None else "device"
     check_dataset_size(config, data, storage, device)
     pipeline = assembly.train_step.learner_pipeline
-    dataset = load_dataset(config, data, assembly.policy_step, pipeline, sampler)
+    dataset = load_dataset(
+        config, data, assembly.policy_step, pipeline, sampler, assembly.episode_split
+    )
     return dataset, get_fingerprint(data, config.evaluation_settings.held_out_share)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxrl.envs.vector import NO_FAULT
-from jaxrl.runners.agent_tally import AgentEpisodes, AgentTally
 from jaxrl.runners.fragment import Fragment
+from jaxrl.runners.multi.tally import AgentEpisodes, AgentTally
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.evaluate import EvaluationResult
 

@@ -1,14 +1,20 @@
 """Figure of a sweep: learning curves of its points, and scores against the swept settings."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxrl.loggers import text
-from jaxrl.loggers.plots import LearningCurve, format_steps, read_learning_curve, save_figure
+from jaxrl.loggers.plots import (
+    LearningCurve,
+    Points,
+    format_steps,
+    read_learning_curve,
+    save_figure,
+)
 from jaxrl.sweeps.base import SweepRuns
 from jaxrl.sweeps.points import SweepPoint
 from jaxrl.sweeps.statistics import estimate_iqm
@@ -28,6 +34,8 @@ def draw_sweep(sweep: SweepRuns) -> Path | None:
 
     Curves are interquartile means of the lanes' training returns with their 95 % bootstrap
     intervals, colored by rank. For each swept number, a panel shows the points' scores against it.
+    Runs on recorded data have no training returns: curves are of the returns in evaluations or,
+    without them, of the losses, which are no scores.
 
     Args:
         sweep: Trained sweep with logged results.
@@ -47,22 +55,45 @@ def draw_sweep(sweep: SweepRuns) -> Path | None:
         ]
         for point in points
     }
-    shown = [point for point in points if any(curve.steps for curve in curves[point.number])]
+    label, lines = _choose_lines(curves)
+    shown = [point for point in points if lines[point.number]]
     if not shown:
         return None
     from matplotlib.figure import Figure  # slow to import
 
-    swept = [name for name in points[0].values if _is_swept(points, name)]
+    has_scores = not math.isnan(points[0].score)
+    swept = [name for name in points[0].values if has_scores and _is_swept(points, name)]
     figure = Figure(figsize=(6.4 + 3.6 * len(swept), 4.4), dpi=120, layout="constrained")
     ratios = [1.6, *[1.0] * len(swept)]
     axes = figure.subplots(1, 1 + len(swept), squeeze=False, width_ratios=ratios)[0]
-    _draw_curves(axes[0], shown[:MAX_CURVES], curves)
+    _draw_curves(axes[0], shown[:MAX_CURVES], lines)
+    step_label = next(curve.step_label for own in curves.values() for curve in own)
+    axes[0].set(xlabel=step_label, ylabel=f"{label} (IQM)")
     title = f"{sweep.config.algo_name} on {sweep.config.environment_settings.env}"
     num_hidden = len(points) - len(shown[:MAX_CURVES])
     axes[0].set_title(f"{title}: the best {MAX_CURVES} of {len(points)}" if num_hidden else title)
     for panel, name in zip(axes[1:], swept, strict=True):
         _draw_scores(panel, points, name)
     return save_figure(figure, sweep.folder.path / PLOT_FILE)
+
+
+def _choose_lines(
+    curves: Mapping[int, Sequence[LearningCurve]],
+) -> tuple[str, dict[int, list[Points]]]:
+    """Return what is drawn, the first that any lane has, and the lanes' points of it by sweep point."""
+    kinds = {
+        "training return": lambda curve: curve.returns,
+        "evaluation return": lambda curve: curve.evaluations,
+        "total loss": lambda curve: curve.losses,
+    }
+    for label, get_points in kinds.items():
+        lines = {
+            number: [points for points in map(get_points, own) if points]
+            for number, own in curves.items()
+        }
+        if any(lines.values()):
+            return label, lines
+    return "", {number: [] for number in curves}
 
 
 def _is_swept(points: Sequence[SweepPoint], name: str) -> bool:
@@ -73,17 +104,17 @@ def _is_swept(points: Sequence[SweepPoint], name: str) -> bool:
 
 
 def _draw_curves(
-    axes: "Axes", points: Sequence[SweepPoint], curves: dict[int, list[LearningCurve]]
+    axes: "Axes", points: Sequence[SweepPoint], lines: Mapping[int, Sequence[Points]]
 ) -> None:
     import matplotlib
 
     colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.92, len(points)))
     for rank, (point, color) in enumerate(zip(points, colors, strict=True)):
-        steps, middle, low, high = _compute_band(curves[point.number])
+        steps, middle, low, high = _compute_band(lines[point.number])
         zorder = len(points) - rank
         axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0, zorder=zorder)
-        axes.plot(steps, middle, color=color, label=_format_label(point), zorder=zorder + 0.5)
-    axes.set(xlabel="environment steps", ylabel="training return (IQM)")
+        marker, label = "o" if len(steps) == 1 else "", _format_label(point)
+        axes.plot(steps, middle, color=color, marker=marker, label=label, zorder=zorder + 0.5)
     axes.grid(alpha=0.25)
     axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
     axes.legend(loc="best", frameon=False, fontsize="small")
@@ -94,18 +125,19 @@ def _format_label(point: SweepPoint) -> str:
         f"{name}={x:.3g}" if isinstance(x, float) else f"{name}={x}"
         for name, x in point.values.items()
     )
-    return f"{values or 'all lanes'}: {text.format_number(point.score)}"
+    name = values or "all lanes"
+    return name if math.isnan(point.score) else f"{name}: {text.format_number(point.score)}"
 
 
-def _compute_band(curves: Sequence[LearningCurve]) -> tuple[Any, Any, Any, Any]:
+def _compute_band(lines: Sequence[Points]) -> tuple[Any, Any, Any, Any]:
     """Return the steps common to all curves, the interquartile mean and its lower and upper bounds.
 
     The bounds are those of a 95 % bootstrap interval; for a single curve they equal the mean.
     """
-    curves = [curve for curve in curves if curve.steps]
-    first, last = max(c.steps[0] for c in curves), min(c.steps[-1] for c in curves)
+    columns = [np.array(points, np.float64).T for points in lines]
+    first, last = max(x[0] for x, _ in columns), min(x[-1] for x, _ in columns)
     steps = np.unique(np.linspace(first, last, CURVE_POINTS).astype(np.int64))
-    values = np.array([np.interp(steps, curve.steps, curve.mean) for curve in curves]).T
+    values = np.array([np.interp(steps, x, y) for x, y in columns]).T
     found = [estimate_iqm(row.tolist(), num_resamples=500) for row in values]
     return steps, *np.array([(point.value, point.low, point.high) for point in found]).T
 

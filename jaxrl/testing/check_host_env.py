@@ -91,7 +91,7 @@ NOT_REPRODUCIBLE = (
 )
 SHARED = (
     "it behaves differently when a second copy is stepped beside it, in {path}; copies must not "
-    "share mutable state"
+    "share mutable state, such as the global generator of numpy.random"
 )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +20,8 @@ from jaxrl.testing.check_host_env import (
     is_equal,
     warn_about_pickling,
 )
+
+RowT = TypeVar("RowT", HostMultiStart, HostMultiStep)
 
 _MAX_STEPS = 2_000
 _NUM_EPISODES = 3
@@ -85,7 +87,7 @@ def _play(
     return players
 
 
-def _copy(row: Any) -> Any:
+def _copy(row: RowT) -> RowT:
     """Return a row with copies of its observations, which an environment may overwrite."""
     obs, state = jax.tree.map(np.array, (row.obs, row.global_state))
     return dataclasses.replace(row, obs=obs, global_state=state)

@@ -171,6 +171,14 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--stop", "[3]"), "--stop must be a JSON object"),
     ((*PPO, "--stop", '{"training_iteratio": 3}'), "Did you mean 'training_iteration'"),
     ((*PPO, "--stop", '{"training_iteration": "x"}'), "must give a finite number"),
+    (
+        ("train", "file", "offline/cartpole-bc", "--steps", "1e5"),
+        "takes none: --stop '{\"num_env_steps_trained_lifetime\": 100000}' ends it",
+    ),
+    (
+        ("example", "run", "offline/cartpole-bc", "--steps", "50"),
+        "--steps 50 counts environment steps",
+    ),
     ((*PPO, "--steps", "1.5"), "--steps must be a whole number"),
     ((*PPO, "--steps", "many"), "--steps must be a whole number"),
     (

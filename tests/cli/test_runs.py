@@ -16,12 +16,14 @@ import imageio_ffmpeg
 import pytest
 from typer.testing import CliRunner, Result
 
+from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.app import app
 from jaxrl.loggers.plots import draw_learning_curve
 from jaxrl.loggers.status import RunStatus
 from jaxrl.runs.run_folder import RunFolder
 from tests.helpers import slow_but
+from tests.recorded_data import write_data
 
 SMALL = {
     "num_envs_per_env_runner": 8,
@@ -140,6 +142,22 @@ def test_resume_of_a_finished_run_is_refused_with_what_to_say(
     assert "training_iteration = 4 has reached 4" in done.stderr
     assert "--stop" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_steps_of_environments_do_not_end_a_run_on_recorded_data(tmp_path: Path) -> None:
+    config = BCConfig().offline_data(
+        input_=write_data(tmp_path / "data"), num_updates_per_iteration=2
+    )
+    config.training(train_batch_size=8).rl_module(model_config={"fcnet_hiddens": [4]})
+    config.debugging(results_dir=str(tmp_path), run_name="mine", loggers=["json"])
+    with config.build() as algorithm:
+        algorithm.fit({"training_iteration": 1})
+    refused = jaxrl("resume", tmp_path / "mine", "--steps", "900")
+    assert refused.exit_code == 2
+    assert "--steps 900 counts environment steps" in refused.output
+    done = jaxrl("resume", tmp_path / "mine", "--stop", '{"num_env_steps_trained_lifetime": 32}')
+    assert done.exit_code == 0, done.output
+    assert iterations(tmp_path / "mine") == [1, 2]
 
 
 @pytest.mark.parametrize("command", ["resume", "evaluate"])

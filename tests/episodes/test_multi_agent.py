@@ -376,3 +376,58 @@ def test_what_cannot_be_done_now() -> None:
     waiting = play(make(), 0, 1)
     with pytest.raises(EpisodeError, match="agent 'b' at step 2, but its action hangs"):
         waiting.add_env_step({}, {"b": 1}, {})
+
+
+def make_torture(seed: int, steps: int = 14) -> tuple[Any, list[Any]]:
+    """Return a reset and steps of agents that wait, end, come again and are paid at any time."""
+    rng = np.random.default_rng(seed)
+    agents = ("a", "b", "c")
+    asked, waiting, rows = {"a"}, set(), []
+    for t in range(1, steps + 1):
+        present = asked | waiting
+        over = t == steps
+        seen = {a for a in agents if rng.random() < 0.5}
+        ended = {a for a in sorted(present) if rng.random() < 0.15}
+        cut = {a for a in sorted(ended) if a in seen and rng.random() < 0.5}
+        rows.append(
+            {
+                "observations": dict.fromkeys(sorted(seen), t),
+                "actions": dict.fromkeys(sorted(asked), 10 * t),
+                "rewards": {a: float(rng.integers(1, 9)) for a in agents if rng.random() < 0.5},
+                "terminateds": {**dict.fromkeys(sorted(ended - cut), True), "__all__": over},
+                "truncateds": dict.fromkeys(sorted(cut), True),
+                "extra_model_outputs": {a: {"logp": t / 2} for a in sorted(asked)},
+            }
+        )
+        waiting = present - seen - ended
+        asked = seen - ended
+    return {"a": 0}, rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chunks_of_any_length_join_to_the_whole(seed: int) -> None:
+    rng = np.random.default_rng(1_000 + seed)
+    start, rows = make_torture(seed)
+    whole, chunk = make(), make()
+    whole.add_env_reset(observations=start)
+    chunk.add_env_reset(observations=start)
+    chunks = []
+    for row in rows:
+        whole.add_env_step(**row)
+        chunk.add_env_step(**row)
+        if rng.random() < 0.5 and not chunk.is_done:
+            chunks.append(chunk)
+            chunk = chunk.cut(int(rng.integers(4)))
+    chunks.append(chunk)
+    assert sum(each.agent_steps() for each in chunks) == whole.agent_steps()
+    assert sum(each.get_return() for each in chunks) == pytest.approx(whole.get_return())
+    joined = chunks[0]
+    for each in chunks[1:]:
+        joined.concat_episode(each)
+    assert contents(joined) == contents(whole)
+    assert joined.env_t_to_agent_t == whole.env_t_to_agent_t
+    for what in ("get_observations", "get_actions", "get_rewards"):
+        assert getattr(joined, what)(return_list=True) == getattr(whole, what)(return_list=True)
+    at = int(rng.integers(1, len(rows)))
+    left, right = whole[:at], whole[at:]
+    assert left.agent_steps() + right.agent_steps() == whole.agent_steps()

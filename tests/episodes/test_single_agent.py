@@ -198,3 +198,28 @@ def test_given_data_are_looked_back_to_unless_told_otherwise() -> None:
     part = SingleAgentEpisode(**data, len_lookback_buffer=1, t_started=7)
     assert (len(part), part.t, part.get_infos(0)) == (1, 8, {})
     assert isinstance(part.rewards, LookbackBuffer)
+
+
+def test_a_chunk_without_steps_takes_the_outputs_of_the_next() -> None:
+    first = SingleAgentEpisode("mine")
+    first.add_env_reset(0)
+    second = first.cut()
+    second.add_env_step(1, 5, 2.0, extra_model_outputs={"action_logp": -0.5})
+    first.concat_episode(second)
+    assert first.get_extra_model_outputs("action_logp") == [-0.5]
+
+
+def test_names_of_an_agent_go_along() -> None:
+    names = {"agent_id": 3, "module_id": "p0", "multi_agent_episode_id": "all"}
+    episode = SingleAgentEpisode(**names)
+    episode.add_env_reset(0)
+    episode.add_env_step(1, 5, 2.0)
+    copies = (
+        episode.cut(),
+        episode[:1],
+        SingleAgentEpisode.from_state(episode.get_state()),
+    )
+    for copy in copies:
+        assert {name: getattr(copy, name) for name in names} == names
+    old = {name: value for name, value in episode.get_state().items() if name not in names}
+    assert SingleAgentEpisode.from_state(old).agent_id is None

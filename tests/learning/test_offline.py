@@ -1,4 +1,4 @@
-"""Learning from recorded data of CartPole: five seeds, greedy evaluation, fixed budgets.
+"""Learning from recorded data, mostly of CartPole: five seeds, greedy evaluation, fixed budgets.
 
 `python -m pytest -m slow tests/learning/test_offline.py -s` prints every seed. Good and random data
 are recorded from a trained PPO run and from a random agent.
@@ -16,6 +16,7 @@ from jaxrl.algorithms.iql import IQLConfig
 from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
 from jaxrl.algorithms.random_agent import RandomAgentConfig
 from jaxrl.config.load import load_experiment
+from jaxrl.datasets.make import make_missing
 from jaxrl.offline.recorded import open_data
 from jaxrl.sweeps.statistics import interquartile_mean
 from tests.learning.test_thresholds import CONFIGS, SEEDS
@@ -116,3 +117,15 @@ def test_critics_find_the_good_tenth(
     mixed: list[str], config: Any, training: dict[str, Any]
 ) -> None:
     assert interquartile_mean(learn(config, mixed, **training)) >= 250
+
+
+def test_cql_follows_the_narrow_data_of_pendulums_expert() -> None:
+    """With a penalty of 5 or without normalized observations, it ended below -900."""
+    experiment = load_experiment(CONFIGS / "offline/pendulum-cql.yaml")
+    config = experiment.config.offline_data(input_="dataset:pendulum-expert")
+    config.evaluation(evaluation_interval=None).debugging(seed=0, loggers=[])
+    make_missing(config, print)
+    with config.build() as algorithm:
+        algorithm.fit(experiment.stop)
+        played = algorithm.evaluate(num_episodes=100)["env_runners"]
+    assert played["episode_return_mean"] >= -250

@@ -94,3 +94,40 @@ def test_a_picture_that_cannot_be_written_is_one_sentence(folder: RunFolder) -> 
     (folder.path / "plots").write_text("in the way")
     with pytest.raises(RunFolderError, match=r"Cannot write .*learning_curve\.png"):
         draw_learning_curve(folder)
+
+
+def trained(iteration: int, *, evaluated: bool) -> dict[str, Any]:
+    """The result of a run on recorded data, which has no episodes of its own."""
+    row: dict[str, Any] = {
+        "training_iteration": iteration,
+        "num_env_steps_sampled_lifetime": 0,
+        "num_env_steps_trained_lifetime": 500 * iteration,
+        "env_runners": {},
+        "learners": {"default_policy": {"total_loss": 1.0 / iteration}},
+    }
+    if evaluated:
+        row["evaluation"] = {"env_runners": {"episode_return_mean": 10.0 * iteration}}
+        row["timers"] = {"evaluation_s": 0.5}
+    return row
+
+
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_recorded_data_have_evaluations_or_losses(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, evaluated: bool
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: drawn.append(figure) or path)
+    record(folder, ["json"], [trained(i, evaluated=evaluated) for i in (1, 2)])
+    assert draw_learning_curve(folder) == folder.learning_curve
+    figure = drawn[0]
+    assert isinstance(figure, Figure)
+    axes, line = figure.axes[0], figure.axes[0].lines[0]
+    assert len(axes.lines) == 1
+    assert not axes.collections
+    assert axes.get_xlabel() == "rows trained on"
+    assert list(line.get_xdata()) == [500, 1000]
+    assert list(line.get_ydata()) == ([10.0, 20.0] if evaluated else [1.0, 0.5])
+    assert axes.get_ylabel() == ("episode return" if evaluated else "total loss")
+    assert line.get_label() == ("evaluation, mean" if evaluated else "training, mean")

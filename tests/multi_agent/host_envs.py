@@ -42,10 +42,10 @@ class Forgetful(MultiAgentEnv):
 
     def step(self, action_dict: dict[Any, Any]) -> Any:
         self.time, self.total_steps = self.time + 1, self.total_steps + 1
-        if self.row == 0 and self.total_steps == self.fails_at:
+        if self.row == 1 and self.total_steps == self.fails_at:
             raise RuntimeError("the simulator is gone")
         reward = {agent: float(action == self.wanted) for agent, action in action_dict.items()}
-        if self.row == 0 and self.total_steps == self.bad_reward_at:
+        if self.row == 1 and self.total_steps == self.bad_reward_at:
             reward = dict.fromkeys(action_dict, float("nan"))
         obs, over = self._observe(), self.time == self.length
         ends, cut = over and self.number % 2 == 0, over and self.number % 2 == 1
@@ -62,3 +62,31 @@ class Duel(Forgetful):
 
     def set_state(self, state: Any) -> None:
         self.time, self.number, self.wanted, self.total_steps = map(int, state)
+
+
+class CartPoles(MultiAgentEnv):
+    """CartPoles with an agent each, as RLlib's MultiAgentCartPole."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        number = (config or {}).get("num_agents", 2)
+        self.poles = [gymnasium.make("CartPole-v1") for _ in range(number)]
+        self.agents = self.possible_agents = list(range(number))
+        self.observation_spaces = {i: pole.observation_space for i, pole in enumerate(self.poles)}
+        self.action_spaces = {i: pole.action_space for i, pole in enumerate(self.poles)}
+        self.ended: set[int] = set()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.ended = set()
+        seeds = [None if seed is None else seed + i for i in self.agents]
+        return {i: self.poles[i].reset(seed=seeds[i])[0] for i in self.agents}, {}
+
+    def step(self, action_dict: dict[Any, Any]) -> Any:
+        obs, reward, terminated, truncated = {}, {}, {}, {}
+        for i, action in action_dict.items():
+            obs[i], reward[i], terminated[i], truncated[i], _ = self.poles[i].step(action)
+            if terminated[i] or truncated[i]:
+                self.ended.add(i)
+        terminated["__all__"] = len(self.ended) == len(self.poles)
+        truncated["__all__"] = False
+        return obs, reward, terminated, truncated, {}

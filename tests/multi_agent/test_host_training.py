@@ -78,11 +78,11 @@ def test_a_copy_that_raises_is_restarted_alone_and_its_pending_rows_are_counted(
         runner: Any = algorithm.env_runner
         episodes = [env.total_steps for env in runner.env.envs]
     faults = result["fault_tolerance"]
-    # every fifth step of the first copy raises, and one before it hangs at each of these times
+    # every fifth step of the second copy raises, and one before it hangs at each of these times
     assert faults["num_sub_env_restarts"] == 2
     assert faults["num_agent_steps_lost"] == 4
     assert "the simulator is gone" in faults["restarts"][0]
-    assert episodes == [2, 12, 12, 12]
+    assert episodes == [12, 2, 12, 12]
     assert result["env_runners"]["num_env_steps_sampled"] == 46
     sampled = result["env_runners"]["num_agent_steps_sampled"]
     # of 48 actions, 4 are lost, and each ongoing episode has its last two, or one, pending
@@ -92,7 +92,7 @@ def test_a_copy_that_raises_is_restarted_alone_and_its_pending_rows_are_counted(
 def test_what_an_environment_raises_ends_the_run_without_restarts() -> None:
     with (
         make_config(config={"fails_at": 5}).build() as algorithm,
-        pytest.raises(EnvError, match=r"vector_index=0.*step raised RuntimeError: the simulator"),
+        pytest.raises(EnvError, match=r"vector_index=1.*step raised RuntimeError: the simulator"),
     ):
         algorithm.train()
 
@@ -102,7 +102,7 @@ def test_a_value_that_is_not_finite_masks_its_step_and_is_reported() -> None:
         result = algorithm.train()
     faults = result["fault_tolerance"]
     assert faults["num_nonfinite_env_steps"] == 1
-    assert faults["last_nonfinite_env_step"] == {"env_index": 0, "env_step": 4, "what": "reward"}
+    assert faults["last_nonfinite_env_step"] == {"env_index": 1, "env_step": 4, "what": "reward"}
     assert faults["num_agent_steps_lost"] == 2
     assert result["env_runners"]["num_env_steps_sampled"] == 47
 
@@ -249,6 +249,7 @@ def test_every_module_replays_its_own_rows(config_class: Any, tmp_path: Path) ->
         )
         .rl_module(model_config={"fcnet_hiddens": [8]})
         .multi_agent(mapping=MAPPING)
+        .reporting(min_sample_timesteps_per_iteration=24)
         .debugging(loggers=[], seed=5)
     )
     with config.build() as algorithm:

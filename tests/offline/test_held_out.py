@@ -20,6 +20,7 @@ from jaxrl.config.markers import grid
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, ConfigError, DataError
 from jaxrl.offline.held_out import is_held_out
+from jaxrl.offline.recorded import RecordedData
 from tests.helpers import slow_but
 from tests.recorded_data import ACTION_SPACE, OBS_SPACE, make_part, write_data
 
@@ -110,6 +111,22 @@ def test_held_out_episodes_are_never_trained_on(data: str, storage: str) -> None
     assert not trained & evaluated
     assert len(HELD_OUT) > 4
     assert f"Held out: {100 * SPLIT:g}% of the episodes" in algorithm.explain()
+
+
+@pytest.mark.parametrize("storage", ["device", "host"])
+def test_the_data_are_read_once(data: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the losses, the estimates and the training alike, and nothing of it is kept."""
+    reads: list[Any] = []
+    read = RecordedData.iter_parts
+    monkeypatch.setattr(RecordedData, "iter_parts", lambda self: reads.append(self) or read(self))
+    methods = {"clone": {"type": "wis"}}
+    algorithm = make_config(
+        data, dataset_storage=storage, off_policy_estimation_methods=methods
+    ).build()
+    evaluated = algorithm.train()["evaluation"]
+    assert {"off_policy_estimator", "offline_eval_runners"} <= set(evaluated)
+    assert len(reads) == 1
+    assert not algorithm._assembly.episode_split._waiting
 
 
 def test_without_an_interval_all_are_trained_on(data: str) -> None:

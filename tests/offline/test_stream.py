@@ -65,7 +65,12 @@ def pick_all(config: Any) -> np.ndarray:
     runner = assembly.offline_runner
     data = open_config_data(config)
     dataset = load_dataset(
-        config, data, runner.policy_step, runner.learner_pipeline, runner.experience
+        config,
+        data,
+        runner.policy_step,
+        runner.learner_pipeline,
+        runner.experience,
+        assembly.episode_split,
     )
     first = np.arange(dataset.num_rows, dtype=np.int32)
     drawn = DrawnRows(rows=first, learns=np.ones(len(first), np.bool_))

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from jaxrl.errors import EnvRunnerError, JaxrlError
-from jaxrl.runners.agent_counts import AgentCounts
 from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.multi.counts import AgentCounts
 from jaxrl.runners.ray.backend import Backend, ExceptionInfo, RunnerDiedError
 from jaxrl.runners.ray.health import (
     FaultPolicy,

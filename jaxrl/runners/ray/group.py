@@ -12,9 +12,9 @@ from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvRunnerError
-from jaxrl.runners.agent_counts import AgentCounts
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.multi.counts import AgentCounts
 from jaxrl.runners.protocols import call_runner
 from jaxrl.runners.ray.actors import RayBackend
 from jaxrl.runners.ray.env_runner import ActorJob, pack_job, start_new_episodes

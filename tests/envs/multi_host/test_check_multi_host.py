@@ -152,3 +152,23 @@ def test_the_check_before_a_run_is_made_once_and_asks_the_user() -> None:
     precheck_multi_env(broken, EnvContext(), check=False)
     with pytest.raises(EnvError, match="must lie in"):
         precheck_multi_env(broken, EnvContext())
+
+
+EXAMPLES = "ray.rllib.examples.envs.classes.multi_agent"
+
+
+@pytest.mark.filterwarnings("ignore:.*(does not depend on its seed|every episode terminated)")
+@pytest.mark.parametrize(
+    ("name", "agents"),
+    [
+        ("rock_paper_scissors:RockPaperScissors", ("player1", "player2")),
+        ("two_step_game:TwoStepGame", ("0", "1")),
+        ("two_step_game:TwoStepGameWithGroupedAgents", ("agents",)),
+        ("double_row_corridor_env:DoubleRowCorridorEnv", ("agent_0", "agent_1")),
+    ],
+)
+def test_rllibs_examples_pass(name: str, agents: tuple[str, ...]) -> None:
+    pytest.importorskip("ray.rllib.env.multi_agent_env")
+    made = make_multi_host(f"{EXAMPLES}.{name}")
+    assert made.possible_agents == agents
+    check_env(made)

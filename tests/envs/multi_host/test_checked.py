@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from jaxrl.envs import CheckedMultiAgentEnv, MultiAgentEnv
 from jaxrl.envs.multi.checked import MAX_IDLE_STEPS, NonFiniteValueError
@@ -115,20 +116,34 @@ def test_a_time_limit_truncates_and_never_terminates() -> None:
 
 
 def test_the_state_of_an_episode_goes_on_in_another_copy() -> None:
-    env, other = CheckedMultiAgentEnv(Turns()), CheckedMultiAgentEnv(Turns())
+    inner, other_inner = Turns(), Turns()
+    env, other = CheckedMultiAgentEnv(inner), CheckedMultiAgentEnv(other_inner)
     env.reset(seed=1)
     env.step({"0": 1})
-    other.reset(seed=2)
-    state = env.copy_state
-    assert state is not None
-    other.copy_state = state
+    other.reset(seed=1)
+    other_inner.set_state(inner.get_state())
+    other_inner.draw()  # as many random numbers
+    other.set_flags(other.possible_agents, env.get_flags(env.possible_agents))
     assert other.agents_to_act == ("1",)
     for agent in ("1", "0", "1", "0"):
         mine, theirs = env.step({agent: 1}), other.step({agent: 1})
         assert mine.reward == theirs.reward
         assert mine.terminated == theirs.terminated
         np.testing.assert_equal(mine.obs, theirs.obs)
-    assert CheckedMultiAgentEnv(Scripted()).copy_state is None
+
+
+def test_observations_are_cast_from_the_environments_types_without_a_word(caplog: Any) -> None:
+    class Doubles(Turns):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float64)
+
+        def draw(self) -> np.ndarray:
+            return self.np_random.uniform(-1.0, 1.0, 2)
+
+    obs = CheckedMultiAgentEnv(Doubles(), "Doubles").reset(seed=0).obs["0"]
+    assert obs.dtype == np.float32
+    assert not caplog.records
 
 
 def step_with(**parts: Any) -> tuple[Any, ...]:

@@ -70,7 +70,7 @@ class MultiHostPolicy(HostPolicy):
         """True if a module or a connector has memory."""
         return self._has_carry
 
-    def act(self, obs: list[np.ndarray], prev_step: Any) -> UInt32[np.ndarray, "B width"]:
+    def act(self, obs: list[np.ndarray], prev_step: PyTree) -> UInt32[np.ndarray, "B width"]:
         """Compute a step's outputs, packed into words, for the leaves of the observations."""
         arguments = self._make_arguments(obs, prev_step)
         words, (self._before, self._carry) = cast("Any", self._compiled_act)(*arguments)
@@ -107,10 +107,10 @@ class MultiHostPolicy(HostPolicy):
             for m, policy in self._policies.items()
         }
 
-    def _make_first_carry(self) -> Any:
+    def _make_first_carry(self) -> PyTree:
         return {m: policy.initial_carry(self.count_rows(m)) for m, policy in self._policies.items()}
 
-    def _make_blank_prev(self) -> Any:
+    def _make_blank_prev(self) -> PyTree:
         return {m: make_blank_prev(self.count_rows(m)) for m in self._policies}
 
     def _draw_rows(self, action_key: Keys) -> PyTree:
@@ -119,7 +119,7 @@ class MultiHostPolicy(HostPolicy):
             for m, policy in self._policies.items()
         }
 
-    def _advance(self, carry: Any, last: Any) -> Any:
+    def _advance(self, carry: PyTree, last: PyTree) -> PyTree:
         if last is None:
             return carry
         return {
@@ -132,24 +132,24 @@ class MultiHostPolicy(HostPolicy):
         read: list[Array],
         draws: PyTree,
         t: Int[Array, ""],
-        carry: Any,
+        carry: PyTree,
         obs: list[Array],
-        last: Any,
+        last: PyTree,
         env_index: Int[Array, " B"],
-    ) -> Any:
+    ) -> PyTree:
         words, after = super()._act(read, draws, t, carry, obs, last, env_index)
         return words, (self._advance(carry, last), after)
 
     def _step(
         self,
-        actor: Any,
+        actor: PyTree,
         draws: PyTree,
         t: Int[Array, ""],
-        carry: Any,
+        carry: PyTree,
         obs: list[Array],
-        last: Any,
+        last: PyTree,
         env_index: Int[Array, " B"],
-    ) -> Any:
+    ) -> PyTree:
         actors: Actors = actor
         seen = jax.tree.map(jnp.asarray, self.unflatten_obs(obs))
         drawn = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, t, keepdims=False), draws)

@@ -18,17 +18,17 @@ from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
 from jaxrl.episodes import MultiAgentEpisode
-from jaxrl.runners.agent_slots import AgentSlots
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
 from jaxrl.runners.episode_tracker import EPISODE_HOOKS
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
-from jaxrl.runners.multi_host_policy import MultiHostPolicy
-from jaxrl.runners.multi_records import AgentTallies, FragmentRecords
-from jaxrl.runners.multi_rows import CompletedRows, RowStep
-from jaxrl.runners.multi_state import AgentStepArrays, ModuleState
-from jaxrl.runners.multi_tracker import MultiEnvsView, MultiEpisodeTracker
+from jaxrl.runners.multi.policy import MultiHostPolicy
+from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
+from jaxrl.runners.multi.rows import CompletedRows, RowStep
+from jaxrl.runners.multi.slots import AgentSlots
+from jaxrl.runners.multi.state import AgentStepArrays, ModuleState
+from jaxrl.runners.multi.tracker import MultiEnvsView, MultiEpisodeTracker
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.runtime.program import Program
 from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
@@ -140,7 +140,7 @@ class MultiEnvRunner(FormerNames):
         """Return the rows of every module, of no agent yet."""
         policy = self._policy
         obs, outputs = policy.make_blank_obs(), policy.make_blank_outputs()
-        carry: Any = policy.carry
+        carry: PyTree = policy.carry
         is_fixed = not self.policy_step.rows.may_change
         self._structures = {
             m: [jax.tree.structure(tree[m]) for tree in (obs, outputs, carry)] for m in obs
@@ -222,7 +222,7 @@ class MultiEnvRunner(FormerNames):
             start_time=begin,
         )
 
-    def _make_prev(self) -> Any:
+    def _make_prev(self) -> PyTree:
         return {m: own.make_prev(self._paused) for m, own in self._modules.items()}
 
     def _step(self, t: int, part: _Part) -> None:
@@ -246,7 +246,7 @@ class MultiEnvRunner(FormerNames):
     def _begin_rows(
         self, part: _Part, acted: dict[str, Bool[np.ndarray, " R"]], outputs: dict[str, PyTree]
     ) -> None:
-        before: Any = self._policy.carry_before if self._policy.has_carry else None
+        before = self._policy.carry_before if self._policy.has_carry else None
         for m, own in self._modules.items():
             carry = [] if before is None else jax.tree.leaves(before[m])
             part.rows[m].begin(acted[m], own.obs, jax.tree.leaves(outputs[m]), own.is_first, carry)

@@ -9,7 +9,7 @@ from jaxrl.callbacks import CallbackList
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.host_vector import make_multi_vector
 from jaxrl.runners.hooks import RunnerHooks
-from jaxrl.runners.multi_env_runner import MultiEnvRunner
+from jaxrl.runners.multi.env_runner import MultiEnvRunner
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

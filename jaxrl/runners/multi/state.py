@@ -11,7 +11,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_steps import HostMultiStep
 from jaxrl.runners.host_policy import PrevStep
-from jaxrl.runners.multi_rows import Pending, RowStep
+from jaxrl.runners.multi.rows import Pending, RowStep
 
 
 class ModuleState:

@@ -15,7 +15,7 @@ from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.runners.hooks import RunnerHooks
 
 if TYPE_CHECKING:
-    from jaxrl.runners.multi_env_runner import MultiEnvRunner
+    from jaxrl.runners.multi.env_runner import MultiEnvRunner
 
 
 class MultiEnvsView:
@@ -154,7 +154,7 @@ class MultiEpisodeTracker:
     def _get(self, row: int) -> MultiAgentEpisode:
         return self._runner.get_episode(row)
 
-    def _get_id(self, row: int, agent: str) -> Any:
+    def _get_id(self, row: int, agent: str) -> int | str:
         return self._runner.vector.get_own_id(row, agent)
 
     def _call_hook(self, hook: str, row: int, **more: object) -> None:

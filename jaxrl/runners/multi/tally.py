@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ class AgentTally:
         self._rows = rows
         self.episodes = AgentEpisodes(agents=rows.agents, modules=rows.modules)
 
-    def add(self, rollout: Any, step: int, env: int) -> None:
+    def add(self, rollout: object, step: int, env: int) -> None:
         """Add the agent-episodes that ended at a step of an environment."""
         assert isinstance(rollout, MultiRollout)
         for i in np.flatnonzero(rollout.agents.ended[step, env]):

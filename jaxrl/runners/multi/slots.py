@@ -116,7 +116,7 @@ class AgentSlots:
                 agent_to_module_mapping_fn=self._choose,
             )
 
-    def _choose(self, agent_id: Any, episode: MultiAgentEpisode) -> str:
+    def _choose(self, agent_id: object, episode: MultiAgentEpisode) -> str:
         """Return the module of an agent in a new episode.
 
         Raises:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, UInt32
 
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import HostFault
-from jaxrl.runners.multi_state import AgentStepArrays
+from jaxrl.runners.multi.state import AgentStepArrays
 from jaxrl.runners.rows import FAULT_CODES
 from jaxrl.training.episode_stats import EpisodeRecord
 

@@ -1,0 +1,1 @@
+"""Runners of several agents in Python environments."""
