@@ -35,7 +35,7 @@ from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
 
 PEERS = (OURS_TRAINS, JAXMARL_TRAINS)
 OWN_PAIRS = ((ALONE, SINGLE), (PAIR, TWICE))
-"""What is divided by what within jaxrl."""
+"""Pairs of settings of jaxrl, of which the first is divided by the second."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jaxrl.assembly.assemble import log_assembly
 from jaxrl.assembly.env_params import get_jax_env, set_env_params
+from jaxrl.assembly.messages import log_assembly
 from jaxrl.assembly.opponents import describe_opponents
 from jaxrl.assembly.replay import (
     describe_buffer,

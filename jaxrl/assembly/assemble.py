@@ -3,8 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
@@ -40,7 +39,7 @@ from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.batch_plan.arithmetic import BatchPlan
 from jaxrl.config.batch_plan.offline import OfflinePlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
-from jaxrl.config.placement import describe_idle_settings, resolve_placement
+from jaxrl.config.placement import resolve_placement
 from jaxrl.config.settings.offline_data import Storage
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
@@ -68,8 +67,6 @@ from jaxrl.training.train_step import Experience, TrainStep
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.training.multi_learning import MultiLearning
-
-logger = logging.getLogger(__name__)
 
 PolicyStepT = TypeVar("PolicyStepT", bound=PolicyStep)
 
@@ -475,28 +472,3 @@ def make_vector_env(config: "AlgorithmConfig", made: MadeEnv) -> VectorEnv:
     """Make the vector of JAX environments."""
     setting = config.environment_settings.reset_mode
     return VectorEnv(made.env, made.env.reset_mode if setting == "auto" else setting)
-
-
-def log_assembly(config: "AlgorithmConfig", assembly: Assembly, notes: Iterable[str]) -> None:
-    """Log the environment, the batch arithmetic, adapted defaults, and the given notes."""
-    made, plan = assembly.made, assembly.plan
-    logger.info("%s on %s; %s", config.algo_name, made.id, plan.describe())
-    if plan.rounding is not None:
-        logger.warning(plan.rounding)
-    placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
-    for note in describe_idle_settings(config, placement):
-        logger.warning(note)
-    for note in (
-        *made.notes,
-        *plan.notes,
-        *notes,
-    ):
-        logger.info(note)
-    if not logger.isEnabledFor(logging.DEBUG):
-        return
-    observation_space, action_space = made.spaces
-    logger.debug("observation space %s", observation_space)
-    logger.debug("action space %s", action_space)
-    params = assembly.make_abstract_params()
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        logger.debug("parameter %s is %s%s", jax.tree_util.keystr(path), leaf.dtype, leaf.shape)

@@ -47,7 +47,7 @@ class LearningCurve:
 
     @property
     def step_label(self) -> str:
-        """What `steps` are."""
+        """Quantity that `steps` counts."""
         return "rows trained on" if self.is_offline else "environment steps"
 
 

@@ -27,7 +27,7 @@ SPACE = gymnasium.spaces.Box(0.0, 1e6, (3,), np.float32)
 
 
 class Playback(MultiAgentEnv):
-    """What one environment did in the compiled program, step by step."""
+    """Steps of one environment in the compiled program, played back one by one."""
 
     possible_agents = AGENTS
     observation_spaces = dict.fromkeys(AGENTS, SPACE)

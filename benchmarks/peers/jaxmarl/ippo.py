@@ -8,7 +8,6 @@ that logs returns. As there, a time limit is a termination.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
@@ -61,52 +60,68 @@ class Batch(NamedTuple):
     target: jax.Array
 
 
-def make_train(
-    env: Any, num_envs: int, num_steps: int, num_updates: int
-) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return functions that make the state of a run, and train it for `num_updates` batches.
+class IndependentTraining:
+    """Training of one network that plays all agents.
 
-    The second one also returns the mean return of all agents, added, of each batch's episodes.
+    Args:
+        env: JaxMARL's environment with its wrapper that logs returns.
+        num_envs: Number of copies.
+        num_steps: Steps of each in a train batch.
+        num_updates: Train batches of a call of `train`.
     """
-    agents = env.agents
-    network = Network(env.action_space(agents[0]).n)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(LEARNING_RATE, eps=1e-5)
-    )
 
-    def batch(values: dict[str, jax.Array]) -> jax.Array:
-        stacked = jnp.stack([values[agent] for agent in agents])
-        return stacked.reshape(len(agents) * num_envs, *stacked.shape[2:])
+    def __init__(self, env: Any, num_envs: int, num_steps: int, num_updates: int) -> None:
+        self.env, self.agents = env, env.agents
+        self.num_envs, self.num_steps, self.num_updates = num_envs, num_steps, num_updates
+        self.network = Network(env.action_space(self.agents[0]).n)
+        self.optimizer = optax.chain(
+            optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(LEARNING_RATE, eps=1e-5)
+        )
 
-    def unbatch(values: jax.Array) -> dict[str, jax.Array]:
-        per_agent = values.reshape(len(agents), num_envs)
-        return {agent: per_agent[index] for index, agent in enumerate(agents)}
-
-    def init(key: jax.Array) -> Any:
+    def init(self, key: jax.Array) -> Any:
+        """Make the state of a run."""
         params_key, reset_key, key = jax.random.split(key, 3)
-        params = network.init(params_key, jnp.zeros(env.observation_space(agents[0]).shape))
-        obs, state = jax.vmap(env.reset)(jax.random.split(reset_key, num_envs))
-        return params, optimizer.init(params), state, obs, key
+        shape = self.env.observation_space(self.agents[0]).shape
+        params = self.network.init(params_key, jnp.zeros(shape))
+        obs, state = jax.vmap(self.env.reset)(jax.random.split(reset_key, self.num_envs))
+        return params, self.optimizer.init(params), state, obs, key
 
-    def step(carry: Any, _: None) -> Any:
+    def train(self, carry: Any) -> Any:
+        """Return the state after the train batches, and the mean return of each batch's episodes.
+
+        Returns are those of all agents, added.
+        """
+        return jax.lax.scan(self._update, carry, None, length=self.num_updates)
+
+    def _batch(self, values: dict[str, jax.Array]) -> jax.Array:
+        stacked = jnp.stack([values[agent] for agent in self.agents])
+        return stacked.reshape(len(self.agents) * self.num_envs, *stacked.shape[2:])
+
+    def _unbatch(self, values: jax.Array) -> dict[str, jax.Array]:
+        per_agent = values.reshape(len(self.agents), self.num_envs)
+        return {agent: per_agent[index] for index, agent in enumerate(self.agents)}
+
+    def _step(self, carry: Any, _: None) -> Any:
         params, state, obs, key = carry
         key, action_key, step_key = jax.random.split(key, 3)
-        seen = batch(obs)
-        logits, value = evaluate(network, params, seen)
+        seen = self._batch(obs)
+        logits, value = evaluate(self.network, params, seen)
         action = jax.random.categorical(action_key, logits)
-        step_keys = jax.random.split(step_key, num_envs)
-        obs, state, reward, done, info = jax.vmap(env.step)(step_keys, state, unbatch(action))
-        rows = Rows(seen, action, pick_log_prob(logits, action), value, batch(reward), batch(done))
+        step_keys = jax.random.split(step_key, self.num_envs)
+        actions = self._unbatch(action)
+        obs, state, reward, done, info = jax.vmap(self.env.step)(step_keys, state, actions)
+        log_prob = pick_log_prob(logits, action)
+        rows = Rows(seen, action, log_prob, value, self._batch(reward), self._batch(done))
         returned = jnp.where(info["returned_episode"], info["returned_episode_returns"], 0.0)
-        totals = (returned.sum(), info["returned_episode"].sum() / len(agents))
+        totals = (returned.sum(), info["returned_episode"].sum() / len(self.agents))
         return (params, state, obs, key), (rows, totals)
 
-    def update(carry: Any, _: None) -> Any:
+    def _update(self, carry: Any, _: None) -> Any:
         params, opt_state, state, obs, key = carry
         walk = (params, state, obs, key)
-        end, (rows, totals) = jax.lax.scan(step, walk, None, length=num_steps)
+        end, (rows, totals) = jax.lax.scan(self._step, walk, None, length=self.num_steps)
         state, obs, key = end[1], end[2], end[3]
-        last_value = evaluate(network, params, batch(obs))[1]
+        last_value = evaluate(self.network, params, self._batch(obs))[1]
         advantage = compute_gae(rows, last_value)
         whole = Batch(rows, advantage, advantage + rows.value)
         flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), whole)
@@ -117,24 +132,19 @@ def make_train(
             shuffled = jax.tree.map(
                 lambda x: x[order].reshape(NUM_MINIBATCHES, -1, *x.shape[1:]), flat
             )
-            return jax.lax.scan(learn, carry, shuffled)
+            return jax.lax.scan(self._learn, carry, shuffled)
 
         key, epochs_key = jax.random.split(key)
         epoch_keys = jax.random.split(epochs_key, NUM_EPOCHS)
-        (params, opt_state), _ = jax.lax.scan(epoch, (params, opt_state), epoch_keys)
+        params, opt_state = jax.lax.scan(epoch, (params, opt_state), epoch_keys)[0]
         mean = totals[0].sum() / jnp.maximum(totals[1].sum(), 1)
         return (params, opt_state, state, obs, key), mean
 
-    def learn(carry: Any, minibatch: Batch) -> Any:
+    def _learn(self, carry: Any, minibatch: Batch) -> Any:
         params, opt_state = carry
-        grads = jax.grad(compute_loss)(params, network, minibatch)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
+        grads = jax.grad(compute_loss)(params, self.network, minibatch)
+        updates, opt_state = self.optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), None
-
-    def train(carry: Any) -> Any:
-        return jax.lax.scan(update, carry, None, length=num_updates)
-
-    return init, train
 
 
 def evaluate(network: Network, params: Any, obs: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -8,7 +8,6 @@ that batches environments, and flashbax's buffer; without the greedy evaluations
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import flashbax as fbx  # pyright: ignore[reportMissingImports]
@@ -61,106 +60,99 @@ def make_dense(size: int) -> nn.Dense:
     return nn.Dense(size, kernel_init=nn.initializers.orthogonal(0.001))
 
 
-def make_train(
-    env: Any, num_envs: int, num_updates: int, *, mixes: bool
-) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return functions that make the state of a run, and train it for `num_updates` updates.
+class TeamTraining:
+    """Training of a team.
 
     Args:
         env: JaxMARL's environment.
         num_envs: Number of copies.
-        num_updates: Updates of a call.
+        num_updates: Updates of a call of `train`.
         mixes: Whether QMIX's network mixes the members' values, which VDN adds.
     """
-    from jaxmarl.wrappers.baselines import CTRolloutManager  # pyright: ignore
 
-    agents = env.agents
-    manager = CTRolloutManager(env, batch_size=num_envs)
-    network = Network(int(manager.max_action_space), TeamQ.hidden_size)
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(MAX_GRAD_NORM), optax.radam(TeamQ.learning_rate)
-    )
-    buffer = fbx.make_flat_buffer(
-        max_length=TeamQ.capacity,
-        min_length=TeamQ.batch_size,
-        sample_batch_size=TeamQ.batch_size,
-        add_sequences=False,
-        add_batch_size=num_envs * TeamQ.num_steps,
-    )
-    mixer = Mixer()
+    def __init__(self, env: Any, num_envs: int, num_updates: int, *, mixes: bool) -> None:
+        from jaxmarl.wrappers.baselines import CTRolloutManager  # pyright: ignore
 
-    def values_of(params: Any, obs: jax.Array) -> Any:
-        return jax.vmap(network.apply, in_axes=(None, 0))(params["agents"], obs)
-
-    def join(params: Any, values: jax.Array, obs: Any) -> Any:
-        return mixer.apply(params["mixer"], values, obs["__all__"]) if mixes else values.sum(0)
-
-    def batch(values: dict[str, jax.Array]) -> jax.Array:
-        return jnp.stack([values[agent] for agent in agents])
-
-    def step(carry: Any, _: None) -> Any:
-        params, obs, state, epsilon, key = carry
-        key, action_key, explore_key, step_key = jax.random.split(key, 4)
-        values = values_of(params, batch(obs))
-        greedy = jnp.argmax(values, -1)
-        random = jax.random.randint(action_key, greedy.shape, 0, manager.max_action_space)
-        explores = jax.random.uniform(explore_key, greedy.shape) < epsilon
-        chosen = jnp.where(explores, random, greedy)
-        actions = {agent: chosen[index] for index, agent in enumerate(agents)}
-        new_obs, state, reward, done, _ = manager.batch_step(step_key, state, actions)
-        rows = {
-            "obs": obs,
-            "actions": actions,
-            "reward": reward["__all__"],
-            "done": done["__all__"],
-        }
-        return (params, new_obs, state, epsilon, key), rows
-
-    def init(key: jax.Array) -> Any:
-        params_key, reset_key, step_key, key = jax.random.split(key, 4)
-        obs, state = manager.batch_reset(reset_key)
-        agents_key, mixer_key = jax.random.split(params_key)
-        params = {"agents": network.init(agents_key, jnp.zeros((1, manager.obs_size)))}
-        if mixes:
-            nothing = jnp.zeros((len(agents), num_envs))
-            params["mixer"] = mixer.init(mixer_key, nothing, obs["__all__"])
-        _, rows = step((params, obs, state, 1.0, step_key), None)
-        stored = buffer.init(jax.tree.map(lambda x: x[0], rows))
-        count = jnp.zeros((), jnp.int32)
-        return (
-            params,
-            jax.tree.map(jnp.copy, params),
-            optimizer.init(params),
-            stored,
-            obs,
-            state,
-            count,
-            key,
+        self.num_envs, self.num_updates, self.mixes = num_envs, num_updates, mixes
+        self.agents = env.agents
+        self.manager: Any = CTRolloutManager(env, batch_size=num_envs)
+        self.network = Network(int(self.manager.max_action_space), TeamQ.hidden_size)
+        self.mixer = Mixer()
+        self.optimizer = optax.chain(
+            optax.clip_by_global_norm(MAX_GRAD_NORM), optax.radam(TeamQ.learning_rate)
+        )
+        self.buffer: Any = fbx.make_flat_buffer(
+            max_length=TeamQ.capacity,
+            min_length=TeamQ.batch_size,
+            sample_batch_size=TeamQ.batch_size,
+            add_sequences=False,
+            add_batch_size=num_envs * TeamQ.num_steps,
         )
 
-    def compute_loss(params: Any, target: Any, first: Any, second: Any) -> jax.Array:
-        values = values_of(params, batch(first["obs"]))
-        chosen = jnp.take_along_axis(values, batch(first["actions"])[..., None], -1)[..., 0]
-        following = values_of(target, batch(second["obs"])).max(-1)
-        best = join(target, following, second["obs"])
-        goal = first["reward"] + (1 - first["done"]) * TeamQ.gamma * best
-        return jnp.mean((join(params, chosen, first["obs"]) - goal) ** 2)
+    def init(self, key: jax.Array) -> Any:
+        """Make the state of a run."""
+        params_key, reset_key, step_key, key = jax.random.split(key, 4)
+        obs, state = self.manager.batch_reset(reset_key)
+        agents_key, mixer_key = jax.random.split(params_key)
+        params = {"agents": self.network.init(agents_key, jnp.zeros((1, self.manager.obs_size)))}
+        if self.mixes:
+            nothing = jnp.zeros((len(self.agents), self.num_envs))
+            params["mixer"] = self.mixer.init(mixer_key, nothing, obs["__all__"])
+        _, rows = self._step((params, obs, state, 1.0, step_key), None)
+        stored = self.buffer.init(jax.tree.map(lambda x: x[0], rows))
+        target, opt_state = jax.tree.map(jnp.copy, params), self.optimizer.init(params)
+        return params, target, opt_state, stored, obs, state, jnp.zeros((), jnp.int32), key
 
-    def update(carry: Any, _: None) -> Any:
+    def train(self, carry: Any) -> Any:
+        """Return the state after the updates, and the mean reward of the steps of each."""
+        return jax.lax.scan(self._update, carry, None, length=self.num_updates)
+
+    def _values(self, params: Any, obs: dict[str, jax.Array]) -> Any:
+        return jax.vmap(self.network.apply, in_axes=(None, 0))(params["agents"], self._batch(obs))
+
+    def _join(self, params: Any, values: jax.Array, obs: dict[str, jax.Array]) -> Any:
+        if not self.mixes:
+            return values.sum(0)
+        return self.mixer.apply(params["mixer"], values, obs["__all__"])
+
+    def _batch(self, values: dict[str, jax.Array]) -> jax.Array:
+        return jnp.stack([values[agent] for agent in self.agents])
+
+    def _step(self, carry: Any, _: None) -> Any:
+        params, obs, state, epsilon, key = carry
+        key, action_key, explore_key, step_key = jax.random.split(key, 4)
+        greedy = jnp.argmax(self._values(params, obs), -1)
+        random = jax.random.randint(action_key, greedy.shape, 0, self.manager.max_action_space)
+        explores = jax.random.uniform(explore_key, greedy.shape) < epsilon
+        chosen = jnp.where(explores, random, greedy)
+        actions = {agent: chosen[index] for index, agent in enumerate(self.agents)}
+        new_obs, state, reward, done, _ = self.manager.batch_step(step_key, state, actions)
+        ends = {"reward": reward["__all__"], "done": done["__all__"]}
+        return (params, new_obs, state, epsilon, key), {"obs": obs, "actions": actions, **ends}
+
+    def _compute_loss(self, params: Any, target: Any, first: Any, second: Any) -> jax.Array:
+        actions = self._batch(first["actions"])[..., None]
+        chosen = jnp.take_along_axis(self._values(params, first["obs"]), actions, -1)[..., 0]
+        following = self._values(target, second["obs"]).max(-1)
+        best = self._join(target, following, second["obs"])
+        goal = first["reward"] + (1 - first["done"]) * TeamQ.gamma * best
+        return jnp.mean((self._join(params, chosen, first["obs"]) - goal) ** 2)
+
+    def _update(self, carry: Any, _: None) -> Any:
         params, target, opt_state, stored, obs, state, count, key = carry
         key, walk_key, sample_key = jax.random.split(key, 3)
         epsilon = jnp.interp(count, jnp.array([0.0, TeamQ.epsilon_updates]), jnp.array([1.0, 0.05]))
         walk = (params, obs, state, epsilon, walk_key)
-        end, rows = jax.lax.scan(step, walk, None, length=TeamQ.num_steps)
+        end, rows = jax.lax.scan(self._step, walk, None, length=TeamQ.num_steps)
         obs, state = end[1], end[2]
-        stored = buffer.add(stored, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows))
-        drawn = buffer.sample(stored, sample_key).experience
-        starts = count * num_envs * TeamQ.num_steps > TeamQ.learning_starts
+        stored = self.buffer.add(stored, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows))
+        drawn = self.buffer.sample(stored, sample_key).experience
+        starts = count * self.num_envs * TeamQ.num_steps > TeamQ.learning_starts
 
         def learn(carry: Any) -> Any:
             params, opt_state = carry
-            grads = jax.grad(compute_loss)(params, target, drawn.first, drawn.second)
-            updates, opt_state = optimizer.update(grads, opt_state, params)
+            grads = jax.grad(self._compute_loss)(params, target, drawn.first, drawn.second)
+            updates, opt_state = self.optimizer.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), opt_state
 
         params, opt_state = jax.lax.cond(starts, learn, lambda x: x, (params, opt_state))
@@ -168,8 +160,3 @@ def make_train(
         target = jax.tree.map(lambda new, old: jnp.where(copies, new, old), params, target)
         carry = (params, target, opt_state, stored, obs, state, count + 1, key)
         return carry, rows["reward"].mean()
-
-    def train(carry: Any) -> Any:
-        return jax.lax.scan(update, carry, None, length=num_updates)
-
-    return init, train

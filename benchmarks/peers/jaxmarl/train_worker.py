@@ -36,19 +36,22 @@ class JaxmarlTrainPeer:
 
         setting = TrainSetting.from_dict(request["setting"])
         env = MPELogWrapper(make(SPREAD[1]))
+        training: Any
         if setting.algorithm == IPPO:
-            init, train = ippo.make_train(
+            training = ippo.IndependentTraining(
                 env, setting.num_envs, setting.num_steps, setting.num_updates
             )
         else:
             assert setting.num_steps == TeamQ.num_steps
-            init, train = team_q.make_train(
+            training = team_q.TeamTraining(
                 env, setting.num_envs, setting.num_updates, mixes=setting.algorithm == QMIX
             )
-        self._state = jax.block_until_ready(jax.jit(init)(jax.random.PRNGKey(setting.seed)))
+        self._state = jax.block_until_ready(
+            jax.jit(training.init)(jax.random.PRNGKey(setting.seed))
+        )
         self._env_steps = setting.env_steps
         start = time.perf_counter()
-        self._train = jax.jit(train, donate_argnums=0).lower(self._state).compile()
+        self._train = jax.jit(training.train, donate_argnums=0).lower(self._state).compile()
         return {"compile_s": time.perf_counter() - start}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
