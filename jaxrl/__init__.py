@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxrl.config.load import load_config
     from jaxrl.config.markers import choice, grid, loguniform, uniform
     from jaxrl.config.pbt import PopulationBasedTraining
-    from jaxrl.config.settings.multi_agent import PolicySpec
+    from jaxrl.config.settings.multi_agent import Draw, PolicySpec, Seats
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
@@ -37,6 +37,7 @@ _CONFIG_CLASSES = sorted(path.partition(":")[2] for path, _ in ALGORITHMS.values
 __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "Algorithm",
     "AlgorithmConfig",
+    "Draw",
     "EnvContext",
     "EpisodeWriter",
     "HeuristicRLModule",
@@ -53,6 +54,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "RandomRLModule",
     "ReplayBuffer",
     "ScriptedModule",
+    "Seats",
     "Trials",
     "__version__",
     "choice",
@@ -77,7 +79,7 @@ _MODULES = {
     "JaxrlError": "jaxrl.errors",
     "MultiRLModuleSpec": "jaxrl.modules.rl_module",
     "Policy": "jaxrl.policy.policy",
-    "PolicySpec": "jaxrl.config.settings.multi_agent",
+    **dict.fromkeys(("Draw", "PolicySpec", "Seats"), "jaxrl.config.settings.multi_agent"),
     "Population": "jaxrl.sweeps.population",
     "Trials": "jaxrl.sweeps.trials",
     "PopulationBasedTraining": "jaxrl.config.pbt",

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl.assembly.env_params import get_jax_env, set_env_params
 from jaxrl.assembly.messages import log_assembly
+from jaxrl.assembly.opponents import describe_opponents
 from jaxrl.assembly.replay import (
     describe_buffer,
     restore_empty_buffer,
@@ -49,6 +50,7 @@ from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE, TIMERS
 from jaxrl.policy.agent_actions import make_actions
 from jaxrl.policy.compute_actions import ActionOptions
+from jaxrl.policy.opponents import OpponentMethods
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.recording import RecordingMethods
 from jaxrl.run_parts import OwnRunParts, RunParts
@@ -87,7 +89,7 @@ _EVALUATION_SALT = 0x6576616C
 Result = dict[str, Any]
 
 
-class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerNames):
+class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMethods, FormerNames):
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a
@@ -149,6 +151,7 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
             config, trials, should_train=not read_only
         )
         self._notes += [*measured, *trials.notes, *describe_buffer(self._assembly)]
+        self._notes += describe_opponents(self._assembly)
         if self._assembly.is_in_graph and not config.evaluation_settings.evaluation_num_env_runners:
             self._callbacks.check_no_host_hooks()
         log_assembly(config, self._assembly, [self._placement_reason, *self._notes])
@@ -182,8 +185,8 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
 
     def _make_totals(self) -> IterationTotals:
         assembly = self._assembly
-        source, mapping, buffers = assembly.row_source, assembly.mapping, assembly.module_buffers
-        return IterationTotals(self._loop.fetch_report, source, mapping, buffers)
+        source, patterns, buffers = assembly.row_source, assembly.patterns, assembly.module_buffers
+        return IterationTotals(self._loop.fetch_report, source, patterns, buffers)
 
     @property
     def state(self) -> TrainState:
@@ -543,6 +546,9 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
         *,
         num_episodes: int | None = None,
         video_folder: str | os.PathLike[str] | None = None,
+        opponents: Sequence[str | os.PathLike[str]] | None = None,
+        seats: str | Sequence[str] = "both",
+        module_id: str | None = None,
     ) -> Result:
         """Play episodes with the current policy, without affecting training.
 
@@ -553,10 +559,15 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
             num_episodes: Number of episodes; None for `evaluation_duration`.
             video_folder: Folder for videos if `record_video` is set; None for `videos` in the run
                 folder.
+            opponents: Ids of modules, or paths of checkpoints, that a module of two agents plays
+                `num_episodes` episodes against in each seat; None for the run's mapping.
+            seats: Agents that it plays against them, "both" in turn.
+            module_id: The module; None for the only one that is trained.
 
         Returns:
             `{"env_runners": {"episode_return_mean": ..., ...}}`, with the paths of `videos` if any
-            were recorded, or the return value of `custom_evaluation_function`.
+            were recorded, or the return value of `custom_evaluation_function`; with opponents
+            `{"opponents": {opponent: {seat: {"wins": ..., "draws": ..., "losses": ..., ...}}}}`.
 
         Raises:
             ConfigError: If `custom_evaluation_function` did not return a dictionary, or if
@@ -569,6 +580,8 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
                 "chooses its own episodes: leave num_episodes out."
             )
         self.on_phase("evaluating")
+        if opponents is not None or seats != "both" or module_id is not None:
+            return self._evaluate_against(opponents, seats, module_id, num_episodes)
         self._call("on_evaluate_start")
         folder = self._get_video_folder(video_folder)
         if custom is not None:
@@ -843,6 +856,7 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
         path: str | os.PathLike[str],
         *,
         component: str | None = None,
+        policy_ids: Sequence[str] | None = None,
         run_folder: RunFolder | None = None,
         trust: TrustSpec = None,
         **overrides: object,
@@ -853,6 +867,7 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
             path: Checkpoint, or a folder or run, whose newest checkpoint is used.
             component: "rl_module", "learner" or "connectors" to restore only that part into a new
                 run of the same config; None for all.
+            policy_ids: Modules to restore into a new run of several agents; None for the whole run.
             run_folder: Folder of the run to continue; None creates a new one.
             trust: Packages whose classes and functions a checkpoint may import if this user did
                 not write it on this machine, or True to allow every import. Without it, such a
@@ -869,6 +884,9 @@ class Algorithm(ExportMethods, IntervalEvaluations, RecordingMethods, FormerName
         algorithm_class = saved.config.algo_class or cls
         algorithm = algorithm_class(saved.config, run_folder=run_folder, read_only=True)
         leaves = saved.leaves
+        if policy_ids is not None:
+            algorithm._load_modules(saved.path, leaves, policy_ids)
+            return algorithm
         if overrides and component is None:
             own = ckpt.fetch_leaves(algorithm.state)
             leaves = host.apply_overrides(leaves, own, saved.config, overrides)

@@ -133,9 +133,9 @@ class Assembly:
         return None if isinstance(experience, OnPolicyMinibatches) else experience
 
     @property
-    def mapping(self) -> Mapping[str, str]:
-        """Module of each agent; empty for a single agent."""
-        return {}
+    def patterns(self) -> tuple[Mapping[str, str], ...]:
+        """Module of each agent in the copies of the environment, in turn; none for one agent."""
+        return ()
 
     @property
     def parts(self) -> "Mapping[str, Assembly]":

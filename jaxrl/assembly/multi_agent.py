@@ -16,7 +16,9 @@ from jaxrl.assembly.assemble import (
     make_train_step_fields,
     with_sequences,
 )
+from jaxrl.assembly.opponents import check_drawn_spaces, make_opponent_pool
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
+from jaxrl.config.agent_mapping import DRAWN, merge_patterns
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.config.settings.multi_agent import PolicySpec
@@ -40,6 +42,7 @@ from jaxrl.training.agent_views import AgentView, CriticInputs
 from jaxrl.training.multi_agent import MultiAgentRunner
 from jaxrl.training.multi_learning import MultiLearning, MultiTrainStep
 from jaxrl.training.multi_rollout import MultiPolicyStep
+from jaxrl.training.opponents import OpponentPool
 from jaxrl.training.rollout import PolicyStep
 from jaxrl.training.train_step import TrainStep
 
@@ -55,11 +58,19 @@ class MultiAgentAssembly(Assembly):
         modules: Assembly of each module, that of a run whose environments are elsewhere.
         agent_rows: Agents in the rows of modules.
         views: What the agents of each module observe.
+        drawn_env: Environment as opponents that are drawn see it; None without any.
     """
 
     modules: Mapping[str, Assembly]
     agent_rows: AgentRows
     views: Mapping[str, AgentView]
+    drawn_env: MadeEnv | None = None
+
+    @property
+    def pool(self) -> OpponentPool | None:
+        """Opponents that are drawn; None without."""
+        runner: object = self.train_step
+        return runner.rollout_worker.pool if isinstance(runner, MultiAgentRunner) else None
 
     @property
     def is_in_graph(self) -> bool:
@@ -84,6 +95,11 @@ class MultiAgentAssembly(Assembly):
         return self.made
 
     @property
+    def patterns(self) -> tuple[Mapping[str, str], ...]:
+        agents = self.agent_rows.agents
+        return tuple({agent: own[agent] for agent in agents} for own in self.agent_rows.patterns)
+
+    @property
     def agents_env(self) -> AnyMadeMulti:
         """Environment of the agents."""
         return cast("Any", self.made)
@@ -97,7 +113,8 @@ class MultiAgentAssembly(Assembly):
 
     @property
     def mapping(self) -> Mapping[str, str]:
-        return {agent: self.agent_rows.mapping[agent] for agent in self.agent_rows.agents}
+        """Module of each agent; DRAWN where it is drawn, VARIES where it depends on the copy."""
+        return merge_patterns(self.agent_rows.patterns)
 
     @property
     def replay(self) -> None:
@@ -194,11 +211,13 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
     number = len(plan.agents.trained)
     modules = {m: dataclasses.replace(own, num_buffers=number) for m, (own, _) in assembled.items()}
     views = {m: view for m, (_, view) in assembled.items()}
+    drawn_env = _make_drawn_env(made, rows) if isinstance(made, MadeMultiEnv) else None
     policy_step = MultiPolicyStep(
         policies={m: own.policy_step for m, own in modules.items()},
         rows=rows,
         views=views,
         sharing=_make_sharing(config, made, rows),
+        pool=_make_pool(config, drawn_env, rows, plan, modules, views),
     )
     fields: dict[str, Any] = {
         "steps": {m: own.train_step for m, own in modules.items()},
@@ -225,17 +244,43 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
         modules=modules,
         agent_rows=rows,
         views=views,
+        drawn_env=drawn_env,
     )
+
+
+def _make_drawn_env(made: MadeMultiEnv, rows: AgentRows) -> MadeEnv | None:
+    """Return the environment as opponents that are drawn see it; None without any."""
+    agents = [rows.agents[i] for i in rows.get_positions(DRAWN)]
+    if not agents:
+        return None
+    check_drawn_spaces(made, agents)
+    return make_module_env(made, agents, DRAWN)
+
+
+def _make_pool(
+    config: "AlgorithmConfig",
+    env: MadeEnv | None,
+    rows: AgentRows,
+    plan: MultiAgentPlan,
+    modules: Mapping[str, Assembly],
+    views: Mapping[str, AgentView],
+) -> OpponentPool | None:
+    """Make the opponents that a run draws from; None if it draws none."""
+    if env is None:
+        return None
+    critic = views[min(plan.agents.trained)].critic
+    critic_space = None if critic is None else critic.space
+    return make_opponent_pool(config, env, rows, plan, modules, critic_space)
 
 
 def _make_rows(plan: MultiAgentPlan, made: AnyMadeMulti) -> AgentRows:
     """Return the layout of agents in the rows of modules."""
     agents = plan.agents
     if isinstance(made, MadeMultiEnv):
-        return AgentRows(entries=get_entries(made.env), mapping=agents.mapping)
+        return AgentRows(entries=get_entries(made.env), patterns=agents.players)
     entries = tuple(Entry(key=agent, agents=(agent,)) for agent in made.possible_agents)
     slots = {m: agents.get_agents(m) for m in agents.modules} if agents.choices else None
-    return AgentRows(entries=entries, mapping=agents.mapping, slots=slots)
+    return AgentRows(entries=entries, patterns=agents.players, slots=slots)
 
 
 def make_multi_policy_step(config: "AlgorithmConfig", made: AnyMadeMulti) -> MultiPolicyStep:

@@ -41,7 +41,9 @@ REGISTERED_DATACLASSES = (
     "jaxrl.config.markers:Marker",
     "jaxrl.config.sweep:Marker",  # its former place, in saved sweeps
     "jaxrl.modules.model_config:DefaultModelConfig",
+    "jaxrl.config.settings.multi_agent:Draw",
     "jaxrl.config.settings.multi_agent:PolicySpec",
+    "jaxrl.config.settings.multi_agent:Seats",
     "jaxrl.modules.rl_module:MultiRLModuleSpec",
     "jaxrl.modules.rl_module:RLModuleSpec",
 )

@@ -3,11 +3,20 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from jaxrl.config.settings.multi_agent import PolicySpec
+from jaxrl.config.agent_mapping import (
+    AgentMapping,
+    Mapped,
+    Pattern,
+    call_mapping,
+    check_agents_named,
+    find_agents,
+    parse_mapping,
+)
+from jaxrl.config.host_mapping import Choices, call_host_mapping, read_choices, take_first
+from jaxrl.config.settings.multi_agent import Draw, Player, PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
-from jaxrl.core.spaces import is_same_space
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_any, make_multi
 from jaxrl.errors import ConfigError, did_you_mean
@@ -17,60 +26,6 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 _MODULE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_NUM_CALLS = 3
-"""Number of episodes that a mapping function is asked about, to see whether it is constant."""
-_NUM_HOST_CALLS = 64
-"""The same on the host, where a function that draws is allowed."""
-
-Mapped = Callable[..., Any]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AgentMapping:
-    """Agents of a run with the module of each.
-
-    Attributes:
-        mapping: Module of each agent, in the order of the environment's agents; the first of those
-            that may play it.
-        modules: All modules, sorted.
-        trained: Modules that are trained.
-        choices: All modules that may play an agent, for agents whose module is chosen anew in every
-            episode.
-    """
-
-    mapping: dict[str, str]
-    modules: tuple[str, ...]
-    trained: frozenset[str]
-    choices: dict[str, tuple[str, ...]] = dataclasses.field(
-        default_factory=dict[str, tuple[str, ...]]
-    )
-
-    def get_agents(self, module: str) -> tuple[str, ...]:
-        """Return the agents that a module may play."""
-        return tuple(
-            agent
-            for agent, mapped in self.mapping.items()
-            if module in self.choices.get(agent, (mapped,))
-        )
-
-    def count_agents(self, module: str) -> int:
-        """Return the number of rows of a module in one environment: the agents that it may play."""
-        return len(self.get_agents(module))
-
-
-class _EpisodeStub:
-    """Episode that a mapping function is called with; it exists before anything is played."""
-
-    def __init__(self, index: int, *, on_host: bool) -> None:
-        self.id_ = f"episode_{index}"
-        self.env_t = self.env_t_started = 0
-        if not on_host:
-            self.episode_id = self.env_index = index
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"an episode has no '{name}' when policy_mapping_fn is called, which is before it begins"
-        )
 
 
 def has_several_agents(config: "AlgorithmConfig") -> bool:
@@ -132,28 +87,55 @@ def resolve_agents(config: "AlgorithmConfig", made: AnyMadeMulti | None = None) 
         ConfigError: If an agent has no module, or a module is unknown or not a valid id.
     """
     settings = config.multi_agent_settings
-    mapping, ids = settings.mapping, _list_ids(settings.policies)
+    ids = _list_ids(settings.policies)
     for module in ids:
-        _check_module_id(module)
-    if made is None and mapping is None:
+        check_module_id(module)
+    agents = find_agents(settings.mapping)
+    if made is None and agents is None:
         made = make_agents_env(config)
-    agents = tuple(mapping or ()) if made is None else made.possible_agents
-    mapped = _map_agents(config, agents, made, ids)
-    choices = {agent: names for agent, names in mapped.items() if len(names) > 1}
-    played = {module for names in mapped.values() for module in names}
-    modules = tuple(sorted(played | set(ids)))
-    unused = [module for module in modules if module not in played]
+    if made is not None:
+        agents = made.possible_agents
+    assert agents is not None
+    patterns, choices = _map_agents(config, agents, made, ids)
+    players = [own for pattern in patterns for own in pattern.values()]
+    chosen = {module for names in choices.values() for module in names}
+    modules = tuple(sorted(chosen | {own for own in players if not isinstance(own, Draw)}))
+    drawn = _find_drawn([own for own in players if isinstance(own, Draw)], modules, ids)
+    unused = [module for module in ids if module not in (*modules, *drawn)]
     if unused:
         raise ConfigError(
             f"policies has {unused[0]!r}, which plays none of the agents {', '.join(agents)}: map an "
             "agent to it, or leave it out."
         )
+    trained = _find_trained(settings.policies_to_train, modules, drawn)
     return AgentMapping(
-        mapping={agent: names[0] for agent, names in mapped.items()},
-        modules=modules,
-        trained=_find_trained(settings.policies_to_train, modules),
-        choices=choices,
+        patterns=patterns, modules=modules, trained=trained, drawn=drawn, choices=choices
     )
+
+
+def _find_drawn(draws: list[Draw], modules: tuple[str, ...], ids: list[str]) -> tuple[str, ...]:
+    """Return the modules to draw from, sorted.
+
+    Raises:
+        ConfigError: If there is none, or one has rows of its own.
+    """
+    drawn = {module for draw in draws for module in draw.ids}
+    if any(not draw.ids for draw in draws):
+        drawn |= set(ids) - set(modules)
+    both = sorted(drawn & set(modules))
+    if both:
+        raise ConfigError(
+            f"Draw names {both[0]!r}, which plays an agent of its own: draw from modules that are not "
+            "trained, such as snapshots of it."
+        )
+    if draws and not drawn:
+        raise ConfigError(
+            "Draw has no module to draw from: name one that is there from the start, such as "
+            "policies={'random': RandomRLModule, ...}, before snapshots are added."
+        )
+    for module in drawn:
+        check_module_id(module)
+    return tuple(sorted(drawn))
 
 
 def _list_ids(policies: object) -> list[str]:
@@ -168,7 +150,8 @@ def _list_ids(policies: object) -> list[str]:
     return sorted(str(name) for name in cast("Iterable[Any]", policies))
 
 
-def _check_module_id(module: str) -> None:
+def check_module_id(module: str) -> None:
+    """Raise ConfigError if an id could not name files."""
     if not _MODULE_ID.fullmatch(module):
         raise ConfigError(
             f"policies has the id {module!r}, which names files and parts of a checkpoint: use "
@@ -178,139 +161,80 @@ def _check_module_id(module: str) -> None:
 
 def _map_agents(
     config: "AlgorithmConfig", agents: tuple[str, ...], made: AnyMadeMulti | None, ids: list[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return the modules that may play each agent, most often a single one."""
+) -> tuple[tuple[Pattern, ...], Choices]:
+    """Return the patterns of a mapping, and the modules that a function chooses from by episode."""
     settings = config.multi_agent_settings
+    choices: Choices = {}
     if settings.mapping is not None:
-        mapped, source = _read_mapping(config, agents, made), "mapping"
+        patterns, choices = _read_mapping(config, agents, made)
+        source = "mapping"
     elif settings.policy_mapping_fn is not None:
-        mapped = _call_mapping(settings.policy_mapping_fn, agents, made, ids)
         source = "policy_mapping_fn"
+        if isinstance(made, MadeMultiHostEnv):
+            choices = call_host_mapping(settings.policy_mapping_fn, made, ids)
+            patterns = (take_first(choices),)
+        else:
+            named = settings.policies_to_train
+            trained = [] if named is None or callable(named) else [str(name) for name in named]
+            patterns = call_mapping(settings.policy_mapping_fn, agents, trained)
     elif len(ids) > 1:
         raise ConfigError(
             f"policies has {', '.join(ids)}, and nothing says which agents they play: set mapping, "
             f"such as {{{agents[0]!r}: {ids[0]!r}, ...}}, or policy_mapping_fn."
         )
     else:
-        mapped = dict.fromkeys(agents, (ids[0] if ids else DEFAULT_MODULE,))
+        everybody: Pattern = dict.fromkeys(agents, ids[0] if ids else DEFAULT_MODULE)
+        patterns = (everybody,)
         source = "policies"
-    for agent, modules in mapped.items():
-        for module in modules:
-            _check_module_id(module)
-            if ids and module not in ids:
-                raise ConfigError(
-                    f"{source} gives the agent {agent!r} the module {module!r}, but policies has "
-                    f"{', '.join(ids)}.{did_you_mean(module, ids)}"
-                )
-    return mapped
+    for pattern in patterns:
+        for agent, own in pattern.items():
+            for module in own.ids if isinstance(own, Draw) else choices.get(agent, (own,)):
+                _check_mapped(source, agent, module, ids)
+    return patterns, {agent: names for agent, names in choices.items() if len(names) > 1}
 
 
 def _read_mapping(
     config: "AlgorithmConfig", agents: tuple[str, ...], made: AnyMadeMulti | None
-) -> dict[str, tuple[str, ...]]:
-    """Return the modules of each agent that the setting `mapping` names."""
+) -> tuple[tuple[Pattern, ...], Choices]:
+    """Return what the setting `mapping` says; a list of ids is a Draw, or those of a function."""
     settings = config.multi_agent_settings
-    mapping = settings.mapping or {}
-    named = {
-        agent: (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
-        for agent, names in mapping.items()
-    }
-    several = next((agent for agent, names in named.items() if len(names) != 1), None)
-    if several is None and settings.policy_mapping_fn is not None:
+    mapping, has_function = settings.mapping, settings.policy_mapping_fn is not None
+    assert mapping is not None
+    on_host = isinstance(made, MadeMultiHostEnv)
+    if isinstance(mapping, dict):
+        check_agents_named(mapping, agents)
+        has_lists = any(isinstance(own, list) for own in mapping.values())
+        chooses = has_lists and has_function and not isinstance(made, MadeMultiEnv)
+        if chooses or (on_host and has_lists):
+            choices = read_choices(mapping, agents, has_function=has_function)
+            return (take_first(choices),), choices
+    if has_function:
         raise ConfigError(
             "mapping and policy_mapping_fn both say which module plays an agent; set one."
         )
-    if several is not None and (settings.policy_mapping_fn is None or not named[several]):
+    patterns = parse_mapping(mapping, agents)
+    draws = any(isinstance(own, Draw) for pattern in patterns for own in pattern.values())
+    if on_host and (draws or len(patterns) > 1):
         raise ConfigError(
-            f"mapping gives the agent {several!r} the modules {list(named[several])}, one of which "
-            "plays it in each episode: name at least one, and set policy_mapping_fn, which chooses."
+            f"mapping={mapping!r} is part of the compiled program, and this environment is written in "
+            "Python: choose by policy_mapping_fn, which is called in every episode."
         )
-    if several is not None and isinstance(made, MadeMultiEnv):
+    return patterns, {}
+
+
+def _check_mapped(source: str, agent: str, module: str, ids: list[str]) -> None:
+    check_module_id(module)
+    if ids and module not in ids:
         raise ConfigError(
-            f"mapping gives the agent {several!r} several modules, but who plays is part of the "
-            "compiled program: name one."
+            f"{source} gives the agent {agent!r} the module {module!r}, but policies has "
+            f"{', '.join(ids)}.{did_you_mean(module, ids)}"
         )
-    unknown = next((agent for agent in named if agent not in agents), None)
-    if unknown is not None:
-        raise ConfigError(
-            f"mapping names the agent {unknown!r}, but the environment has {', '.join(agents)}."
-            f"{did_you_mean(unknown, agents)}"
-        )
-    missing = next((agent for agent in agents if agent not in named), None)
-    if missing is not None:
-        raise ConfigError(f"mapping has no module for the agent {missing!r}: add one.")
-    return {agent: named[agent] for agent in agents}
-
-
-def _call_mapping(
-    function: Mapped, agents: tuple[str, ...], made: AnyMadeMulti | None, ids: list[str]
-) -> dict[str, tuple[str, ...]]:
-    """Return the modules that a user's function gives each agent.
-
-    In the compiled program it must be the same for every call. On the host, an agent for which the
-    function gives several may be played by any module of `policies` that has its spaces.
-    """
-    on_host = isinstance(made, MadeMultiHostEnv)
-    found = {agent: _call_often(function, agent, on_host=on_host) for agent in agents}
-    for agent, modules in found.items():
-        if len(modules) > 1 and not on_host:
-            raise ConfigError(
-                f"policy_mapping_fn gives the agent {agent!r} different modules ("
-                f"{', '.join(modules)}), but who plays is part of the compiled program: return the "
-                f"same for every call, such as mapping={{{agent!r}: {modules[0]!r}}}."
-            )
-    if not isinstance(made, MadeMultiHostEnv):
-        return found
-    return {
-        agent: modules if len(modules) == 1 else _find_choices(agent, found, made, ids)
-        for agent, modules in found.items()
-    }
-
-
-def _find_choices(
-    agent: str, found: dict[str, tuple[str, ...]], made: MadeMultiHostEnv, ids: list[str]
-) -> tuple[str, ...]:
-    """Return the modules that may play an agent: those it was given, and others of its spaces."""
-    spaces = made.observation_spaces, made.action_spaces
-
-    def may_play(module: str) -> bool:
-        others = [other for other, modules in found.items() if module in modules]
-        return all(is_same_space(by[agent], by[other]) for by in spaces for other in others)
-
-    given = found[agent]
-    return (*given, *(module for module in ids if module not in given and may_play(module)))
-
-
-def _call_often(function: Mapped, agent: str, *, on_host: bool) -> tuple[str, ...]:
-    """Return all modules that a user's function gives an agent in several calls."""
-    number = _NUM_HOST_CALLS if on_host else _NUM_CALLS
-    stubs = [_EpisodeStub(index, on_host=on_host) for index in range(number)]
-    found = [_call_once(function, agent, stub) for stub in stubs for _ in range(2)]
-    for module in found:
-        if not isinstance(module, str):
-            raise ConfigError(
-                f"policy_mapping_fn must return the id of a module, got {module!r} for {agent!r}."
-            )
-    return tuple(sorted({str(module) for module in found}))
-
-
-def _call_once(function: Mapped, agent: str, episode: _EpisodeStub) -> object:
-    """Call a mapping function; agents of numbers are numbers to it, as RLlib's are."""
-    names: list[Any] = [int(agent), agent] if agent.isdecimal() else [agent]
-    for name in names:
-        try:
-            return function(name, episode)
-        except Exception as error:
-            if name is not names[-1]:
-                continue
-            raise ConfigError(
-                f"policy_mapping_fn raised {type(error).__name__} for the agent {agent!r}: {error}."
-            ) from error
-    raise AssertionError
 
 
 def _find_trained(
-    setting: Iterable[str] | Callable[..., Any] | None, modules: tuple[str, ...]
+    setting: Iterable[str] | Callable[..., Any] | None,
+    modules: tuple[str, ...],
+    drawn: tuple[str, ...],
 ) -> frozenset[str]:
     if setting is None:
         return frozenset(modules)
@@ -318,6 +242,12 @@ def _find_trained(
         chosen = [module for module in modules if _is_trained(setting, module)]
     else:
         chosen = [str(module) for module in setting]
+        fixed = next((module for module in chosen if module in drawn), None)
+        if fixed is not None:
+            raise ConfigError(
+                f"policies_to_train names {fixed!r}, which is drawn, and modules that are drawn are "
+                f"not trained: the others are {', '.join(modules)}."
+            )
         unknown = next((module for module in chosen if module not in modules), None)
         if unknown is not None:
             raise ConfigError(
@@ -352,16 +282,21 @@ def prepare_agents(config: "AlgorithmConfig") -> None:
     config.unset("policies_to_train")
     if not agents.choices:
         config.unset("policy_mapping_fn")
-    mapping = {
-        agent: list(agents.choices[agent]) if agent in agents.choices else module
-        for agent, module in agents.mapping.items()
-    }
-    config.multi_agent(mapping=mapping)
+    if agents.choices:
+        pattern = agents.players[0]
+        choices: dict[str, Player] = {
+            agent: list(agents.choices[agent]) if agent in agents.choices else module
+            for agent, module in pattern.items()
+        }
+        config.multi_agent(mapping=choices)
+    elif config.multi_agent_settings.mapping is None:
+        mapping: list[Any] = [dict(pattern) for pattern in agents.patterns]
+        config.multi_agent(mapping=mapping[0] if len(mapping) == 1 else mapping)
     if len(agents.trained) < len(agents.modules):
         config.multi_agent(policies_to_train=sorted(agents.trained))
     policies = config.multi_agent_settings.policies
     if policies is not None and not isinstance(policies, Mapping):
-        config.multi_agent(policies=list(agents.modules))
+        config.multi_agent(policies=sorted({*agents.modules, *agents.drawn}))
 
 
 def make_module_config(
@@ -440,6 +375,7 @@ def check_module_ids(config: "AlgorithmConfig", agents: AgentMapping) -> None:
     """Raise ConfigError if settings of modules name one that there is not."""
     from jaxrl.modules.rl_module import MultiRLModuleSpec
 
+    known = (*agents.modules, *agents.drawn)
     spec = config.rl_module_settings.rl_module_spec
     names = {
         "algorithm_config_overrides_per_module": (
@@ -448,11 +384,11 @@ def check_module_ids(config: "AlgorithmConfig", agents: AgentMapping) -> None:
         "rl_module_specs": spec.rl_module_specs if isinstance(spec, MultiRLModuleSpec) else {},
     }
     for setting, modules in names.items():
-        unknown = next((str(name) for name in modules if name not in agents.modules), None)
+        unknown = next((str(name) for name in modules if name not in known), None)
         if unknown is not None:
             raise ConfigError(
-                f"{setting} has {unknown!r}, but the modules are {', '.join(agents.modules)}."
-                f"{did_you_mean(unknown, agents.modules)}"
+                f"{setting} has {unknown!r}, but the modules are {', '.join(known)}."
+                f"{did_you_mean(unknown, known)}"
             )
 
 

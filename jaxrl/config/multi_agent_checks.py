@@ -9,6 +9,7 @@ from jaxrl.config.multi_agent import (
     make_agents_env,
     resolve_agents,
 )
+from jaxrl.config.settings.multi_agent import MultiAgentSettings
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError
@@ -16,6 +17,8 @@ from jaxrl.errors import ConfigError
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
+_RLLIB_CAPACITY = 100
+"""RLlib's default of `policy_map_capacity`, which its saved configs have."""
 _COMPILED = "agents are trained in the compiled program of this process"
 _ALLOWED: dict[str, tuple[tuple[object, ...], str]] = {
     "num_env_runners": ((0,), f"{_COMPILED}; set 0"),
@@ -71,11 +74,17 @@ def check_agents(config: "AlgorithmConfig") -> None:
         )
     agents = resolve_agents(config, made)
     check_module_ids(config, agents)
-    if config.multi_agent_settings.observe_agent_id and len(agents.mapping) == len(agents.modules):
+    is_shared = any(
+        sum(any(own[agent] == module for own in agents.players) for agent in agents.agents) > 1
+        for module in agents.modules
+    )
+    if config.multi_agent_settings.observe_agent_id and not is_shared:
         raise ConfigError(
             "observe_agent_id=True has no effect: no module is shared, each plays a single agent; "
             "leave it out."
         )
+    if not agents.drawn:
+        _check_capacity(config, "the mapping draws no opponents")
     for module in agents.modules:
         check_model_config(config.get_module_config(module))
 
@@ -120,9 +129,17 @@ def _check_allowed(
         )
 
 
+def _check_capacity(config: "AlgorithmConfig", reason: str) -> None:
+    """Raise ConfigError if a number of opponents is set that has no effect."""
+    capacity = config.multi_agent_settings.policy_map_capacity
+    if capacity not in (MultiAgentSettings().policy_map_capacity, _RLLIB_CAPACITY):
+        raise ConfigError(f"policy_map_capacity={capacity} has no effect: {reason}; leave it out.")
+
+
 def check_single_agent(config: "AlgorithmConfig") -> None:
     """Raise ConfigError if a setting of several agents has no effect, because there is one."""
     settings = config.multi_agent_settings
+    _check_capacity(config, "the environment has a single agent")
     for name in (
         "policies",
         "policy_mapping_fn",

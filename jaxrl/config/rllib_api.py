@@ -14,6 +14,8 @@ RENAMED_CONFIG_METHODS: Mapping[str, str] = {
 
 RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
     "algorithm": {
+        "add_policy": "add_module",
+        "remove_policy": "remove_module",
         "cleanup": "stop",
         "compute_action": "compute_single_action",
         "evaluation_workers": "eval_env_runner_group",
@@ -38,8 +40,6 @@ _POLICY_OF_RUNNER = "algorithm.get_weights() are the weights that every runner a
 _FIXED_MODULES = "the compiled program has every module: name each in multi_agent(policies=...)"
 METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
     "algorithm": {
-        "add_module": _FIXED_MODULES,
-        "add_policy": _FIXED_MODULES,
         "default_resource_request": (
             "jaxrl.PPO.default_resource_request(config) returns the resources of a trial"
         ),
@@ -52,7 +52,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "local_replay_buffer": "add_to_buffer(batch) stores a batch and update() draws from it",
         "log_result": "the on_train_result callback receives every result",
         "merge_algorithm_configs": "config.update_from_dict(other) merges settings",
-        "remove_module": _FIXED_MODULES,
         "reset_config": "build another algorithm from the changed config",
         "resource_help": "jaxrl.PPO.resource_help(config) describes the resources of a trial",
         "restore_env_runners": "runners restart by themselves, see fault_tolerance(...)",
@@ -83,7 +82,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
             ("CLASS_AND_CTOR_ARGS_FILE_NAME", "METADATA_FILE_NAME", "STATE_FILE_NAME"),
             "the guide Checkpoints describes the files of a checkpoint",
         ),
-        "remove_policy": _FIXED_MODULES,
     },
     "learner": {
         "add_module": _FIXED_MODULES,

@@ -251,7 +251,6 @@ _LEARNING = (
 )
 
 _MULTI_AGENT = (
-    *_neutral("policy_map_capacity", 100),
     *_neutral("policy_map_cache observation_fn", None),
     *_neutral("policy_states_are_swappable", False, True),
     *_neutral("multiagent _per_module_overrides", {}, None),

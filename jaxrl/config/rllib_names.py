@@ -365,7 +365,7 @@ REFUSED: dict[str, str] = {
     "_tf_policy_handles_more_than_one_loss": _FRAMEWORK_REASON,
     **dict(
         _refuse_each(
-            "policy_map_capacity policy_map_cache policy_states_are_swappable",
+            "policy_map_cache policy_states_are_swappable",
             "modules are arrays of the compiled program, all of which it holds",
         )
     ),

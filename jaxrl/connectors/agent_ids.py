@@ -54,11 +54,14 @@ class AgentIds:
         joined: PyTree = self._join(self.observed, ids, _extend)
         return spaces.Dict(joined) if isinstance(joined, dict) else joined
 
-    def join_rows(self, obs: PyTree) -> PyTree:
-        """Return the observations `[B * agents, ...]` of a module's rows with their agents' ids."""
-        number = len(self.agents)
-        num_envs = jax.tree.leaves(obs)[0].shape[0] // number
-        ids = jnp.tile(np.eye(number, dtype=np.float32), (num_envs, 1))
+    def join_rows(self, obs: PyTree, places: np.ndarray) -> PyTree:
+        """Return the observations `[R, ...]` of a module's rows with their agents' ids.
+
+        Args:
+            obs: Observations.
+            places: Index of each row's agent among the agents, `[R]`.
+        """
+        ids = jnp.asarray(np.eye(len(self.agents), dtype=np.float32)[places])
         return self._join(obs, ids, _concatenate)
 
     def join_one(self, agent: str, obs: PyTree) -> PyTree:

@@ -204,7 +204,7 @@ def make_evaluator(
     # By timesteps, every environment must have room for several episodes, or short ones would be
     # overrepresented.
     min_duration = MIN_EPISODES_PER_ENV * limit if by_steps else 1
-    num_envs = _choose_num_envs(settings.evaluation_num_envs, duration, min_duration)
+    num_envs = choose_num_envs(settings.evaluation_num_envs, duration, min_duration)
     env_duration = -(-duration // num_envs)
     if by_steps:
         return Evaluator(
@@ -225,7 +225,7 @@ def make_evaluator(
     )
 
 
-def _choose_num_envs(setting: "int | Auto", duration: int, min_duration: int) -> int:
+def choose_num_envs(setting: "int | Auto", duration: int, min_duration: int) -> int:
     """Return the largest divisor of the duration that leaves each environment enough, or else 1."""
     if setting != "auto":
         return setting

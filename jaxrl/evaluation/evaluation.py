@@ -16,6 +16,7 @@ from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.evaluation.compiled import CompiledEvaluation, JaxEvaluation, OwnCompiledEvaluation
 from jaxrl.evaluation.host import EvaluationRunners, HostEvaluationPlan, LocalEvaluation
+from jaxrl.evaluation.pairings import PairingEvaluations
 from jaxrl.evaluation.recording import VideoRecorder
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks, RunnerHooks
@@ -69,6 +70,7 @@ class Evaluation:
         self._parallel: _ParallelEvaluation | None = None
         self._jax: JaxEvaluation | None = None
         self._compiled: CompiledEvaluation | None = None
+        self._pairings: PairingEvaluations | None = None
         settings = changed.evaluation_settings
         self._num_env_runners = settings.evaluation_num_env_runners
         if isinstance(made, MadeEnv | MadeMultiEnv):
@@ -96,7 +98,15 @@ class Evaluation:
     @property
     def programs(self) -> list[Program]:
         """Compiled programs, one per requested number of episodes."""
-        return [] if self._compiled is None else self._compiled.programs
+        compiled = [] if self._compiled is None else self._compiled.programs
+        return compiled if self._pairings is None else [*compiled, *self._pairings.programs]
+
+    def get_pairings(self) -> PairingEvaluations:
+        """Return the evaluations of several agents against opponents."""
+        if self._pairings is None:
+            assert self._jax is not None
+            self._pairings = PairingEvaluations(self._jax)
+        return self._pairings
 
     def start(self) -> None:
         """Start the actors, if there are any, so that their errors are raised early."""
@@ -131,7 +141,7 @@ class Evaluation:
         else:
             assert self._compiled is not None
             played = self._compiled.run(policy, num_episodes)
-            metrics = compute_evaluation_metrics(played, self._assembly.mapping or None)
+            metrics = compute_evaluation_metrics(played, self._assembly.patterns)
             result = {"env_runners": metrics}
         return self._add_videos(self._normalize(result), policy, folder)
 

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.config.agent_mapping import DRAWN, VARIES
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.types import PyTree
+from jaxrl.envs.registry import AnyMadeEnv
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE
@@ -19,7 +21,9 @@ from jaxrl.policy.team_actions import TeamActions, find_team
 from jaxrl.run_parts import ActingState
 from jaxrl.runtime.exclusive import ExclusiveLock
 from jaxrl.runtime.program import Program
-from jaxrl.training.rollout import ActorState
+from jaxrl.training.opponents import OpponentPool, decode_names
+from jaxrl.training.report import to_host
+from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -36,13 +40,16 @@ def make_actions(
     """Make what computes a run's actions for the caller's observations."""
     debugging = config.debugging_settings
 
-    def make(own: Assembly, state: ActingState, module_id: str) -> ComputeActions:
-        inference = Inference(
-            own.policy_step,
-            own.made.spaces[0],
+    def make_inference(policy_step: PolicyStep, made: AnyMadeEnv) -> Inference:
+        return Inference(
+            policy_step,
+            made.spaces[0],
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
         )
+
+    def make(own: Assembly, state: ActingState, module_id: str) -> ComputeActions:
+        inference = make_inference(own.policy_step, own.made)
         team = find_team(own.made)
         if team is None:
             return ComputeActions(inference, state, keys, record, lock, module_id)
@@ -61,11 +68,29 @@ def make_actions(
         for agent, space in assembly.agents_env.observation_spaces.items()
     }
 
+    mapping = assembly.mapping
+
     def observe(agent: str, obs: object) -> PyTree:
-        ids = assembly.views[assembly.mapping[agent]].ids
+        ids = assembly.views[mapping[agent]].ids
         return obs if ids is None else ids.join_one(agent, conformers[agent](obs))
 
-    return ComputeAgentActions(modules, assembly.mapping, observe, assembly.choices)
+    pool, env, choices = assembly.pool, assembly.drawn_env, assembly.choices
+    if pool is None or env is None:
+        return ComputeAgentActions(modules, mapping, observe, choices)
+    inferences = {kind.name: make_inference(kind.policy, env) for kind in pool.kinds}
+
+    def find_opponent(name: str) -> ComputeActions | None:
+        slot = find_opponent_slot(acting, name)
+        if slot is None:
+            return None
+        state = OpponentActingState(acting, pool, name)
+        inference = inferences[pool.find_kind(slot).name]
+        return ComputeActions(inference, state, keys, record, lock, name)
+
+    return ComputeAgentActions(modules, mapping, observe, choices, find_opponent)
+
+
+_UNCLEAR = (DRAWN, VARIES)
 
 
 class ModuleActingState:
@@ -91,6 +116,47 @@ class ModuleActingState:
         return cast("Any", self._acting.get_actor_state())[self._module]
 
 
+def find_opponent_slot(acting: ActingState, name: str) -> int | None:
+    """Return the slot of an opponent, None if there is none of this id."""
+    actors: PyTree = acting.get_actor_state()
+    names = decode_names(to_host(actors[DRAWN].names))
+    return names.index(name) if name in names else None
+
+
+class OpponentActingState:
+    """Acting state of an opponent that is drawn.
+
+    Args:
+        acting: Acting state of the run.
+        pool: Opponents of the run.
+        name: Id of the opponent.
+    """
+
+    programs: list[Program] = []
+
+    def __init__(self, acting: ActingState, pool: OpponentPool, name: str) -> None:
+        self._acting, self._pool, self._name = acting, pool, name
+        self._cache: tuple[object, ActorState] | None = None
+
+    def fetch(self) -> tuple[ActorState, PyTree]:
+        """Return the actor state and the environment parameters, on one device."""
+        return self.get_actor_state(), self._acting.fetch()[1]
+
+    def get_actor_state(self) -> ActorState:
+        """Return the actor state, which is the same object until the run's changes.
+
+        Raises:
+            UnknownNameError: If the opponent has been removed.
+        """
+        actors: PyTree = self._acting.get_actor_state()
+        if self._cache is None or self._cache[0] is not actors:
+            slot = find_opponent_slot(self._acting, self._name)
+            if slot is None:
+                raise UnknownNameError(f"The opponent {self._name!r} has been removed.")
+            self._cache = actors, self._pool.get_actor(actors[DRAWN], slot)
+        return self._cache[1]
+
+
 class ComputeAgentActions:
     """Actions and policies of the modules of a run, by the methods of `ComputeActions`.
 
@@ -99,6 +165,7 @@ class ComputeAgentActions:
         mapping: Module of each agent.
         observe: Function from an agent and its observation to what its module observes.
         choices: Modules that may play an agent, for agents whose module is chosen in every episode.
+        find_opponent: Function from the id of an opponent that is drawn to its actions, or to None.
     """
 
     def __init__(
@@ -107,9 +174,10 @@ class ComputeAgentActions:
         mapping: Mapping[str, str],
         observe: Callable[[str, object], PyTree],
         choices: Mapping[str, tuple[str, ...]],
+        find_opponent: Callable[[str], ComputeActions | None] = lambda name: None,
     ) -> None:
         self._modules, self._mapping, self._observe = modules, mapping, observe
-        self._choices = choices
+        self._choices, self._find_opponent = choices, find_opponent
 
     @property
     def programs(self) -> list[Program]:
@@ -122,12 +190,17 @@ class ComputeAgentActions:
         Raises:
             UnknownNameError: If there is no such module.
         """
-        if module_id not in self._modules:
+        self._get(module_id)
+        return module_id
+
+    def _get(self, module_id: str) -> ComputeActions:
+        own = self._modules.get(module_id) or self._find_opponent(module_id)
+        if own is None:
             raise UnknownNameError(
                 f"There is no module '{module_id}'; there are {', '.join(self._modules)}."
                 f"{did_you_mean(module_id, self._modules)}"
             )
-        return module_id
+        return own
 
     def _select(self, module_id: str, method: str) -> ComputeActions:
         if module_id == DEFAULT_MODULE and module_id not in self._modules:
@@ -135,11 +208,11 @@ class ComputeAgentActions:
                 f"{method} needs the id of a module in a run of several agents: policy_id is one of "
                 f"{', '.join(self._modules)}."
             )
-        return self._modules[self.check_id(module_id)]
+        return self._get(module_id)
 
     def get_module(self, module_id: str) -> RLModule:
         """Return a module, with the current weights for calls with a batch."""
-        return self._modules[self.check_id(module_id)].get_module(module_id)
+        return self._get(module_id).get_module(module_id)
 
     def get_policy(self, policy_id: str, explore: bool, seed: int) -> Policy:
         """Return the current policy of a module; see `Algorithm.get_policy`."""
@@ -189,6 +262,11 @@ class ComputeAgentActions:
                 raise ConfigError(
                     f"The agent {agent!r} is played by one of {', '.join(self._choices[agent])} in "
                     "each episode: name the module as policy_id."
+                )
+            if self._mapping[agent] in _UNCLEAR:
+                raise ConfigError(
+                    f"Who plays {agent!r} differs between episodes: name a module, policy_id is one of "
+                    f"{', '.join(self._modules)}."
                 )
 
         def compute(module: str, agents: list[Any]) -> PyTree:

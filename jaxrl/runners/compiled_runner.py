@@ -30,7 +30,7 @@ class CompiledEnvRunner(FormerNames):
         env: Environments in the form of a vector environment.
         metrics: Logger of the values that callbacks log, which appear below `env_runners`.
         modules: Modules without weights; `algorithm.get_module(...)` has them.
-        mapping: Module of each agent; empty for a single agent.
+        patterns: Module of each agent in copies of the environment; empty for a single agent.
     """
 
     _former_kind = "compiled_runner"
@@ -42,7 +42,7 @@ class CompiledEnvRunner(FormerNames):
             if isinstance(assembly, MultiAgentAssembly)
             else {DEFAULT_MODULE: assembly.module}
         )
-        self.mapping = assembly.mapping
+        self.patterns = assembly.patterns
         self.num_envs = assembly.plan.num_envs
         self.env = EnvToInspect(assembly.made, self.num_envs)
         self.metrics = MetricsLogger()

@@ -254,8 +254,8 @@ class InGraphLoop:
         episodes, missed = (
             ([], 0) if before is None else collect_episodes(report.latest.ring, before)
         )
-        if mapping := self.runners.local_env_runner.mapping:
-            episodes = add_agents(episodes, report.latest.agents.ring, mapping)
+        if patterns := self.runners.local_env_runner.patterns:
+            episodes = add_agents(episodes, report.latest.agents.ring, patterns)
         for episode in episodes:
             self._hooks.call(
                 "on_episode_end",

@@ -13,6 +13,7 @@ from jaxrl.errors import ModuleError, did_you_mean
 from jaxrl.learners.target_network import TargetNetwork
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runs import checkpoint as ckpt
+from jaxrl.runs.opponents import get_opponent, list_opponents, write_actor
 from jaxrl.training.report import to_host
 from jaxrl.training.train_state import TrainState
 
@@ -24,7 +25,13 @@ def list_modules(state: TrainState) -> list[str]:
 
 def get_weights(state: TrainState, module_ids: Sequence[str]) -> dict[str, PyTree]:
     """Return the parameters of modules as NumPy arrays."""
-    return {name: get_parameters(state.modules.get(name, state)) for name in module_ids}
+    slots = list_opponents(state)
+    return {
+        name: to_host(get_opponent(state, slots[name]).params)
+        if name in slots
+        else get_parameters(state.modules.get(name, state))
+        for name in module_ids
+    }
 
 
 def set_weights(
@@ -45,15 +52,22 @@ def set_weights(
     """
     if not state.modules:
         return set_parameters(state, select_module(weights, DEFAULT_MODULE), strict=strict)
-    unknown = next((name for name in weights if name not in state.modules), None)
+    slots = list_opponents(state)
+    known = [*state.modules, *slots]
+    unknown = next((name for name in weights if name not in known), None)
     if unknown is not None:
         raise ModuleError(
-            f"weights has the module '{unknown}'; there are {', '.join(state.modules)}."
-            f"{did_you_mean(unknown, state.modules)}"
+            f"weights has the module '{unknown}'; there are {', '.join(known)}."
+            f"{did_you_mean(unknown, known)}"
         )
     modules, problems = dict(state.modules), list[str]()
     for name, params in weights.items():
-        modules[name], own = set_parameters(modules[name], params, strict=strict)
+        if name in slots:
+            actor = get_opponent(state, slots[name])
+            params, own = match_parameters(actor.params, params, strict=strict)
+            state = write_actor(state, slots[name], replace(actor, params=params))
+        else:
+            modules[name], own = set_parameters(modules[name], params, strict=strict)
         problems += [f"{name}: {problem}" for problem in own]
     return replace(state, modules=modules), problems
 
@@ -79,7 +93,28 @@ def set_parameters(
     Raises:
         ModuleError: With `strict`, if a parameter is missing, unexpected or of another shape.
     """
-    params = state.learner.sgd.params
+    new_params, problems = match_parameters(state.learner.sgd.params, weights, strict=strict)
+    sgd = replace(state.learner.sgd, params=new_params)
+    state = replace(state, learner=_renew_target(replace(state.learner, sgd=sgd), new_params))
+    if state.behaviour is not None:
+        state = replace(state, behaviour=jax.tree.map(jnp.copy, new_params))
+    return refresh_snapshot(state), problems
+
+
+def match_parameters(params: PyTree, weights: PyTree, *, strict: bool) -> tuple[PyTree, list[str]]:
+    """Return parameters with the values of others.
+
+    Args:
+        params: Parameters to replace, of arrays on devices.
+        weights: New parameters.
+        strict: Whether to raise on mismatches; False replaces only the parameters that match.
+
+    Returns:
+        The parameters, and a phrase for each mismatch.
+
+    Raises:
+        ModuleError: With `strict`, if a parameter is missing, unexpected or of another shape.
+    """
     new_leaves = ckpt.get_named_leaves(weights)
     current = ckpt.get_named_leaves(params)
     problems = [
@@ -104,12 +139,7 @@ def set_parameters(
         new = matching.get(ckpt.format_leaf_name(path))
         return old if new is None else jax.device_put(new, old.sharding)
 
-    new_params = jax.tree_util.tree_map_with_path(replace_leaf, params)
-    sgd = replace(state.learner.sgd, params=new_params)
-    state = replace(state, learner=_renew_target(replace(state.learner, sgd=sgd), new_params))
-    if state.behaviour is not None:
-        state = replace(state, behaviour=jax.tree.map(jnp.copy, new_params))
-    return refresh_snapshot(state), problems
+    return jax.tree_util.tree_map_with_path(replace_leaf, params), problems
 
 
 def _renew_target(learner: Any, params: PyTree) -> Any:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl.buffers.sequence import AnyReplayBuffer
+from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.types import Counter
 from jaxrl.metrics import ALL_MODULES, EPISODE_RETURN_MEAN
 from jaxrl.training.episode_metrics import add_sums, compute_episode_metrics
@@ -62,11 +63,12 @@ class AgentTotals:
     """Totals of agents and modules over the dispatches of an iteration.
 
     Args:
-        mapping: Module of each agent; empty for a single agent, which has no totals.
+        patterns: Module of each agent, in the copies of the environment in turn; empty for a single
+            agent, which has no totals.
         buffers: Replay buffer of each module that has one.
     """
 
-    mapping: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    patterns: Sequence[Mapping[str, str]] = ()
     buffers: Mapping[str, AnyReplayBuffer] = dataclasses.field(
         default_factory=dict[str, AnyReplayBuffer]
     )
@@ -151,16 +153,18 @@ class AgentTotals:
             return {name: counter_to_int(steps) for name, steps in by_module.items()}
         steps = counters_to_ints(latest.agents.steps)
         totals = dict.fromkeys(self.modules, 0)
-        for module, number in zip(self.mapping.values(), steps, strict=True):
-            totals[module] += number
+        for module, number in zip(self.patterns[0].values(), steps, strict=True):
+            if module in totals:
+                totals[module] += number
         return totals
 
     def make_agents_result(self, latest: ReportRow, smoothing: int) -> dict[str, Any]:
         """Return RLlib's results of every agent and module below `env_runners`."""
         assert self.sums is not None
-        agent_steps = dict(zip(self.mapping, counters_to_ints(latest.agents.steps), strict=True))
+        agents = tuple(self.patterns[0])
+        agent_steps = dict(zip(agents, counters_to_ints(latest.agents.steps), strict=True))
         agent_returns: dict[str, float] = {}
-        for i, agent in enumerate(self.mapping):
+        for i, agent in enumerate(agents):
             ring, sums = jax.tree.map(lambda x, i=i: x[i], (latest.agents.ring, self.sums.episodes))
             metrics = compute_episode_metrics(ring, sums, smoothing)
             agent_returns[agent] = metrics[EPISODE_RETURN_MEAN]
@@ -174,26 +178,33 @@ class AgentTotals:
         return {
             "agent_episode_returns_mean": agent_returns,
             "module_episode_returns_mean": module_returns,
-            "num_agent_steps_sampled": dict(
-                zip(self.mapping, map(int, self.sums.steps), strict=True)
-            ),
+            "num_agent_steps_sampled": dict(zip(agents, map(int, self.sums.steps), strict=True)),
             "num_agent_steps_sampled_lifetime": agent_steps,
             "num_module_steps_sampled": {name: own.rows for name, own in self.modules.items()},
             "num_module_steps_sampled_lifetime": self._count_module_steps(latest),
         }
 
 
-def compute_agent_means(returns: AgentReturns, mapping: Mapping[str, str]) -> dict[str, Any]:
-    """Return the mean return of each agent's episodes, and of each module's; NaN without any."""
+def compute_agent_means(
+    returns: AgentReturns, patterns: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the mean return of each agent's episodes, and of each module's; NaN without any.
+
+    Args:
+        returns: Sums of the agents in each pattern.
+        patterns: Module of each agent, DRAWN where it is drawn.
+    """
     means: dict[str, dict[str, float]] = {}
-    modules = sorted(set(mapping.values()))
-    for name, labels, wanted in (
-        ("agent_episode_returns_mean", list(mapping), list(mapping)),
-        ("module_episode_returns_mean", list(mapping.values()), modules),
+    labels = np.array([list(own.values()) for own in patterns])
+    agents = list(patterns[0])
+    modules = sorted({str(module) for module in labels.flat if module != DRAWN})
+    for name, labels_of, wanted in (
+        ("agent_episode_returns_mean", np.array([agents] * len(patterns)), agents),
+        ("module_episode_returns_mean", labels, modules),
     ):
         means[name] = {}
         for label in wanted:
-            chosen = np.array([each == label for each in labels])
+            chosen = labels_of == label
             count = int(returns.count[chosen].sum())
             total = float(returns.total[chosen].sum(dtype=np.float64))
             means[name][label] = total / count if count else math.nan

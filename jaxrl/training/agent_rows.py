@@ -15,9 +15,8 @@ from jaxrl.envs.multi.base import Entry
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Part:
-    """Members of an entry that belong to one module."""
+    """Members of an entry that a module plays."""
 
-    module: str
     entry: Entry
     members: tuple[int, ...]
     """Indices among the entry's agents."""
@@ -27,26 +26,33 @@ class _Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentRows:
-    """Agents of an environment and the module of each.
+    """Agents of environments and the module of each.
 
-    The rows of a module are `row = env * number of its agents + place`, so that an environment's
+    With a single pattern, the rows of a module are `row = env * number of its agents + place`. With
+    several, the environment of index i has the pattern `i % number of patterns`, and a module has a
+    row for each of its agents in each environment, in their order. Either way, an environment's
     rows are neighbors, and devices divide them as they divide environments.
 
     Attributes:
         entries: Entries of the environment's dictionaries.
-        mapping: Module of each agent.
+        patterns: Module of each agent in an environment.
         slots: Agents that each module may play, where that changes from episode to episode: an
             agent then has a row of each of these modules. None if each has its own module.
     """
 
     entries: tuple[Entry, ...]
-    mapping: Mapping[str, str]
+    patterns: tuple[Mapping[str, str], ...]
     slots: Mapping[str, tuple[str, ...]] | None = None
 
     @property
     def may_change(self) -> bool:
         """True if an agent may be played by another module in another episode."""
         return self.slots is not None
+
+    @property
+    def mapping(self) -> Mapping[str, str]:
+        """Module of each agent in the first environment."""
+        return self.patterns[0]
 
     @functools.cached_property
     def agents(self) -> tuple[str, ...]:
@@ -56,35 +62,77 @@ class AgentRows:
     @functools.cached_property
     def modules(self) -> tuple[str, ...]:
         """All modules that play, sorted."""
-        return tuple(sorted(set(self.mapping.values()) if self.slots is None else self.slots))
+        names = {module for own in self.patterns for module in own.values()}
+        return tuple(sorted(names if self.slots is None else self.slots))
+
+    @property
+    def _is_static(self) -> bool:
+        """True if an agent has the same module in every environment."""
+        return len(self.patterns) == 1
+
+    @property
+    def steps_follow(self) -> bool:
+        """True if the numbers of modules' rows follow from those of agents."""
+        return self._is_static and self.slots is None
+
+    def _may_play(self, module: str, agent: str, own: Mapping[str, str]) -> bool:
+        return own[agent] == module if self.slots is None else agent in self.slots[module]
+
+    def plays(self, module: str, agent: str) -> bool:
+        """Return whether a module plays an agent in any environment."""
+        return any(self._may_play(module, agent, own) for own in self.patterns)
 
     def get_positions(self, module: str) -> tuple[int, ...]:
         """Return the indices of a module's agents among all agents."""
-        if self.slots is not None:
-            return tuple(i for i, agent in enumerate(self.agents) if agent in self.slots[module])
-        return tuple(i for i, agent in enumerate(self.agents) if self.mapping[agent] == module)
+        return tuple(i for i, agent in enumerate(self.agents) if self.plays(module, agent))
+
+    def get_cells(self, module: str, num_envs: int) -> np.ndarray:
+        """Return the environment and the agent of each of a module's rows, int32 `[R, 2]`."""
+        table = np.array(
+            [[self._may_play(module, agent, own) for agent in self.agents] for own in self.patterns]
+        )
+        rows = table[np.arange(num_envs) % len(self.patterns)]
+        return np.argwhere(rows).astype(np.int32)
+
+    def count_rows(self, module: str, num_envs: int) -> int:
+        """Return the number of a module's rows."""
+        return len(self.get_cells(module, num_envs))
+
+    def get_places(self, module: str, num_envs: int) -> np.ndarray:
+        """Return the index of each row's agent among the module's agents, int32 `[R]`."""
+        positions = np.asarray(self.get_positions(module), np.int32)
+        return np.searchsorted(positions, self.get_cells(module, num_envs)[:, 1]).astype(np.int32)
 
     @functools.cached_property
-    def _parts(self) -> tuple[_Part, ...]:
+    def _parts(self) -> dict[str, tuple[_Part, ...]]:
+        return {module: self._make_parts(module) for module in self.modules}
+
+    def _make_parts(self, module: str) -> tuple[_Part, ...]:
         parts: list[_Part] = []
-        counts = dict.fromkeys(self.modules, 0)
+        first = 0
         for entry in self.entries:
-            for module in dict.fromkeys(self.mapping[agent] for agent in entry.agents):
-                members = tuple(i for i, a in enumerate(entry.agents) if self.mapping[a] == module)
-                first = counts[module]
-                counts[module] += len(members)
-                places = tuple(range(first, counts[module]))
-                parts.append(_Part(module=module, entry=entry, members=members, places=places))
+            members = tuple(i for i, a in enumerate(entry.agents) if self.plays(module, a))
+            if members:
+                places = tuple(range(first, first + len(members)))
+                parts.append(_Part(entry=entry, members=members, places=places))
+                first += len(members)
         return tuple(parts)
 
     def gather(self, values: Mapping[str, PyTree], module: str) -> PyTree:
-        """Return the rows `[B * agents, ...]` of a module, given the environment's dictionary."""
+        """Return the rows `[R, ...]` of a module, given the environment's dictionary."""
         columns = [
             jax.tree.map(functools.partial(_select_members, part), values[part.entry.key])
-            for part in self._parts
-            if part.module == module
+            for part in self._parts[module]
         ]
-        return jax.tree.map(lambda *xs: _merge_axes(_concatenate(xs)), *columns)
+
+        def merge(*xs: Array) -> Array:
+            joined = _concatenate(xs)
+            if self._is_static:
+                return _merge_axes(joined)
+            envs, _ = self.get_cells(module, joined.shape[0]).T
+            return joined[envs, self.get_places(module, joined.shape[0])]
+
+        return jax.tree.map(merge, *columns)
 
     def gather_all(self, values: Mapping[str, Array]) -> Array:
         """Return numbers or flags of all agents, `[B, agents]`."""
@@ -95,52 +143,74 @@ class AgentRows:
         return _concatenate(columns)
 
     def select(self, table: Array, module: str) -> Array:
-        """Return a module's rows `[..., B * agents]` of a table `[..., B, all agents]`."""
+        """Return a module's rows `[..., R]` of a table `[..., B, all agents]`."""
+        if not self._is_static:
+            envs, agents = self.get_cells(module, table.shape[-2]).T
+            return table[..., envs, agents]
         chosen = table[..., np.asarray(self.get_positions(module), np.int32)]
         return chosen.reshape(*table.shape[:-2], -1)
 
     def repeat(self, values: Array, module: str) -> Array:
-        """Return a value of each environment, `[B]`, for each of a module's rows."""
+        """Return a value of each environment, `[B, ...]`, for each of a module's rows."""
+        if not self._is_static:
+            return values[self.get_cells(module, values.shape[0])[:, 0]]
         return jnp.repeat(values, len(self.get_positions(module)), axis=0)
 
     def number(self, env_index: Int[Array, " B"], module: str) -> Int[Array, " R"]:
         """Return the indices of a module's rows within the run, given those of environments."""
-        size = len(self.get_positions(module))
-        places = jnp.arange(size, dtype=env_index.dtype)
-        return (env_index[:, None] * size + places[None]).reshape(-1)
+        period = len(self.patterns)
+        places = self.get_cells(module, period)
+        if self._is_static:
+            offsets = jnp.arange(len(places), dtype=env_index.dtype)
+            return (env_index[:, None] * len(places) + offsets[None]).reshape(-1)
+        cells = self.get_cells(module, env_index.shape[0])
+        table = np.zeros((period, len(self.agents)), np.int32)
+        table[tuple(places.T)] = np.arange(len(places), dtype=np.int32)
+        offsets = table[cells[:, 0] % period, cells[:, 1]]
+        return env_index[cells[:, 0]] // period * len(places) + offsets
 
     def derive_keys(self, keys: Keys, module: str) -> Keys:
-        """Return a key of each row, `[T, B * agents]`, given those of environments `[T, B]`.
+        """Return a key of each row, `[T, R]`, given those of environments `[T, B]`.
 
         An agent's key does not depend on the module that plays it. A single agent has its
         environment's own.
         """
-        if len(self.agents) == 1:
+        if len(self.agents) == 1 and self._is_static:
             return keys
-        positions = jnp.asarray(self.get_positions(module), jnp.uint32)
         fold = jax.vmap(jax.random.fold_in, (None, 0))
+        if not self._is_static:
+            envs, agents = self.get_cells(module, keys.shape[1]).T
+            by_row = jax.vmap(jax.vmap(jax.random.fold_in), (0, None))
+            return by_row(keys[:, envs], jnp.asarray(agents, jnp.uint32))
+        positions = jnp.asarray(self.get_positions(module), jnp.uint32)
         for _ in range(2):
             fold = jax.vmap(fold, (0, None))
         return fold(keys, positions).reshape(keys.shape[0], -1)
 
-    def scatter(self, rows: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Return the environment's dictionary, given the rows `[B * agents, ...]` of modules."""
-        return {entry.key: self._scatter_entry(entry, rows) for entry in self.entries}
+    def sum_by_agent(self, counts: Array, module: str, num_envs: int) -> Array:
+        """Return the sums `[agents]` over a module's rows `[R]`, 0 for agents of other modules."""
+        agents = self.get_cells(module, num_envs)[:, 1]
+        return jnp.zeros((len(self.agents),), counts.dtype).at[agents].add(counts)
 
-    def _scatter_entry(self, entry: Entry, rows: Mapping[str, PyTree]) -> PyTree:
-        parts = [part for part in self._parts if part.entry.key == entry.key]
+    def scatter(self, rows: Mapping[str, PyTree], num_envs: int) -> dict[str, PyTree]:
+        """Return the environment's dictionary, given the rows `[R, ...]` of modules."""
+        scatter = self._scatter_entry if self._is_static else self._scatter_by_copy
+        return {entry.key: scatter(entry, rows, num_envs) for entry in self.entries}
 
-        def split(part: _Part, x: Array) -> Array:
-            size = len(self.get_positions(part.module))
-            by_env = x.reshape(-1, size, *x.shape[1:])
+    def _scatter_entry(self, entry: Entry, rows: Mapping[str, PyTree], num_envs: int) -> PyTree:
+        parts = {m: p for m, own in self._parts.items() for p in own if p.entry.key == entry.key}
+
+        def split(module: str, part: _Part, x: Array) -> Array:
+            by_env = x.reshape(num_envs, len(self.get_positions(module)), *x.shape[1:])
             return by_env[:, part.places[0] : part.places[-1] + 1]
 
         columns = [
-            jax.tree.map(functools.partial(split, part), rows[part.module]) for part in parts
+            jax.tree.map(functools.partial(split, module, part), rows[module])
+            for module, part in parts.items()
         ]
         if not entry.is_kind:
             return jax.tree.map(lambda x: x[:, 0], columns[0])
-        members = [member for part in parts for member in part.members]
+        members = [member for part in parts.values() for member in part.members]
         order = np.argsort(np.asarray(members, np.int32)).astype(np.int32)
         is_sorted = members == sorted(members)
 
@@ -149,6 +219,23 @@ class AgentRows:
             return joined if is_sorted else joined[:, order]
 
         return jax.tree.map(join, *columns)
+
+    def _scatter_by_copy(self, entry: Entry, rows: Mapping[str, PyTree], num_envs: int) -> PyTree:
+        """Return the values of an entry whose agents have different modules in environments."""
+        modules = [m for m in self.modules if any(self.plays(m, a) for a in entry.agents)]
+        source = np.zeros((num_envs, len(self.agents)), np.int32)
+        first = 0
+        for module in modules:
+            envs, agents = self.get_cells(module, num_envs).T
+            source[envs, agents] = first + np.arange(len(envs), dtype=np.int32)
+            first += len(envs)
+        chosen = source[:, [self.agents.index(agent) for agent in entry.agents]]
+
+        def join(*xs: Array) -> Array:
+            values = jnp.concatenate(xs)[chosen]
+            return values if entry.is_kind else values[:, 0]
+
+        return jax.tree.map(join, *[rows[module] for module in modules])
 
 
 def make_sharing_matrix(

@@ -33,6 +33,11 @@ class Scene:
     is_there: Flags
     global_state: PyTree
 
+    @property
+    def num_envs(self) -> int:
+        """Number of environments."""
+        return next(iter(self.is_there.values())).shape[0]
+
     @staticmethod
     def before(state: MultiVectorState) -> "Scene":
         """Return the moment at which agents act."""
@@ -133,20 +138,19 @@ class CriticInputs:
             parts.append(flatten(without_part(space, self.mask_key), own))
         number = len(self._positions)
         if number > 1:
-            num_envs = parts[0].shape[0] // number
-            parts.append(jnp.tile(np.eye(number, dtype=np.float32), (num_envs, 1)))
+            places = self.rows.get_places(self.module, scene.num_envs)
+            parts.append(jnp.asarray(np.eye(number, dtype=np.float32)[places]))
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
     def _join(self, scene: Scene) -> Float[Array, "R n"]:
         """Return the observations of all agents for each row, whose own agent is always there."""
         flat = jnp.concatenate([self._flatten(e, scene.obs) for e in self.rows.entries], axis=-1)
-        number = len(self._positions)
-        is_own = np.eye(len(self.rows.agents), dtype=bool)[list(self._positions)]
-        is_there = self.rows.gather_all(scene.is_there)[:, None] | is_own[None]
+        agents = self.rows.get_cells(self.module, flat.shape[0])[:, 1]
+        is_own = np.eye(len(self.rows.agents), dtype=bool)[agents]
+        is_there = self.rows.repeat(self.rows.gather_all(scene.is_there), self.module) | is_own
         sizes = np.asarray(self._sizes)
         is_shown = jnp.repeat(is_there, sizes, axis=-1, total_repeat_length=int(sizes.sum()))
-        joined = jnp.where(is_shown, flat[:, None], 0.0)
-        return joined.reshape(flat.shape[0] * number, -1)
+        return jnp.where(is_shown, self.rows.repeat(flat, self.module), 0.0)
 
     def _flatten(self, entry: Entry, obs: Mapping[str, PyTree]) -> Float[Array, "B n"]:
         """Return the flat observations of an entry's agents, one after the other."""
@@ -171,13 +175,18 @@ class AgentView:
         """Return the view of agents that act without being trained."""
         return dataclasses.replace(self, critic=None)
 
-    def observe(self, gathered: PyTree) -> PyTree:
-        """Return the observations that the module's agents act on, given the environment's."""
-        return gathered if self.ids is None else self.ids.join_rows(gathered)
+    def observe(self, gathered: PyTree, places: np.ndarray) -> PyTree:
+        """Return the observations that the module's agents act on, given the environment's.
 
-    def record(self, gathered: PyTree, scene: Scene) -> PyTree:
+        Args:
+            gathered: Observations of the module's rows.
+            places: Index of each row's agent among the module's.
+        """
+        return gathered if self.ids is None else self.ids.join_rows(gathered, places)
+
+    def record(self, gathered: PyTree, places: np.ndarray, scene: Scene) -> PyTree:
         """Return the observations that the module learns from."""
-        obs = self.observe(gathered)
+        obs = self.observe(gathered, places)
         return obs if self.critic is None else CentralObs(obs=obs, state=self.critic(scene))
 
     def make_blank(self, obs: PyTree, num_rows: int) -> PyTree:

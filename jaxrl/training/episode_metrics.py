@@ -41,22 +41,25 @@ def collect_episodes(
 
 
 def add_agents(
-    episodes: Sequence[EndedEpisode], rings: EpisodeStatsBuffer, mapping: Mapping[str, str]
+    episodes: Sequence[EndedEpisode],
+    rings: EpisodeStatsBuffer,
+    patterns: Sequence[Mapping[str, str]],
 ) -> list[EndedEpisode]:
     """Return episodes with the returns and lengths of their agents.
 
     Args:
         episodes: Episodes of environments.
         rings: Latest agent-episodes of each agent, `[A, G, K]`.
-        mapping: Module of each agent, in their order.
+        patterns: Module of each agent, in their order, in copies of the environment.
     """
+    agents = list(patterns[0])
     held = np.arange(rings.env_index.shape[2])[None, None] < rings.count[:, :, None]
     found: list[EndedEpisode] = []
     for episode in episodes:
         ago = (np.uint32(episode.env_step) - rings.env_step).astype(np.uint32)
         of_it = held & (rings.env_index == episode.env_index) & (ago < len(episode))
-        took_part = [i for i in range(len(mapping)) if of_it[i].any()]
-        agents = list(mapping)
+        took_part = [i for i in range(len(agents)) if of_it[i].any()]
+        mapping = patterns[episode.env_index % len(patterns)]
         lengths = {agents[i]: int(rings.episode_length[i][of_it[i]].sum()) for i in took_part}
         returns = {agents[i]: float(rings.episode_return[i][of_it[i]].sum()) for i in took_part}
         found.append(

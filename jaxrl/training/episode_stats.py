@@ -56,17 +56,17 @@ class EpisodeRecord:
 
 @pytree
 class AgentReturns:
-    """Sum of the returns of agent-episodes, and their number, for each agent."""
+    """Sum of the returns of agent-episodes, and their number, for each agent in each pattern."""
 
-    total: Float[Array, " A"]
-    count: Int[Array, " A"]
+    total: Float[Array, "P A"]
+    count: Int[Array, "P A"]
 
 
 @pytree
 class AgentStats:
     """Latest agent-episodes of each agent, `[A, G, K]`, and the numbers of rows they ever had.
 
-    `module_steps` has those of each module, where its agents change; else it is empty.
+    `module_steps` has those of each module, where these do not follow from the agents'.
     """
 
     ring: EpisodeStatsBuffer
@@ -279,9 +279,15 @@ class EndedEpisode:
         """Return the module that plays an agent.
 
         Raises:
-            KeyError: If there is no such agent.
+            KeyError: If there is no such agent, or its module was drawn.
         """
-        return self.mapping[str(agent_id)]
+        module = self.mapping[str(agent_id)]
+        if module.startswith(":"):
+            raise KeyError(
+                f"The module of {agent_id!r} was drawn in the compiled program, which does not keep "
+                "it by episode."
+            )
+        return module
 
     def get_return(self) -> float:
         """Return the sum of the rewards."""

@@ -7,14 +7,15 @@ from typing import Any
 
 import jax
 
+from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.keys import split_run_key
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Key, PyTree
+from jaxrl.core.types import Key, PyTree, strip_weak_types
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.batch_loop import CompiledLoop
 from jaxrl.training.episode_stats import EpisodeSums, compute_episode_means
 from jaxrl.training.multi_learning import ModuleMetrics, MultiLearning
-from jaxrl.training.multi_rollout import MultiRollout, MultiRolloutWorker
+from jaxrl.training.multi_rollout import Actors, MultiRollout, MultiRolloutWorker
 from jaxrl.training.nonfinite import drop_counts
 from jaxrl.training.rollout import make_env_index
 from jaxrl.training.train_state import ReportRow, Summary, TrainState
@@ -46,13 +47,28 @@ class MultiAgentRunner(MultiLearning, CompiledLoop):
     def init(self, key: Key, env_params: PyTree) -> TrainState:
         """Return the initial state of a run, including all environments. Consumes the key."""
         keys, worker = split_run_key(key), self.rollout_worker
-        return self.init_around(
+        state = self.init_around(
             keys,
             self.num_envs,
             env=worker.env.reset(keys.env, make_env_index(self.num_envs), env_params),
             env_params=env_params,
             carry=worker.initial_carry(self.num_envs),
         )
+        if worker.pool is None:
+            return state
+        first = min(self.trained)
+        opponents = worker.pool.init(
+            jax.random.fold_in(keys.learner, len(self.steps)),
+            self.steps[first].make_actor_state(state.modules[first]),
+        )
+        return replace(state, opponents=strip_weak_types(opponents))
+
+    def make_actor_state(self, state: TrainState) -> Actors:
+        """Return the inputs of acting of every module, and of opponents that are drawn."""
+        actors = super().make_actor_state(state)
+        if self.rollout_worker.pool is not None:
+            actors[DRAWN] = state.opponents
+        return actors
 
     @functools.cached_property
     def jitted_init(self) -> Callable[[Key, PyTree], TrainState]:

@@ -98,7 +98,7 @@ class MultiLearning:
         rows = self.rows
         module_keys = [_derive_module_keys(keys, i) for i in range(len(self.steps))]
         modules = {
-            m: step.init_from_keys(own, total_envs * len(rows.get_positions(m)))
+            m: step.init_from_keys(own, rows.count_rows(m, total_envs))
             for own, (m, step) in zip(module_keys, self.steps.items(), strict=True)
         }
         ring = init_episode_stats(self.num_shards, self.ring_size)
@@ -118,7 +118,9 @@ class MultiLearning:
             agents=AgentStats(
                 ring=_repeat(ring, num_agents),
                 steps=_repeat(Counter.zeros(), num_agents),
-                module_steps=dict.fromkeys(self.steps, Counter.zeros()) if rows.may_change else {},
+                module_steps={}
+                if rows.steps_follow
+                else dict.fromkeys(self.steps, Counter.zeros()),
             ),
         )
         return strip_weak_types(state)
@@ -194,9 +196,8 @@ class MultiLearning:
         rows = self.rows
         steps = jnp.zeros((len(rows.agents),), jnp.uint32)
         for m, rollout in recorded.rollouts.items():
-            positions = jnp.asarray(rows.get_positions(m))
-            by_agent = rollout.mask.reshape(rollout.mask.shape[0], -1, len(positions))
-            steps = steps.at[positions].add(by_agent.sum(axis=(0, 1), dtype=jnp.uint32))
+            counts = rollout.mask.sum(axis=0, dtype=jnp.uint32)
+            steps += rows.sum_by_agent(counts, m, recorded.mask.shape[1])
         return steps if self.axis_name is None else jax.lax.psum(steps, self.axis_name)
 
     def _count(

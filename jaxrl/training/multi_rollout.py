@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Progress, PyTree, Rollout
 from jaxrl.envs.multi.vector import MultiVectorEnv, MultiVectorState, MultiVectorStep
@@ -26,10 +27,11 @@ from jaxrl.training.completed_rows import (
     pack_rows,
 )
 from jaxrl.training.episode_stats import AgentReturns, EpisodeRecord
+from jaxrl.training.opponents import OpponentCarry, OpponentInputs, OpponentPool, OpponentRows
 from jaxrl.training.rollout import RECORDED_COLUMNS, ActorCarry, ActorState, PolicyStep
 
-Actors = dict[str, ActorState]
-"""Inputs of acting by module."""
+Actors = dict[str, Any]
+"""ActorState by module; OpponentState of those that are drawn, if there are any."""
 
 
 @pytree
@@ -38,14 +40,16 @@ class MultiCarry:
 
     acting: dict[str, ActorCarry]
     pending: dict[str, PendingRows] | None
+    opponents: OpponentCarry | None = None
 
 
 @pytree
 class MultiInputs:
-    """Random inputs of steps, for the environments and for each module."""
+    """Random inputs of steps, for the environments, each module and the opponents, if any."""
 
     env: StepInputs
     draws: dict[str, PyTree]
+    opponents: OpponentInputs | None = None
 
 
 @pytree
@@ -73,12 +77,14 @@ class MultiPolicyStep:
         rows: Agents and the module of each.
         views: What the agents of each module observe, and what its critic sees.
         sharing: Matrix that shares rewards between agents; None where each has its own.
+        pool: Opponents that are drawn; None without.
     """
 
     policies: Mapping[str, PolicyStep]
     rows: AgentRows
     views: Mapping[str, AgentView]
     sharing: np.ndarray | None = None
+    pool: OpponentPool | None = None
 
     def with_envs(self, env: MultiVectorEnv, *, for_training: bool = False) -> "MultiRolloutWorker":
         """Return the policies together with environments that they act in.
@@ -95,6 +101,7 @@ class MultiPolicyStep:
             rows=self.rows,
             views=views,
             sharing=self.sharing,
+            pool=self.pool,
         )
 
 
@@ -117,14 +124,18 @@ class MultiRolloutWorker(MultiPolicyStep):
 
     def initial_carry(self, num_envs: int) -> MultiCarry:
         """Return the carry at the start of an episode in every environment, with no pending row."""
-        sizes = {m: num_envs * len(self.rows.get_positions(m)) for m in self.policies}
+        sizes = {m: self.rows.count_rows(m, num_envs) for m in self.policies}
         acting = {m: policy.initial_carry(sizes[m]) for m, policy in self.policies.items()}
-        if self.completes_at_once:
-            return MultiCarry(acting=acting, pending=None)
+        at_once = self.completes_at_once
+        opponents = None
+        if self.pool is not None:
+            opponents = self.pool.initial_carry(num_envs, completes_at_once=at_once)
+        if at_once:
+            return MultiCarry(acting=acting, pending=None, opponents=opponents)
         pending = {
             m: make_no_rows(self._make_blank_row(m, carry, sizes[m])) for m, carry in acting.items()
         }
-        return MultiCarry(acting=acting, pending=pending)
+        return MultiCarry(acting=acting, pending=pending, opponents=opponents)
 
     def _make_blank_row(self, m: str, carry: ActorCarry, num_rows: int) -> BegunRow:
         """Return all-zero rows of a module, shaped and typed as they are recorded."""
@@ -147,7 +158,8 @@ class MultiRolloutWorker(MultiPolicyStep):
             m: jax.vmap(policy.module.draw)(self.rows.derive_keys(env.action_key, m))
             for m, policy in self.policies.items()
         }
-        return MultiInputs(env=env, draws=draws)
+        opponents = None if self.pool is None else self.pool.sample_inputs(env.action_key)
+        return MultiInputs(env=env, draws=draws, opponents=opponents)
 
     def step(
         self,
@@ -162,13 +174,19 @@ class MultiRolloutWorker(MultiPolicyStep):
 
         Returns:
             The environments and carries after it, the step, and each module's row of a rollout.
+            That of opponents that are drawn has no observations and actions.
         """
         outs = self._act(actor, state, carry, row, explore)
         actions = {
             m: policy.action_pipeline(outs[m][Columns.ACTIONS])
             for m, policy in self.policies.items()
         }
-        new_state, step = self.env.step(state, self.rows.scatter(actions), row.env, params)
+        played = self._act_for_opponents(actor, state, carry, row, explore)
+        if played is not None:
+            actions[DRAWN] = played[0]
+        new_state, step = self.env.step(
+            state, self.rows.scatter(actions, state.index.shape[0]), row.env, params
+        )
         rewards = self._share(step)
         now, after = Scene.before(state), Scene.after(step)
         rows: dict[str, Rollout] = {}
@@ -180,14 +198,24 @@ class MultiRolloutWorker(MultiPolicyStep):
             if carry.pending is None or pending is None:
                 rows[m] = self._complete_at_once(m, state, step, after, begun, reward)
             else:
-                agent_step = self._make_agent_step(m, step, after, reward)
+                final_obs = self._record_obs(m, after)
+                agent_step = self._make_agent_step(m, step, final_obs, reward)
                 acts = self.rows.gather(state.acts, m)
                 pending[m], rows[m] = complete_rows(carry.pending[m], acts, begun, agent_step)
                 before = carry.acting[m].reward
                 if before is not None:
                     reward = jnp.where(rows[m].mask, rows[m].reward, before)
             acting[m] = self._advance(m, state, new_state, carry, outs[m], reward)
-        return new_state, MultiCarry(acting=acting, pending=pending), step, rows
+        new_carry = MultiCarry(acting=acting, pending=pending)
+        if self.pool is not None and played is not None and carry.opponents is not None:
+            agent_step = self._make_agent_step(DRAWN, step, (), self.rows.select(rewards, DRAWN))
+            acts = self.rows.gather(state.acts, DRAWN)
+            is_first = self.rows.gather(new_state.is_first, DRAWN)
+            opponents, rows[DRAWN] = self.pool.advance(
+                played[1], carry.opponents, acts, agent_step, is_first
+            )
+            new_carry = replace(new_carry, opponents=opponents)
+        return new_state, new_carry, step, rows
 
     def rollout(
         self,
@@ -214,15 +242,16 @@ class MultiRolloutWorker(MultiPolicyStep):
 
         inputs = self.sample_inputs(state, num_steps, params)
         end, recorded = jax.lax.scan(body, _ScanCarry(env=state, carry=carry), inputs)
-        rollouts = {m: self._finish(m, rows, carry) for m, rows in recorded.rollouts.items()}
+        rollouts = {
+            m: rows if m == DRAWN else self._finish(m, rows, carry)
+            for m, rows in recorded.rollouts.items()
+        }
         return end.env, end.carry, replace(recorded, rollouts=rollouts)
 
     def make_agent_returns(self) -> AgentReturns:
         """Return the returns of no agent-episodes."""
-        number = len(self.rows.agents)
-        return AgentReturns(
-            total=jnp.zeros((number,), jnp.float32), count=jnp.zeros((number,), jnp.int32)
-        )
+        shape = (len(self.rows.patterns), len(self.rows.agents))
+        return AgentReturns(total=jnp.zeros(shape, jnp.float32), count=jnp.zeros(shape, jnp.int32))
 
     def add_agents(
         self, returns: AgentReturns, step: MultiVectorStep, counts: Bool[Array, " B"]
@@ -231,9 +260,14 @@ class MultiRolloutWorker(MultiPolicyStep):
         ended = self.rows.gather_all(step.agent_ended) & counts[:, None]
         ended &= self.rows.gather_all(step.agent_length) > 0
         total = jnp.where(ended, self.rows.gather_all(step.agent_return), 0.0)
+        period = len(self.rows.patterns)
+
+        def add_up(x: Array) -> Array:
+            return jnp.stack([x[i::period].sum(axis=0, dtype=x.dtype) for i in range(period)])
+
         return AgentReturns(
-            total=returns.total + total.sum(axis=0),
-            count=returns.count + ended.sum(axis=0, dtype=jnp.int32),
+            total=returns.total + add_up(total),
+            count=returns.count + add_up(ended.astype(jnp.int32)),
         )
 
     def _act(
@@ -249,7 +283,7 @@ class MultiRolloutWorker(MultiPolicyStep):
         return {
             m: policy.act(
                 actors[m],
-                self.views[m].observe(gather(state.obs, m)),
+                self.views[m].observe(gather(state.obs, m), self._get_places(m, state)),
                 carry.acting[m],
                 gather(state.is_first, m),
                 self.rows.number(state.index, m),
@@ -258,6 +292,27 @@ class MultiRolloutWorker(MultiPolicyStep):
             )
             for m, policy in self.policies.items()
         }
+
+    def _act_for_opponents(
+        self,
+        actors: Actors,
+        state: MultiVectorState,
+        carry: MultiCarry,
+        row: MultiInputs,
+        explore: bool,
+    ) -> tuple[PyTree, OpponentCarry] | None:
+        """Return the actions of opponents that are drawn and their carry; None without any."""
+        if self.pool is None or carry.opponents is None or row.opponents is None:
+            return None
+        gather = self.rows.gather
+        rows = OpponentRows(
+            obs=gather(state.obs, DRAWN),
+            is_first=gather(state.is_first, DRAWN),
+            index=self.rows.number(state.index, DRAWN),
+            begins=self.rows.repeat(state.episode_length == 0, DRAWN),
+        )
+        num_envs = state.index.shape[0]
+        return self.pool.act(actors[DRAWN], carry.opponents, rows, row.opponents, num_envs, explore)
 
     def _share(self, step: MultiVectorStep) -> Float[Array, "B A"]:
         """Return the rewards that agents learn from."""
@@ -280,9 +335,13 @@ class MultiRolloutWorker(MultiPolicyStep):
         is_first = self.rows.gather(new_state.is_first, m)
         return self.policies[m].advance(after, reward, is_first)
 
+    def _get_places(self, m: str, state: MultiVectorState) -> np.ndarray:
+        return self.rows.get_places(m, state.index.shape[0])
+
     def _record_obs(self, m: str, scene: Scene) -> PyTree:
         """Return the observations of a module's rows, as it learns from them."""
-        return self.views[m].record(self.rows.gather(scene.obs, m), scene)
+        places = self.rows.get_places(m, scene.num_envs)
+        return self.views[m].record(self.rows.gather(scene.obs, m), places, scene)
 
     def _begin(
         self,
@@ -319,7 +378,7 @@ class MultiRolloutWorker(MultiPolicyStep):
         )
 
     def _make_agent_step(
-        self, m: str, step: MultiVectorStep, after: Scene, reward: Float[Array, " R"]
+        self, m: str, step: MultiVectorStep, final_obs: PyTree, reward: Float[Array, " R"]
     ) -> AgentStep:
         gather = functools.partial(self.rows.gather, module=m)
         terminated: Array = gather(step.terminated)
@@ -330,7 +389,7 @@ class MultiRolloutWorker(MultiPolicyStep):
             truncated=truncated,
             ended=terminated | truncated,
             acts_next=gather(step.acts),
-            final_obs=self._record_obs(m, after),
+            final_obs=final_obs,
             is_valid=self.rows.repeat(step.mask, m),
         )
 

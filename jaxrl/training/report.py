@@ -160,16 +160,16 @@ def compute_guard_metrics(report: TrainReport) -> dict[str, Any]:
 
 
 def compute_evaluation_metrics(
-    result: EvaluationResult, mapping: Mapping[str, str] | None = None
+    result: EvaluationResult, patterns: Sequence[Mapping[str, str]] = ()
 ) -> dict[str, Any]:
     """Compute RLlib's `evaluation/env_runners` results.
 
     Args:
         result: Episodes of the evaluation.
-        mapping: Module of each agent; None for a single agent.
+        patterns: Module of each agent in copies of the environment; empty for a single agent.
     """
-    if mapping is not None and result.agents is not None:
-        returns = compute_agent_means(result.agents, mapping)
+    if patterns and result.agents is not None:
+        returns = compute_agent_means(result.agents, patterns)
         return {**compute_evaluation_metrics(replace(result, agents=None)), **returns}
     ended = result.ended
     metrics: dict[str, Any] = {
@@ -207,13 +207,13 @@ class IterationTotals:
         fetch: Function from the `pending` handles of dispatches to their report.
         source: Replay buffer or dataset that updates draw from; None if each sampled step is
             learned from once.
-        mapping: Module of each agent; empty for a single agent.
+        patterns: Module of each agent in copies of the environment; empty for a single agent.
         buffers: Replay buffer of each of several modules that has one.
     """
 
     fetch: Callable[[Sequence[Any]], TrainReport]
     source: AnyReplayBuffer | DatasetSampler | None = None
-    mapping: dataclasses.InitVar[Mapping[str, str]] = types.MappingProxyType({})
+    patterns: dataclasses.InitVar[Sequence[Mapping[str, str]]] = ()
     buffers: dataclasses.InitVar[Mapping[str, AnyReplayBuffer]] = types.MappingProxyType({})
     train_batches: int = 0
     env_steps: int = 0
@@ -228,10 +228,10 @@ class IterationTotals:
     agents: AgentTotals = dataclasses.field(init=False)
 
     def __post_init__(
-        self, mapping: Mapping[str, str], buffers: Mapping[str, AnyReplayBuffer]
+        self, patterns: Sequence[Mapping[str, str]], buffers: Mapping[str, AnyReplayBuffer]
     ) -> None:
         """Begin with no totals of agents."""
-        self.agents = AgentTotals(mapping, buffers)
+        self.agents = AgentTotals(patterns, buffers)
 
     def add(self, dispatch: DispatchResult) -> None:
         """Add a dispatch."""

@@ -142,7 +142,7 @@ def row_specs(state: TrainState) -> ReportRow:
 def _agent_specs(ring: PartitionSpec) -> AgentStats:
     """Return partition specs of the statistics of agents, prefixes as in `summary_specs`."""
     make = cast("Callable[..., AgentStats]", AgentStats)
-    return make(ring=ring, steps=REPLICATED)
+    return make(ring=ring, steps=REPLICATED, module_steps=REPLICATED)
 
 
 def _agent_sum_specs(episodes: PartitionSpec) -> AgentSums:

@@ -57,6 +57,7 @@ class TrainState:
     In a run of several agents, `modules` has the state of each module, which is that of a run with
     environments elsewhere; its `ring` has agent-episodes. `agents` has those of each agent.
     The state around them has the environments, their episodes and what is common to all.
+    `opponents` has the modules that are drawn and not trained, if there are any.
     """
 
     learner: LearnerState
@@ -73,6 +74,7 @@ class TrainState:
     buffer: PyTree = ()
     modules: "dict[str, TrainState]" = dataclasses.field(default_factory=dict[str, Any])
     agents: PyTree = ()
+    opponents: PyTree = ()
 
 
 @pytree

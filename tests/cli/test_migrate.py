@@ -15,7 +15,7 @@ from jaxrl.migrate import files
 
 CODE = "from ray.rllib.algorithms.ppo import PPOConfig\nc = PPOConfig().framework('torch')\n"
 NEW = "from jaxrl import PPOConfig\nc = PPOConfig()\n"
-LEFT = CODE + "c.multi_agent(policy_map_capacity=p)\n"
+LEFT = CODE + "c.multi_agent(policy_map_cache=p)\n"
 
 
 def run(*args: str | Path) -> tuple[int, str, str]:
@@ -60,7 +60,7 @@ def test_what_remains_is_listed_with_exit_code_1(tmp_path: Path) -> None:
     path.write_text(LEFT)
     code, out, _ = run(path)
     assert code == 1
-    assert f"{path}:3: policy_map_capacity: modules are arrays of the compiled program" in out
+    assert f"{path}:3: policy_map_cache: modules are arrays of the compiled program" in out
     assert "By hand: 1 (1 setting)." in out
     assert run(path, "--write")[0] == 1
     assert run(path)[0] == 1, "it is listed until it is gone"

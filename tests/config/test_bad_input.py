@@ -192,8 +192,8 @@ CASES: list[Case] = [
     ),
     (
         "setting of RLlib's group of several agents without effect",
-        lambda: PPOConfig().multi_agent(policy_map_capacity=5),
-        ["'policy_map_capacity' (got 5)", "all of which it holds"],
+        lambda: PPOConfig().multi_agent(policy_map_cache=5),
+        ["'policy_map_cache' (got 5)", "all of which it holds"],
     ),
     (
         "another framework",

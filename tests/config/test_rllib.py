@@ -193,7 +193,7 @@ def test_values_that_ask_for_nothing_mean_nothing(values: dict[str, Any]) -> Non
         ({"output_config": {"a": 1}}, "'output_config' (got {'a': 1})"),
         ({"input_evaluation": ["dr"]}, "off_policy_estimation_methods"),
         ({"num_offline_eval_runners": 1}, "in one compiled call"),
-        ({"policy_map_capacity": 3}, "'policy_map_capacity' (got 3)"),
+        ({"policy_map_cache": 3}, "'policy_map_cache' (got 3)"),
         ({"count_steps_by": "steps"}, "count_steps_by must be 'env_steps' or 'agent_steps'"),
         ({"render_env": True}, "record_video=True"),
         ({"fake_sampler": True}, "jaxrl:probe-value-v0"),

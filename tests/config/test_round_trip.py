@@ -100,6 +100,7 @@ OTHER: dict[str, Any] = {
     "mapping": {"a": "p0", "b": "p1"},
     "policy_mapping_fn": hook,
     "policies_to_train": ["p0"],
+    "policy_map_capacity": 4,
     "count_steps_by": "agent_steps",
     "algorithm_config_overrides_per_module": {"p0": {"lr": 1e-4}},
     "observe_agent_id": True,

@@ -240,7 +240,7 @@ def test_settings_without_a_counterpart_stay_and_are_listed() -> None:
 c = PPOConfig()
 c.training(entropy_coef=0.9)
 c.training(model={{"custom_model": "mine"}})
-c.multi_agent(policy_map_capacity=3)
+c.multi_agent(policy_map_cache=3)
 c.rollouts(observation_filter="Unknown")
 c.fly(1)
 c.num_learner_threads

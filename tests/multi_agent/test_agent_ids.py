@@ -39,7 +39,7 @@ WIDE = np.array([-2, -2, 0, 0, 0], np.float32), np.array([3, 3, 1, 1, 1], np.flo
 def test_ids_extend_vectors_and_are_a_part_of_the_rest(observed: Any, joined: str | None) -> None:
     ids = AgentIds(agents=AGENTS, observed=observed, mask_key="action_mask")
     values = [observed.sample() for _ in range(6)]  # two environments of three agents
-    rows: PyTree = ids.join_rows(stack(observed, values))
+    rows: PyTree = ids.join_rows(stack(observed, values), np.arange(6) % 3)
     for i, value in enumerate(values):
         one: Any = ids.join_one(AGENTS[i % 3], value)
         assert ids.space.contains(one), (ids.space, one)

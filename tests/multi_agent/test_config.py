@@ -176,7 +176,10 @@ BAD: dict[str, tuple[Callable[[], AlgorithmConfig], list[str]]] = {
     ),
     "a function that draws": (
         lambda: ppo(policy_mapping_fn=lambda aid, ep: f"p{next(COUNTER) % 2}"),
-        ["policy_mapping_fn gives the agent 'a' different modules (p0, p1)", "mapping={'a': 'p0'}"],
+        [
+            "policy_mapping_fn gives the agent 'a' different modules (p0, p1)",
+            "mapping=Seats('p0', 'p1')",
+        ],
     ),
     "a function that returns no id": (
         lambda: ppo(policy_mapping_fn=lambda aid, ep: 3),

@@ -214,7 +214,7 @@ def test_who_is_there_after_a_step() -> None:
 def test_joined_observations() -> None:
     """Two copies of x, and of a kind of two members, whose second one shares x's module."""
     entries = (Entry(key="x", agents=("x",)), Entry(key="k", agents=("k_0", "k_1"), is_kind=True))
-    rows = AgentRows(entries=entries, mapping={"x": "p", "k_0": "q", "k_1": "p"})
+    rows = AgentRows(entries=entries, patterns=({"x": "p", "k_0": "q", "k_1": "p"},))
     masked = spaces.Dict(
         action_mask=spaces.MultiBinary(2), own=spaces.Box(-9.0, 9.0, (1,), np.float32)
     )

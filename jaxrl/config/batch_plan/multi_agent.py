@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from jaxrl.config.agent_mapping import AgentMapping
 from jaxrl.config.batch_plan.arithmetic import (
     MAX_SHARDS,
     BatchPlan,
@@ -17,7 +18,6 @@ from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.batch_plan.request import make_batch_request
 from jaxrl.config.modules import get_rows_per_sample
 from jaxrl.config.multi_agent import (
-    AgentMapping,
     make_agents_env,
     make_module_config,
     resolve_agents,
@@ -57,7 +57,7 @@ class MultiAgentPlan(BatchPlan):
     def _describe_module(self, module: str) -> str:
         count, plan = self.agents.count_agents(module), self.modules[module]
         rows = plan.num_envs * plan.rollout_fragment_length
-        head = f"{module}: {count} agent{'s' * (count > 1)}, {rows} rows"
+        head = f"{module}: {count:g} agent{'s' * (count != 1)}, {rows} rows"
         if module not in self.agents.trained:
             return f"{head}, not trained"
         updates = f"{plan.updates_per_iteration} updates of {plan.minibatch_size}"
@@ -127,7 +127,7 @@ def _make_common_replay_plan(config: "AlgorithmConfig", agents: AgentMapping) ->
     if steps == "auto":
         steps = 1
         for m in sorted(agents.trained):
-            sizes = {"num_envs_per_env_runner": num_envs * agents.count_agents(m)}
+            sizes = {"num_envs_per_env_runner": agents.count_rows(m, num_envs)}
             plan = make_module_config(
                 config, agents, m, sizes | _scale_intensity(config, agents, m)
             )
@@ -190,7 +190,7 @@ def _count_environment_steps(
     made = make_agents_env(config)
     number = None
     if isinstance(made, MadeMultiEnv):
-        number = len(agents.mapping) if made.env.acting == "all" else made.env.max_acting
+        number = len(agents.agents) if made.env.acting == "all" else made.env.max_acting
     if number is None:
         raise ConfigError(
             f"count_steps_by='agent_steps' needs the number of agents that act at a step, and "
@@ -211,10 +211,18 @@ def _count_environment_steps(
 
 def _choose_num_shards(config: "AlgorithmConfig", common: BatchPlan, agents: AgentMapping) -> int:
     """Return the largest number of shards that divides what every module has."""
+    period = len(agents.patterns)
     if config.learners_settings.num_shards not in (None, "auto"):
+        if common.num_envs // common.num_shards % period:
+            raise ConfigError(
+                f"num_shards={common.num_shards} leaves shards of "
+                f"{common.num_envs // common.num_shards} environments, which have the {period} "
+                f"patterns of the mapping in turn: set a number that divides "
+                f"{common.num_envs // period}."
+            )
         return common.num_shards
     own = [_make_module_plan(config, agents, common, m, None).num_shards for m in agents.trained]
-    return min(MAX_SHARDS, math.gcd(common.num_envs, *own))
+    return min(MAX_SHARDS, math.gcd(common.num_envs // period, *own))
 
 
 def _make_module_plan(
@@ -229,7 +237,7 @@ def _make_module_plan(
         return make_module_config(config, agents, module, sizes).plan()
     except BatchSizeError as error:
         raise ConfigError(
-            f"The module {module!r} with {agents.count_agents(module)} agents in each of "
+            f"The module {module!r} with {agents.count_agents(module):g} agents in each of "
             f"{common.num_envs} environments: {error}"
         ) from error
 
@@ -250,11 +258,11 @@ def compute_module_sizes(
     num_shards: int | None,
 ) -> dict[str, object]:
     """Return the settings that give a module's config the rows of its agents."""
-    number = agents.count_agents(module)
-    columns, steps = common.num_envs * number, common.rollout_fragment_length
+    columns = agents.count_rows(module, common.num_envs)
+    steps = common.rollout_fragment_length
     sizes: dict[str, object] = {} if num_shards is None else {"num_shards": num_shards}
     sizes |= {
-        "num_envs_per_env_runner": common.envs_per_runner * number,
+        "num_envs_per_env_runner": agents.count_rows(module, common.envs_per_runner),
         "rollout_fragment_length": steps,
     }
     if isinstance(config.training_settings, OffPolicyTraining):

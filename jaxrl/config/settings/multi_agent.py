@@ -1,11 +1,13 @@
 """Settings of several agents: which module plays which agent, and which modules are trained."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from jaxrl.config.fields import field
+from jaxrl.config.fields import count, field
 from jaxrl.config.imports import RL_MODULE
+from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
     import gymnasium
@@ -30,6 +32,75 @@ class PolicySpec:
     config: "Mapping[str, Any] | AlgorithmConfig | None" = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """Opponent that is drawn at the start of every episode and kept to its end.
+
+    The modules are not trained. In a mapping, a list of ids is a Draw with equal weights, and a
+    dictionary one with its values as weights.
+
+    Attributes:
+        ids: Modules to draw from; empty for all that are drawn anywhere, also those that
+            `snapshot` and `add_module` add later.
+        weights: Weight of each, 1 by default.
+    """
+
+    ids: tuple[str, ...] = ()
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Convert lists, and check the weights.
+
+        Raises:
+            ConfigError: If a weight is missing, negative or not finite, or all are 0.
+        """
+        ids = (self.ids,) if isinstance(self.ids, str) else tuple(self.ids)
+        object.__setattr__(self, "ids", ids)
+        if len(set(ids)) < len(ids):
+            raise ConfigError(f"Draw names a module twice, got {list(ids)}: give it a weight.")
+        if self.weights is None:
+            return
+        weights = tuple(float(weight) for weight in self.weights)
+        object.__setattr__(self, "weights", weights)
+        valid = all(0.0 <= weight < math.inf for weight in weights) and sum(weights) > 0.0
+        if len(weights) != len(ids) or not valid:
+            raise ConfigError(
+                f"Draw needs a weight for each of its {len(ids)} ids, none negative and one above 0, "
+                f"got {list(weights)}."
+            )
+
+
+Player: TypeAlias = str | Draw | list[str] | dict[str, float]
+"""Module that plays an agent, or those that are drawn from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seats:
+    """Mapping of two agents: a learner in one seat, an opponent in the other.
+
+    The learner has the first agent's seat in half of the copies of the environment and the second
+    agent's in the other half, so that both are learned, and no row is of nobody.
+
+    Attributes:
+        learner: Module that is trained.
+        opponent: Module in the other seat, or a Draw.
+        live: Share of copies in which the learner has both seats, and learns from both: a fraction
+            with a denominator of at most 16.
+    """
+
+    learner: str
+    opponent: str | Draw
+    live: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if the share of copies is not one."""
+        if not 0.0 <= self.live < 1.0:
+            raise ConfigError(
+                f"Seats has live={self.live!r}, which must be at least 0 and below 1; one module in "
+                "both seats of every copy is policies={...} of one id."
+            )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MultiAgentSettings:
     """Modules of a run of several agents."""
@@ -41,24 +112,33 @@ class MultiAgentSettings:
         "PolicySpec, an RLModuleSpec, an RLModule class or None. None is the names that the mapping "
         "has, by default 'default_policy' for all agents.",
     )
-    mapping: dict[str, str | list[str]] | None = field(
+    mapping: dict[str, Player] | list[dict[str, Player]] | Seats | None = field(
         default=None,
         doc="Module of each agent, such as {'player_0': 'learned', 'player_1': 'random'}; None is "
-        "what policy_mapping_fn returns. A list has the modules that policy_mapping_fn chooses from "
-        "in every episode, for an environment in Python. A built Algorithm has the whole mapping "
-        "here.",
+        "what policy_mapping_fn returns. A value may be a Draw, or ids (with weights) to draw from: "
+        "who plays is then drawn at the start of an episode. A list has the mapping of the copies of "
+        "the environment in turn; Seats makes one for two agents. For an environment in Python, ids "
+        "are those that policy_mapping_fn chooses from in every episode. A built Algorithm has the "
+        "whole mapping here.",
     )
     policy_mapping_fn: Callable[..., Any] | None = field(
         default=None,
         import_path=True,
         doc="Function of (agent_id, episode) that returns the id of the agent's module. It is called "
-        "when the run is built, and must return the same for every call; for an environment in "
-        "Python it may return different modules, and is then called once for each agent and episode.",
+        "when the run is built, and must return the same at every call for an agent and an "
+        "episode.env_index; for an environment in Python it may return different modules, and is "
+        "then called once for each agent and episode.",
     )
     policies_to_train: list[str] | Callable[..., Any] | None = field(
         default=None,
         doc="Ids of the modules to train, or a function of an id; None is all that can be trained. "
         "Other modules play with the parameters that they have.",
+    )
+    policy_map_capacity: int = field(
+        default=16,
+        check=count,
+        doc="Number of opponents of one architecture that the compiled program holds where a mapping "
+        "draws them. Each takes the memory of a module's parameters.",
     )
     count_steps_by: Literal["env_steps", "agent_steps"] = field(
         default="env_steps",

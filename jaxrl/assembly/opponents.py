@@ -1,0 +1,188 @@
+"""Assembly of the opponents that a run draws from: their modules and connectors by architecture."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxrl.assembly.assemble import Assembly, format_space, make_policy_step
+from jaxrl.config.agent_mapping import DRAWN, AgentMapping
+from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan, compute_module_sizes
+from jaxrl.config.multi_agent import get_module_overrides, make_module_config
+from jaxrl.config.settings.multi_agent import Draw
+from jaxrl.core.spaces import is_same_space
+from jaxrl.envs.multi.made import MadeMultiEnv
+from jaxrl.envs.registry import MadeEnv
+from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.modules.rl_module import RLModule
+from jaxrl.training.agent_rows import AgentRows
+from jaxrl.training.opponents import MAX_ID_BYTES, OpponentKind, OpponentPool
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.training.rollout import PolicyStep
+
+
+def make_opponent_pool(
+    config: "AlgorithmConfig",
+    env: MadeEnv,
+    rows: AgentRows,
+    plan: MultiAgentPlan,
+    modules: Mapping[str, Assembly],
+    critic_space: "gymnasium.Space[Any] | None",
+) -> OpponentPool:
+    """Make the opponents that a run draws from.
+
+    Args:
+        config: Config of the run.
+        env: Environment as they see it.
+        rows: Agents in rows.
+        plan: Sizes of the run.
+        modules: Modules with rows of their own.
+        critic_space: What the central critics of modules that are trained see, None without.
+
+    Raises:
+        ConfigError: If there are more opponents than slots, or a setting of theirs has no effect.
+    """
+    agents = plan.agents
+    if config.multi_agent_settings.observe_agent_id:
+        raise ConfigError(
+            "observe_agent_id=True is not supported where opponents are drawn: put the seat into the "
+            "observation, or leave it out."
+        )
+    kinds = _find_learner_kinds(config, agents, env, modules)
+    for module in agents.drawn:
+        _check_id(config, module)
+        own = _make_opponent_config(config, plan, module)
+        own.critic_space = critic_space
+        kinds = _add_opponent(own, env, modules, kinds, module)
+    for kind in kinds:
+        if len(kind.ids) > kind.capacity:
+            raise ConfigError(
+                f"policy_map_capacity={kind.capacity} has no room for the {len(kind.ids)} opponents "
+                f"{', '.join(kind.ids)}: set {len(kind.ids)} or more."
+            )
+    return OpponentPool(
+        kinds=tuple(sorted(kinds, key=lambda kind: kind.name)),
+        draws=agents.draws,
+        patterns=tuple(
+            {agent: own if isinstance(own, Draw) else None for agent, own in pattern.items()}
+            for pattern in agents.patterns
+        ),
+        rows=rows,
+    )
+
+
+def check_drawn_spaces(made: MadeMultiEnv, agents: list[str]) -> None:
+    """Raise ConfigError if agents that opponents are drawn for have different spaces."""
+    for agent in agents[1:]:
+        for name, spaces in (
+            ("observation", made.observation_spaces),
+            ("action", made.action_spaces),
+        ):
+            if not is_same_space(spaces[agents[0]], spaces[agent]):
+                raise ConfigError(
+                    f"Opponents are drawn for {agents[0]!r} and {agent!r}, whose {name} spaces differ "
+                    f"({format_space(spaces[agents[0]])} and {format_space(spaces[agent])}): draw for "
+                    "agents with the same spaces."
+                )
+
+
+def describe_opponents(assembly: Assembly) -> list[str]:
+    """Return a note on the memory of the opponents of a run; none without."""
+    worker = getattr(assembly.train_step, "rollout_worker", None)
+    pool = getattr(worker, "pool", None)
+    if pool is None:
+        return []
+    stacks = [kind for kind in pool.kinds if kind.capacity > 1]
+    sizes = [kind.capacity * count_bytes(kind.policy.module) for kind in stacks]
+    return [
+        f"opponents: {kind.capacity} slots for versions of {kind.name!r}, {size / 2**20:.3g} MiB."
+        for kind, size in zip(stacks, sizes, strict=True)
+    ]
+
+
+def count_bytes(module: RLModule) -> int:
+    """Return the size of a module's parameters in bytes."""
+    shapes = jax.eval_shape(module.init, jax.random.key(0))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+def _check_id(config: "AlgorithmConfig", module: str) -> None:
+    check_opponent_id(module)
+    training = config.get_name_table().group_by_setting
+    for name in get_module_overrides(config, module):
+        if training.get(name) == "training_settings":
+            raise ConfigError(
+                f"{name} of {module!r} has no effect, because modules that are drawn are not trained: "
+                "leave it out."
+            )
+
+
+def check_opponent_id(module: str) -> None:
+    """Raise ConfigError if an id is too long for a slot."""
+    if len(module.encode()) > MAX_ID_BYTES:
+        raise ConfigError(
+            f"The id {module!r} has {len(module.encode())} bytes, and opponents have at most "
+            f"{MAX_ID_BYTES}: shorten it."
+        )
+
+
+def _find_learner_kinds(
+    config: "AlgorithmConfig",
+    agents: AgentMapping,
+    env: MadeEnv,
+    modules: Mapping[str, Assembly],
+) -> list[OpponentKind]:
+    """Return the architectures of modules that are trained and could play where is drawn."""
+    kinds: list[OpponentKind] = []
+    capacity = config.multi_agent_settings.policy_map_capacity
+    for name in sorted(agents.trained):
+        policy, spaces = modules[name].policy_step, modules[name].made.spaces
+        fits = all(is_same_space(x, y) for x, y in zip(spaces, env.spaces, strict=True))
+        if fits and find_kind(kinds, policy) is None:
+            kinds.append(OpponentKind(name=name, policy=policy, capacity=capacity, ids=()))
+    return kinds
+
+
+def find_kind(kinds: "list[OpponentKind]", policy: "PolicyStep") -> OpponentKind | None:
+    """Return the kind of a module's architecture, None if there is none."""
+    wanted = describe_architecture(policy)
+    return next((k for k in kinds if describe_architecture(k.policy) == wanted), None)
+
+
+def describe_architecture(policy: "PolicyStep") -> tuple[Any, ...]:
+    """Return what two modules have in common whose parameters may be exchanged."""
+    module = policy.module
+    shapes = jax.eval_shape(module.init, jax.random.key(0))
+    sizes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
+    return type(module), module.model_config, jax.tree.structure(shapes), sizes
+
+
+def _make_opponent_config(
+    config: "AlgorithmConfig", plan: MultiAgentPlan, module: str
+) -> "AlgorithmConfig":
+    sizes = compute_module_sizes(config, plan.agents, plan, DRAWN, plan.num_shards)
+    return make_module_config(config, plan.agents, module, sizes)
+
+
+def _add_opponent(
+    own: "AlgorithmConfig",
+    env: MadeEnv,
+    modules: Mapping[str, Assembly],
+    kinds: list[OpponentKind],
+    module: str,
+) -> list[OpponentKind]:
+    """Return the kinds with one more opponent."""
+    try:
+        policy = make_policy_step(own, env)
+    except JaxrlError as error:
+        raise type(error)(f"The module {module!r}: {error}") from error
+    same = find_kind([kind for kind in kinds if kind.name in modules], policy)
+    if same is None:
+        return [*kinds, OpponentKind(name=module, policy=policy, capacity=1, ids=(module,))]
+    more = dataclasses.replace(same, ids=(*same.ids, module))
+    return [more if kind is same else kind for kind in kinds]

@@ -1,0 +1,241 @@
+"""Opponents in a run's state, by their ids: adding, removing and weighing them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl.config.agent_mapping import DRAWN, Mapped, Pattern, call_mapping, parse_mapping
+from jaxrl.config.settings.multi_agent import Draw, Player, Seats
+from jaxrl.core.struct import replace
+from jaxrl.core.types import PyTree
+from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.training.opponents import (
+    OpponentKind,
+    OpponentPool,
+    OpponentState,
+    decode_names,
+    encode_name,
+    put,
+    weigh_names,
+)
+from jaxrl.training.report import to_host
+from jaxrl.training.rollout import ActorState
+from jaxrl.training.train_state import TrainState
+
+NewMapping = dict[str, Player] | list[dict[str, Player]] | Seats
+"""Mapping that replaces the one of a run."""
+
+
+def list_opponents(state: TrainState) -> dict[str, int]:
+    """Return the slot of each opponent; empty without opponents that are drawn."""
+    if not isinstance(state.opponents, OpponentState):
+        return {}
+    names = decode_names(to_host(state.opponents.names))
+    return {name: slot for slot, name in enumerate(names) if name}
+
+
+def find_slot(state: TrainState, module: str) -> int:
+    """Return the slot of an opponent.
+
+    Raises:
+        UnknownNameError: If there is no such opponent.
+    """
+    slots = list_opponents(state)
+    if module not in slots:
+        raise UnknownNameError(
+            f"There is no opponent {module!r}; there are {', '.join(slots)}."
+            f"{did_you_mean(module, slots)}"
+        )
+    return slots[module]
+
+
+def find_member(state: TrainState, slot: int) -> tuple[str, int]:
+    """Return the kind of a slot, and its index in that kind's stack."""
+    first, actors = 0, state.opponents.actors
+    for kind in sorted(actors):
+        capacity = jax.tree.leaves(actors[kind])[0].shape[0]
+        if slot < first + capacity:
+            return kind, slot - first
+        first += capacity
+    raise AssertionError(slot)
+
+
+def get_opponent(state: TrainState, slot: int) -> ActorState:
+    """Return the inputs of acting of an opponent."""
+    kind, index = find_member(state, slot)
+    return jax.tree.map(lambda x: x[index], state.opponents.actors[kind])
+
+
+def write_actor(
+    state: TrainState, slot: int, actor: ActorState, put: Callable[..., PyTree] = put
+) -> TrainState:
+    """Return the state with other inputs of acting in a slot.
+
+    Args:
+        state: State of the run.
+        slot: The slot.
+        actor: Inputs of acting.
+        put: Function that writes a member of a stack.
+    """
+    opponents: OpponentState = state.opponents
+    kind, index = find_member(state, slot)
+    before = opponents.actors[kind]
+    after = _place_like(put(before, np.int32(index), to_host(actor)), before)
+    return replace(state, opponents=replace(opponents, actors={**opponents.actors, kind: after}))
+
+
+def find_playing(pool: OpponentPool, state: TrainState) -> set[int]:
+    """Return the slots that play an episode which goes on."""
+    lengths = np.asarray(state.env.episode_length)
+    rows = pool.rows.get_cells(DRAWN, len(lengths))[:, 0]
+    slots = np.asarray(state.carry.opponents.slot)
+    return set(slots[lengths[rows] > 0].tolist())
+
+
+def find_free_slot(pool: OpponentPool, state: TrainState, kind: OpponentKind) -> int:
+    """Return an empty slot of a kind that no episode plays against.
+
+    Args:
+        pool: Opponents of the run.
+        state: State of the run.
+        kind: Kind of the opponent.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    names = decode_names(to_host(state.opponents.names))
+    first = pool.first_slots[kind.name]
+    empty = [slot for slot in range(first, first + kind.capacity) if not names[slot]]
+    playing = find_playing(pool, state)
+    free = [slot for slot in empty if slot not in playing]
+    if free:
+        return free[0]
+    if empty:
+        raise ConfigError(
+            f"Every one of the {len(empty)} slots of removed opponents still plays an episode: train "
+            "on before another one is added, or set a larger policy_map_capacity."
+        )
+    held = [name for name in names[first : first + kind.capacity] if name]
+    raise ConfigError(
+        f"policy_map_capacity={kind.capacity} has no room for another opponent beside "
+        f"{', '.join(held)}: remove_module one of them, or set a larger one."
+    )
+
+
+def write_opponent(
+    state: TrainState, slot: int, module: str, actor: ActorState, put: Callable[..., PyTree]
+) -> TrainState:
+    """Return the state with an opponent in a slot, which joins the Draws that are open.
+
+    Args:
+        state: State of the run.
+        slot: The slot.
+        module: Id of the opponent.
+        actor: Its inputs of acting.
+        put: Function that writes a member of a stack.
+    """
+    state = write_actor(state, slot, actor, put)
+    opponents: OpponentState = state.opponents
+    names, weights = (np.array(to_host(x)) for x in (opponents.names, opponents.weights))
+    names[slot] = encode_name(module)
+    weights[:, slot] = np.asarray(to_host(opponents.is_open), np.float32)
+    return _replace_tables(state, names=names, weights=weights)
+
+
+def remove_opponent(state: TrainState, module: str) -> TrainState:
+    """Return the state without an opponent, which plays the episodes on that it has begun.
+
+    Raises:
+        UnknownNameError: If there is no such opponent.
+        ConfigError: If nothing would be left to draw.
+    """
+    slot, opponents = find_slot(state, module), state.opponents
+    names, weights = (np.array(to_host(x)) for x in (opponents.names, opponents.weights))
+    names[slot] = encode_name("")
+    weights[:, slot] = 0.0
+    if not (weights.sum(axis=1) > 0.0).all():
+        raise ConfigError(
+            f"remove_module({module!r}) leaves nothing to draw: add another opponent first, or give "
+            "a mapping that draws others."
+        )
+    return _replace_tables(state, names=names, weights=weights)
+
+
+def weigh_opponents(
+    pool: OpponentPool,
+    state: TrainState,
+    mapping: NewMapping | Mapped,
+    trained: Sequence[str],
+) -> TrainState:
+    """Return the state with the weights of another mapping, used from the next episodes on.
+
+    Raises:
+        ConfigError: If the mapping gives another seat to a module, which is compiled.
+        UnknownNameError: If it names an opponent that there is not.
+    """
+    agents = pool.rows.agents
+    patterns = (
+        call_mapping(mapping, agents, trained)
+        if callable(mapping)
+        else parse_mapping(mapping, agents)
+    )
+    draws = _match_draws(pool, patterns)
+    slots = list_opponents(state)
+    for name in (name for draw in draws for name in draw.ids):
+        if name not in slots:
+            raise UnknownNameError(
+                f"The mapping draws {name!r}, but the opponents are {', '.join(slots)}."
+                f"{did_you_mean(name, slots)}"
+            )
+    names = decode_names(to_host(state.opponents.names))
+    weights = np.stack([weigh_names(draw, names) for draw in draws])
+    is_open = np.array([not draw.ids for draw in draws])
+    return _replace_tables(state, weights=weights, is_open=is_open)
+
+
+def _match_draws(pool: OpponentPool, patterns: tuple[Pattern, ...]) -> list[Draw]:
+    """Return the Draw that replaces each of a run's.
+
+    A single id where a run draws is a Draw of it alone.
+    """
+    if len(pool.patterns) % len(patterns):
+        raise ConfigError(
+            f"The new mapping has {len(patterns)} patterns of copies of the environment, and the run "
+            f"has {len(pool.patterns)}: give as many."
+        )
+    found: dict[Draw, Draw] = {}
+    for i, before in enumerate(pool.patterns):
+        new = patterns[i % len(patterns)]
+        for agent, draw in before.items():
+            own = new[agent]
+            player = pool.rows.patterns[i][agent]
+            if draw is None and own == player:
+                continue
+            if draw is None or (isinstance(own, str) and own in pool.rows.modules):
+                raise ConfigError(
+                    f"The new mapping gives the agent {agent!r} to {own!r} where the run has "
+                    f"{player if draw is None else 'opponents'!r}: who has which seat is part of the "
+                    "compiled program, and only the opponents that are drawn may change."
+                )
+            wanted = own if isinstance(own, Draw) else Draw((own,))
+            if found.setdefault(draw, wanted) != wanted:
+                raise ConfigError(
+                    f"The new mapping draws {wanted} for {agent!r} and {found[draw]} for another "
+                    "agent, where the run has one Draw for both: give both the same."
+                )
+    return [found[draw] for draw in pool.draws]
+
+
+def _replace_tables(state: TrainState, **tables: np.ndarray) -> TrainState:
+    before: OpponentState = state.opponents
+    after: dict[str, Any] = {
+        name: jax.device_put(value, getattr(before, name).sharding)
+        for name, value in tables.items()
+    }
+    return replace(state, opponents=replace(before, **after))
+
+
+def _place_like(tree: PyTree, like: PyTree) -> PyTree:
+    return jax.tree.map(lambda x, old: jax.device_put(x, old.sharding), tree, like)
