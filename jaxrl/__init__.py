@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxrl.config.load import load_config
     from jaxrl.config.markers import choice, grid, loguniform, uniform
     from jaxrl.config.pbt import PopulationBasedTraining
-    from jaxrl.config.settings.multi_agent import Draw, PolicySpec, Seats
+    from jaxrl.config.settings.multi_agent import Draw, PolicySpec, Seats, SelfPlay
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
@@ -55,6 +55,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "ReplayBuffer",
     "ScriptedModule",
     "Seats",
+    "SelfPlay",
     "Trials",
     "__version__",
     "choice",
@@ -79,7 +80,9 @@ _MODULES = {
     "JaxrlError": "jaxrl.errors",
     "MultiRLModuleSpec": "jaxrl.modules.rl_module",
     "Policy": "jaxrl.policy.policy",
-    **dict.fromkeys(("Draw", "PolicySpec", "Seats"), "jaxrl.config.settings.multi_agent"),
+    **dict.fromkeys(
+        ("Draw", "PolicySpec", "Seats", "SelfPlay"), "jaxrl.config.settings.multi_agent"
+    ),
     "Population": "jaxrl.sweeps.population",
     "Trials": "jaxrl.sweeps.trials",
     "PopulationBasedTraining": "jaxrl.config.pbt",

@@ -345,6 +345,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         result["compile"] = make_compile_report(self._programs)
         if self.config.debugging_settings.log_sys_usage:
             result["system"] = get_system_usage(self._devices)
+        self._advance_league(result)
         self._call("on_train_result", result=result)
         self._record.add_result(result)
         self._loop.choose_task(result)

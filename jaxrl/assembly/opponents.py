@@ -59,6 +59,7 @@ def make_opponent_pool(
         own = _make_opponent_config(config, plan, module)
         own.critic_space = critic_space
         kinds = _add_opponent(own, env, modules, kinds, module)
+    _check_league(config, agents)
     for kind in kinds:
         if len(kind.ids) > kind.capacity:
             raise ConfigError(
@@ -73,7 +74,25 @@ def make_opponent_pool(
             for pattern in agents.patterns
         ),
         rows=rows,
+        counts_games=config.multi_agent_settings.league is not None,
     )
+
+
+def _check_league(config: "AlgorithmConfig", agents: AgentMapping) -> None:
+    """Raise ConfigError if a league has no learner of its own, or nothing to weigh."""
+    if config.multi_agent_settings.league is None:
+        return
+    if len(agents.agents) != 2 or len(agents.trained) != 1:
+        raise ConfigError(
+            "league=SelfPlay(...) is of two agents and one module that is trained, but there are the "
+            f"agents {', '.join(agents.agents)} and the trained modules "
+            f"{', '.join(sorted(agents.trained))}: name one in policies_to_train."
+        )
+    if agents.draws != (Draw(),):
+        raise ConfigError(
+            "league=SelfPlay(...) weighs opponents itself: give one Draw() without ids in the mapping, "
+            f"such as Seats({min(agents.trained)!r}, Draw()), got {list(agents.draws)}."
+        )
 
 
 def check_drawn_spaces(made: MadeMultiEnv, agents: list[str]) -> None:

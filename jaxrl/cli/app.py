@@ -13,6 +13,7 @@ from jaxrl.cli.errors import ErrorGroup, disable_log_propagation, get_log_level
 from jaxrl.cli.estimate_command import ESTIMATE_EXAMPLES, estimate
 from jaxrl.cli.examples import example
 from jaxrl.cli.export_commands import EXPORT_EXAMPLES, PARITY_EXAMPLES, export, parity
+from jaxrl.cli.league_command import LEAGUE_EXAMPLES, league
 from jaxrl.cli.options import (
     Assignments,
     Checkpoint,
@@ -218,6 +219,7 @@ def evaluate(
 
 
 app.command(epilog=RECORD_EXAMPLES)(record)
+app.command(epilog=LEAGUE_EXAMPLES)(league)
 app.command(epilog=ESTIMATE_EXAMPLES)(estimate)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=PARITY_EXAMPLES)(parity)

@@ -44,6 +44,7 @@ REGISTERED_DATACLASSES = (
     "jaxrl.config.settings.multi_agent:Draw",
     "jaxrl.config.settings.multi_agent:PolicySpec",
     "jaxrl.config.settings.multi_agent:Seats",
+    "jaxrl.config.settings.multi_agent:SelfPlay",
     "jaxrl.modules.rl_module:MultiRLModuleSpec",
     "jaxrl.modules.rl_module:RLModuleSpec",
 )

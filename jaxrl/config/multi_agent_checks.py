@@ -84,6 +84,11 @@ def check_agents(config: "AlgorithmConfig") -> None:
             "leave it out."
         )
     if not agents.drawn:
+        if config.multi_agent_settings.league is not None:
+            raise ConfigError(
+                "league=SelfPlay(...) has no effect: the mapping draws no opponents; set one such as "
+                "mapping=Seats('main', Draw()), with policies={'main': None, 'random': RandomRLModule}."
+            )
         _check_capacity(config, "the mapping draws no opponents")
     for module in agents.modules:
         check_model_config(config.get_module_config(module))
@@ -144,6 +149,7 @@ def check_single_agent(config: "AlgorithmConfig") -> None:
         "policies",
         "policy_mapping_fn",
         "policies_to_train",
+        "league",
         "algorithm_config_overrides_per_module",
         "observe_agent_id",
         "share_rewards",

@@ -21,6 +21,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.policy.bound_module import BatchCalls
+from jaxrl.policy.league import LeagueMethods
 from jaxrl.policy.opponent_sources import OpponentSource, find_opponents
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import opponents
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jaxrl")
 
 
-class OpponentMethods:
+class OpponentMethods(LeagueMethods):
     """Methods that change the opponents of a run; nothing is compiled again."""
 
     if TYPE_CHECKING:
@@ -291,6 +292,14 @@ class OpponentMethods:
             ", ".join(new) or "none",
             ", ".join(name for name in saved if name not in module_ids) or "none",
         )
+
+    def _has_free_slot(self, module_id: str) -> bool:
+        """Return whether a snapshot of a module could be added now."""
+        pool, assembly = self._get_pool("league=SelfPlay(...)"), self._assembly
+        assert isinstance(assembly, MultiAgentAssembly)
+        module = assembly.modules[module_id].module
+        kind = self._find_kind(pool, type(module), module.model_config, module_id)
+        return opponents.has_free_slot(pool, self.state, kind)
 
     @property
     def _trained(self) -> frozenset[str]:

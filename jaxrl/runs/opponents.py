@@ -1,6 +1,6 @@
 """Opponents in a run's state, by their ids: adding, removing and weighing them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -124,6 +124,14 @@ def find_free_slot(pool: OpponentPool, state: TrainState, kind: OpponentKind) ->
     )
 
 
+def has_free_slot(pool: OpponentPool, state: TrainState, kind: OpponentKind) -> bool:
+    """Return whether `find_free_slot` would find one."""
+    names = decode_names(to_host(state.opponents.names))
+    first = pool.first_slots[kind.name]
+    empty = {slot for slot in range(first, first + kind.capacity) if not names[slot]}
+    return bool(empty - find_playing(pool, state))
+
+
 def write_opponent(
     state: TrainState, slot: int, module: str, actor: ActorState, put: Callable[..., PyTree]
 ) -> TrainState:
@@ -141,7 +149,39 @@ def write_opponent(
     names, weights = (np.array(to_host(x)) for x in (opponents.names, opponents.weights))
     names[slot] = encode_name(module)
     weights[:, slot] = np.asarray(to_host(opponents.is_open), np.float32)
-    return _replace_tables(state, names=names, weights=weights)
+    return _forget_games(_replace_tables(state, names=names, weights=weights), slot)
+
+
+def _forget_games(state: TrainState, slot: int) -> TrainState:
+    """Return the state without the games of whoever was in a slot before."""
+    if state.opponents.games is None:
+        return state
+    games, played = read_games(state)
+    games[slot], games[:, slot] = 0, 0
+    games[-1, slot] = played[slot]
+    return _replace_tables(state, games=games)
+
+
+def read_games(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
+    """Return `OpponentState.games`, and what the learner has ever played, int32 `[S, 3]`."""
+    games = np.array(to_host(state.opponents.games))
+    return games, np.asarray(to_host(state.carry.opponents.games)).sum(axis=0, dtype=np.int32)
+
+
+def record_snapshot(state: TrainState, slot: int) -> TrainState:
+    """Return the state in which a snapshot has the learner's games, which begin anew."""
+    games, played = read_games(state)
+    games[slot] = played - games[-1]
+    games[-1] = played
+    return _replace_tables(state, games=games)
+
+
+def weigh_slots(state: TrainState, weights: Mapping[str, float]) -> TrainState:
+    """Return the state with a weight for every opponent, used from the next episodes on."""
+    names = decode_names(to_host(state.opponents.names))
+    row = np.array([weights.get(name, 0.0) for name in names], np.float32)
+    before = np.asarray(to_host(state.opponents.weights))
+    return _replace_tables(state, weights=np.broadcast_to(row, before.shape).copy())
 
 
 def remove_opponent(state: TrainState, module: str) -> TrainState:

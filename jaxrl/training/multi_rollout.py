@@ -214,6 +214,12 @@ class MultiRolloutWorker(MultiPolicyStep):
             opponents, rows[DRAWN] = self.pool.advance(
                 played[1], carry.opponents, acts, agent_step, is_first
             )
+            opponents = self.pool.count_games(
+                opponents,
+                self.rows.gather_all(step.reward),
+                step.ended,
+                new_state.episode_length == 0,
+            )
             new_carry = replace(new_carry, opponents=opponents)
         return new_state, new_carry, step, rows
 

@@ -44,24 +44,32 @@ class OpponentState:
         names: Id in each slot in UTF-8, filled up with zeros; an empty slot has zeros alone.
         weights: Weight of each slot in each Draw of the mapping.
         is_open: Whether an opponent that is added joins a Draw, with weight 1.
+        games: Numbers of games that the snapshot in a slot had won, drawn and lost against the
+            opponent in another when it was taken; the last row is the learner's part of
+            `OpponentCarry.games` that no longer counts. None without a league.
     """
 
     actors: dict[str, ActorState]
     names: UInt8[Array, "S bytes"]
     weights: Float[Array, "D S"]
     is_open: Bool[Array, " D"]
+    games: Int[Array, "S+1 S 3"] | None = None
 
 
 @pytree
 class OpponentCarry:
     """Opponents between steps, `[R, ...]`: the slot that plays each row, and what it remembers.
 
-    `slot` is valid within an episode. `pending` is None where rows complete at once.
+    `slot` is valid within an episode. `pending` is None where rows complete at once. With a league,
+    `lead` is by how much the others' returns in the episode exceed that of the row's agent, and
+    `games` are the numbers of episodes that the others won, drew and lost against each slot.
     """
 
     slot: Int[Array, " R"]
     acting: dict[str, ActorCarry]
     pending: PendingRows | None
+    lead: Float[Array, " R"] | None = None
+    games: Int[Array, "R S 3"] | None = None
 
 
 @pytree
@@ -118,12 +126,14 @@ class OpponentPool:
         patterns: Draw of each agent in the copies of the environment in turn; None for agents that
             are not drawn.
         rows: Agents in rows.
+        counts_games: Whether outcomes are counted, for a league.
     """
 
     kinds: tuple[OpponentKind, ...]
     draws: tuple[Draw, ...]
     patterns: tuple[Mapping[str, Draw | None], ...]
     rows: AgentRows
+    counts_games: bool = False
 
     @functools.cached_property
     def first_slots(self) -> dict[str, int]:
@@ -165,6 +175,9 @@ class OpponentPool:
             names=jnp.asarray(np.stack([encode_name(name) for name in names])),
             weights=jnp.asarray(np.stack(weights)),
             is_open=jnp.asarray([not draw.ids for draw in self.draws]),
+            games=jnp.zeros((self.num_slots + 1, self.num_slots, 3), jnp.int32)
+            if self.counts_games
+            else None,
         )
 
     def _stack(self, kind: OpponentKind, keys: list[Key], like: ActorState) -> ActorState:
@@ -197,6 +210,8 @@ class OpponentPool:
             slot=jnp.zeros((number,), jnp.int32),
             acting={kind.name: kind.policy.initial_carry(number) for kind in self.kinds},
             pending=None if completes_at_once else make_no_rows(begun),
+            lead=jnp.zeros((number,), jnp.float32) if self.counts_games else None,
+            games=jnp.zeros((number, self.num_slots, 3), jnp.int32) if self.counts_games else None,
         )
 
     def sample_inputs(self, keys: Keys) -> OpponentInputs:
@@ -294,6 +309,32 @@ class OpponentPool:
             acting[kind.name] = kind.policy.advance(after, reward, is_first)
         kept = None if carry.pending is None else pending
         return replace(carry, acting=acting, pending=kept), row
+
+    def count_games(
+        self,
+        carry: OpponentCarry,
+        rewards: Float[Array, "B A"],
+        ended: Bool[Array, " B"],
+        begins: Bool[Array, " B"],
+    ) -> OpponentCarry:
+        """Return the carry with the outcomes of the episodes that a step ended.
+
+        Args:
+            carry: Carry after `advance`.
+            rewards: Rewards of all agents.
+            ended: Whether an episode ended that counts.
+            begins: Whether an episode begins next.
+        """
+        if carry.lead is None or carry.games is None:
+            return carry
+        own = self.rows.select(rewards, DRAWN)
+        total = self.rows.repeat(rewards.sum(axis=1), DRAWN)
+        lead = carry.lead + total - 2.0 * own
+        outcome = 1 - jnp.sign(lead).astype(jnp.int32)
+        counts = self.rows.repeat(ended, DRAWN).astype(jnp.int32)
+        games = carry.games.at[jnp.arange(own.shape[0]), carry.slot, outcome].add(counts)
+        lead = jnp.where(self.rows.repeat(begins, DRAWN), 0.0, lead)
+        return replace(carry, lead=lead, games=games)
 
 
 def _compute(

@@ -38,7 +38,7 @@ from jaxrl.config.settings.actor_critic import (
     SoftActorCriticTraining,
     TwinTraining,
 )
-from jaxrl.config.settings.multi_agent import PolicySpec
+from jaxrl.config.settings.multi_agent import PolicySpec, SelfPlay
 from jaxrl.config.settings.offline_training import BCTraining, MARWILTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import OnPolicyTraining, Training
@@ -101,6 +101,7 @@ OTHER: dict[str, Any] = {
     "policy_mapping_fn": hook,
     "policies_to_train": ["p0"],
     "policy_map_capacity": 4,
+    "league": SelfPlay(win_rate=0.7),
     "count_steps_by": "agent_steps",
     "algorithm_config_overrides_per_module": {"p0": {"lr": 1e-4}},
     "observe_agent_id": True,

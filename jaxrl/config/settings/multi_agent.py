@@ -102,6 +102,63 @@ class Seats:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SelfPlay:
+    """League of a learner and its own earlier versions.
+
+    The outcomes of all training episodes of two agents are counted by opponent: the larger return
+    wins. After each iteration, opponents are weighed by them, and a snapshot of the learner becomes
+    an opponent when it is good enough. If `policy_map_capacity` is reached, the oldest snapshot makes
+    room. The mapping has one Draw without ids, such as `Seats("main", Draw(), live=0.25)`.
+
+    Attributes:
+        win_rate: Share of games (draws count half) that the learner must win against every opponent
+            for a snapshot.
+        least_games: Number of games against each of them, since the latest snapshot, before the
+            share counts.
+        every: Number of iterations after which a snapshot is taken in any case; None never does.
+        opponents: How opponents are weighed: "uniform"; "pfsp", by `(1 - p) ** power` of the
+            learner's smoothed share p, so that those that it loses to are met more often
+            (prioritized fictitious self-play, Vinyals et al. 2019); "latest", the last
+            `num_latest` snapshots and who was there from the start, alike.
+        power: Exponent of "pfsp".
+        num_latest: Number of snapshots of "latest".
+    """
+
+    win_rate: float = 0.85
+    least_games: int = 100
+    every: int | None = None
+    opponents: Literal["uniform", "pfsp", "latest"] = "uniform"
+    power: float = 2.0
+    num_latest: int = 5
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if a value is out of range, or has no effect."""
+        problem = None
+        if not 0.0 < self.win_rate <= 1.0:
+            problem = f"win_rate={self.win_rate!r} must be above 0 and at most 1"
+        elif not _is_count(self.least_games):
+            problem = f"least_games={self.least_games!r} must be a positive integer"
+        elif self.every is not None and not _is_count(self.every):
+            problem = f"every={self.every!r} must be a positive integer or None"
+        elif self.opponents not in ("uniform", "pfsp", "latest"):
+            problem = f"opponents={self.opponents!r} must be 'uniform', 'pfsp' or 'latest'"
+        elif not 0.0 < self.power < math.inf:
+            problem = f"power={self.power!r} must be a finite number above 0"
+        elif not _is_count(self.num_latest):
+            problem = f"num_latest={self.num_latest!r} must be a positive integer"
+        elif self.power != 2.0 and self.opponents != "pfsp":
+            problem = f"power={self.power!r} has no effect without opponents='pfsp'"
+        elif self.num_latest != 5 and self.opponents != "latest":
+            problem = f"num_latest={self.num_latest!r} has no effect without opponents='latest'"
+        if problem is not None:
+            raise ConfigError(f"SelfPlay: {problem}.")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MultiAgentSettings:
     """Modules of a run of several agents."""
 
@@ -139,6 +196,11 @@ class MultiAgentSettings:
         check=count,
         doc="Number of opponents of one architecture that the compiled program holds where a mapping "
         "draws them. Each takes the memory of a module's parameters.",
+    )
+    league: SelfPlay | None = field(
+        default=None,
+        doc="SelfPlay(...): a league of the learner and its snapshots, against which it plays where "
+        "the mapping has a Draw without ids. None takes no snapshots.",
     )
     count_steps_by: Literal["env_steps", "agent_steps"] = field(
         default="env_steps",

@@ -1,0 +1,31 @@
+"""`jaxrl league`: the table of a league, and its picture."""
+
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from jaxrl.cli.diff import open_console, print_table
+from jaxrl.runs.league import LeagueTable, read_league
+
+NOTHING = "-"
+
+
+def show_league(run: str, picture: Path | None) -> None:
+    """Print the shares that players won and their ratings, and draw them if a file is given."""
+    table = read_league(run)
+    print_table(open_console(), make_league_table(table))
+    if picture is not None:
+        from jaxrl.loggers.league_picture import draw_league
+
+        draw_league(table, picture)
+
+
+def make_league_table(table: LeagueTable) -> Table:
+    """Return a table with a row for each player: Elo, games, and the share won of each opponent."""
+    shown = Table("player", "Elo", "games", *table.opponents, box=None, pad_edge=False)
+    elo, games, shares = table.compute_elo(), table.count_games(), table.compute_shares()
+    for i, name in enumerate(table.players):
+        cells = (NOTHING if np.isnan(share) else f"{share:.2f}" for share in shares[i])
+        shown.add_row(name, f"{elo[name]:.0f}", f"{games[i].sum():,}", *cells)
+    return shown

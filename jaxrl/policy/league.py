@@ -1,0 +1,131 @@
+"""League of a run: opponents are weighed by their games, and the learner's snapshots join them."""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxrl.config.settings.multi_agent import SelfPlay
+from jaxrl.errors import ConfigError
+from jaxrl.runs import opponents
+from jaxrl.runs.league import LeagueTable
+from jaxrl.training.opponents import OpponentState
+from jaxrl.training.report import to_host
+from jaxrl.training.train_state import TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+logger = logging.getLogger("jaxrl")
+
+LEAGUE = "league"
+"""Key of the league's part of a result."""
+
+
+class LeagueMethods:
+    """Methods that read a run's league and advance it after an iteration."""
+
+    if TYPE_CHECKING:
+        config: AlgorithmConfig
+
+        @property
+        def state(self) -> TrainState: ...
+        @state.setter
+        def state(self, state: TrainState) -> None: ...
+        @property
+        def iteration(self) -> int: ...
+        @property
+        def _trained(self) -> frozenset[str]: ...
+
+        def snapshot(self, module_id: str, *, as_: str) -> None: ...
+        def remove_module(self, module_id: str, **others: object) -> None: ...
+        def _has_free_slot(self, module_id: str) -> bool: ...
+
+    def get_league(self) -> LeagueTable:
+        """Return the games of the learner and its snapshots, with shares and ratings.
+
+        Raises:
+            ConfigError: If the run has no league.
+        """
+        state = self.state.opponents
+        if not isinstance(state, OpponentState) or state.games is None:
+            raise ConfigError(
+                "get_league() needs a league: set multi_agent(league=SelfPlay(...)) with a mapping "
+                "that draws, such as Seats('main', Draw())."
+            )
+        games, played = opponents.read_games(self.state)
+        names = np.asarray(to_host(state.names))
+        return LeagueTable.from_arrays(min(self._trained), names, games, played)
+
+    def _advance_league(self, result: dict[str, Any]) -> None:
+        """Add the league to a result, take a snapshot that is due, and weigh the opponents."""
+        settings = self.config.multi_agent_settings.league
+        if settings is None:
+            return
+        table = self.get_league()
+        shares = table.compute_shares()[-1]
+        met = shares[~np.isnan(shares)]
+        result[LEAGUE] = {
+            "num_opponents": len(table.opponents),
+            "num_games": int(table.count_games()[-1].sum()),
+            "win_rate_mean": float(met.mean()) if len(met) else float("nan"),
+            "win_rate_min": float(met.min()) if len(met) else float("nan"),
+            "elo": table.compute_elo()[table.learner],
+        }
+        if is_snapshot_due(settings, table, self.iteration):
+            self._take_snapshot(table)
+        table = self.get_league()
+        self.state = opponents.weigh_slots(self.state, weigh(settings, table))
+
+    def _take_snapshot(self, table: LeagueTable) -> None:
+        """Add the learner to the opponents; without room, remove its oldest snapshot first.
+
+        The slot of a snapshot that still plays an episode is free only later: then this waits for
+        the next iteration.
+        """
+        learner = table.learner
+        versions = find_versions(learner, table.opponents)
+        if not self._has_free_slot(learner):
+            capacity = self.config.multi_agent_settings.policy_map_capacity
+            if len(table.opponents) < capacity or not versions:
+                return
+            self.remove_module(versions[min(versions)])
+            if not self._has_free_slot(learner):
+                return
+        name = f"{learner}_v{max(versions, default=0) + 1}"
+        self.snapshot(learner, as_=name)
+        slot = opponents.find_slot(self.state, name)
+        self.state = opponents.record_snapshot(self.state, slot)
+        logger.info("league: %s joins %s.", name, ", ".join(table.opponents))
+
+
+def is_snapshot_due(settings: SelfPlay, table: LeagueTable, iteration: int) -> bool:
+    """Return whether the learner is good enough, or the iteration is one of `every`."""
+    if settings.every is not None and iteration % settings.every == 0:
+        return True
+    if (table.count_games()[-1] < settings.least_games).any():
+        return False
+    return bool((table.compute_shares()[-1] >= settings.win_rate).all())
+
+
+def find_versions(learner: str, names: tuple[str, ...]) -> dict[int, str]:
+    """Return the league's snapshots of a module by their number."""
+    prefix = f"{learner}_v"
+    return {
+        int(name.removeprefix(prefix)): name
+        for name in names
+        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
+    }
+
+
+def weigh(settings: SelfPlay, table: LeagueTable) -> dict[str, float]:
+    """Return the weight of each opponent in the next episodes."""
+    names = table.opponents
+    if settings.opponents == "pfsp":
+        weights = (1.0 - table.smooth_shares()) ** settings.power
+        return dict(zip(names, weights.tolist(), strict=True))
+    if settings.opponents == "latest":
+        versions = find_versions(table.learner, names)
+        old = {versions[number] for number in sorted(versions)[: -settings.num_latest]}
+        return {name: 0.0 if name in old else 1.0 for name in names}
+    return dict.fromkeys(names, 1.0)

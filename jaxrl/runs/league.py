@@ -1,0 +1,147 @@
+"""Table of a league: games of the learner and of its snapshots, shares won, and Elo ratings."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxrl.errors import CheckpointError
+from jaxrl.runs import checkpoint as ckpt
+from jaxrl.training.opponents import decode_names
+
+NAMES, GAMES, PLAYED = "opponents.names", "opponents.games", "carry.opponents.games"
+"""Leaves of a state that the table is made of."""
+ELO_SCALE = 400.0
+_NUM_ROUNDS = 10_000
+_TOLERANCE = 1e-12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeagueTable:
+    """Games of the players of a league.
+
+    Attributes:
+        learner: Id of the module that is trained.
+        opponents: Ids of the opponents, in the order of their slots.
+        games: Numbers of games won, drawn and lost by each player against each opponent: by the
+            opponents, which are snapshots with the games that the learner had played when they were
+            taken or have none, and in the last row by the learner since the latest snapshot.
+    """
+
+    learner: str
+    opponents: tuple[str, ...]
+    games: Int[np.ndarray, "P O 3"]
+
+    @staticmethod
+    def from_arrays(
+        learner: str,
+        names: Int[np.ndarray, "S bytes"],
+        games: Int[np.ndarray, "S+1 S 3"],
+        played: Int[np.ndarray, "S 3"],
+    ) -> "LeagueTable":
+        """Return the table of a state.
+
+        Args:
+            learner: Id of the module that is trained.
+            names: `OpponentState.names`.
+            games: `OpponentState.games`.
+            played: `OpponentCarry.games`, summed over the rows.
+        """
+        ids = decode_names(names)
+        slots = [slot for slot, name in enumerate(ids) if name]
+        rows = np.concatenate([games[:-1], (played - games[-1])[None]])
+        chosen = rows[np.ix_([*slots, len(ids)], slots)]
+        return LeagueTable(
+            learner=learner, opponents=tuple(ids[slot] for slot in slots), games=chosen
+        )
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        """Ids of the opponents and of the learner, in the order of the rows."""
+        return (*self.opponents, self.learner)
+
+    @property
+    def snapshots(self) -> tuple[str, ...]:
+        """Opponents that have played as the learner."""
+        return tuple(
+            name for name, own in zip(self.opponents, self.games, strict=False) if own.any()
+        )
+
+    def count_games(self) -> Int[np.ndarray, "P O"]:
+        """Return the number of games of each pair."""
+        return self.games.sum(axis=2)
+
+    def compute_shares(self) -> Float[np.ndarray, "P O"]:
+        """Return the shares won by each player against each opponent; NaN without a game.
+
+        A draw counts half.
+        """
+        number = self.count_games()
+        points = self.games[..., 0] + 0.5 * self.games[..., 1]
+        return np.where(number > 0, points / np.maximum(number, 1), np.nan)
+
+    def smooth_shares(self) -> Float[np.ndarray, " O"]:
+        """Return the learner's shares with one win and one loss more; 1/2 without a game."""
+        won, drawn, _ = self.games[-1].T
+        return (won + 0.5 * drawn + 1.0) / (self.games[-1].sum(axis=1) + 2.0)
+
+    def compute_elo(self) -> dict[str, float]:
+        """Return the Elo rating of each player, by a fit to all games at once.
+
+        The ratings maximize the likelihood of the Bradley-Terry model (Bradley & Terry 1952), in which
+        a draw is half a win, with one more draw of every player against the first opponent, so that
+        they are finite. The first opponent has 0. The algorithm is that of Zermelo, see Hunter 2004,
+        section 2.
+        """
+        if not self.opponents:
+            return {self.learner: 0.0}
+        number = len(self.players)
+        pairs, points = np.zeros((number, number)), np.zeros((number, number))
+        pairs[:, :-1] = self.count_games()
+        points[:, :-1] = self.games[..., 0] + 0.5 * self.games[..., 1]
+        pairs[:, 0] += 1.0
+        points[:, 0] += 0.5
+        pairs[0, 0] = points[0, 0] = 0.0
+        wins = (points + (pairs - points).T).sum(axis=1)
+        both = pairs + pairs.T
+        strength = np.ones(number)
+        for _ in range(_NUM_ROUNDS):
+            after = wins / (both / (strength[:, None] + strength[None])).sum(axis=1)
+            after /= after[0]
+            change = np.abs(np.log(after / strength)).max()
+            strength = after
+            if change < _TOLERANCE:
+                break
+        ratings = ELO_SCALE * np.log10(strength)
+        return {name: float(rating) for name, rating in zip(self.players, ratings, strict=True)}
+
+
+def read_league(path: str | Path) -> LeagueTable:
+    """Return the table of the newest checkpoint of a run, or of a checkpoint.
+
+    Raises:
+        CheckpointError: If the checkpoint is damaged, or its run has no league.
+    """
+    found = ckpt.find_checkpoint(path)
+    metadata = ckpt.read_metadata(found)
+    leaves = ckpt.read_leaves(found, metadata)
+    missing = [name for name in (NAMES, GAMES, PLAYED) if name not in leaves]
+    if missing:
+        raise CheckpointError(
+            f"{found} has no league: it is of a run without multi_agent(league=SelfPlay(...))."
+        )
+    played = np.asarray(leaves[PLAYED]).sum(axis=0, dtype=np.int32)
+    return LeagueTable.from_arrays(
+        _find_learner(metadata, leaves), leaves[NAMES], leaves[GAMES], played
+    )
+
+
+def _find_learner(metadata: Mapping[str, Any], leaves: Mapping[str, np.ndarray]) -> str:
+    """Return the id of the module that a run trains."""
+    named: object = metadata["config"].get("policies_to_train")
+    if isinstance(named, Sequence) and len(named) == 1:
+        return str(named[0])
+    return min(name.split(".")[1] for name in leaves if name.startswith("modules."))

@@ -1,0 +1,334 @@
+"""Leagues: games that are counted in the program, snapshots that join, ratings, and what is saved."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from jaxrl import Algorithm, Draw, PPOConfig, RandomRLModule, Seats, SelfPlay
+from jaxrl.cli.app import app
+from jaxrl.core.keys import make_key
+from jaxrl.core.struct import replace
+from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
+from jaxrl.policy.league import find_versions, is_snapshot_due, weigh
+from jaxrl.runs.league import LeagueTable, read_league
+
+ALWAYS = SelfPlay(every=1)
+
+
+def make_config(**settings: Any) -> PPOConfig:
+    """8 environments x 10 steps of two agents that are paid for their own actions."""
+    config = (
+        PPOConfig()
+        .environment("tests.multi_agent.agent_envs:Targets")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(train_batch_size=80, minibatch_size=40, num_epochs=1, lr=0.01)
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .debugging(loggers=[], seed=3)
+    )
+    default: dict[str, Any] = {
+        "policies": {"main": None, "random": RandomRLModule},
+        "policies_to_train": ["main"],
+        "mapping": Seats("main", Draw()),
+        "policy_map_capacity": 3,
+        "league": ALWAYS,
+    }
+    return config.multi_agent(**{**default, **settings})
+
+
+def make_table(*rows: tuple[tuple[int, int, int], ...]) -> LeagueTable:
+    """Table of opponents o0, o1, ... and the learner "main"."""
+    games = np.array(rows, np.int32)
+    names = tuple(f"o{i}" for i in range(games.shape[1]))
+    return LeagueTable(learner="main", opponents=names, games=games)
+
+
+def test_games_are_those_of_a_walk() -> None:
+    """Every episode counts once, for who was drawn in it, by the difference of the returns."""
+    with make_config(mapping=Seats("main", Draw(), live=0.5)).build() as algorithm:
+        algorithm.snapshot("main", as_="v1")
+        runner, params, opponents = (
+            algorithm.runner,
+            algorithm.env_params,
+            algorithm.state.opponents,
+        )
+    runner: Any
+    worker = runner.rollout_worker
+    state = replace(jax.jit(runner.init)(make_key(2), params), opponents=opponents)
+    acting = runner.make_actor_state(state)
+    env, carry = state.env, state.carry
+    rows = worker.rows.get_cells(":drawn", 8).tolist()
+
+    @jax.jit
+    def step(env: Any, carry: Any) -> Any:
+        row = jax.tree.map(lambda x: x[0], worker.sample_inputs(env, 1, params))
+        return worker.step(acting, env, carry, row, params, True)
+
+    games, lead = np.zeros((4, 3), np.int32), np.zeros(8)
+    for _ in range(50):
+        env, carry, out, _ = step(env, carry)
+        rewards = np.stack([np.asarray(out.reward[name]) for name in ("a", "b")], axis=1)
+        for r, (copy, agent) in enumerate(rows):
+            lead[r] += rewards[copy, 1 - agent] - rewards[copy, agent]
+            if out.ended[copy]:
+                outcome = 0 if lead[r] > 0 else 2 if lead[r] < 0 else 1
+                games[int(carry.opponents.slot[r]), outcome] += 1
+                lead[r] = 0.0
+    counted = np.asarray(carry.opponents.games).sum(axis=0)
+    np.testing.assert_array_equal(counted, games)
+    assert games.sum() == 4 * 6  # half of the copies, in six episodes of 8 steps
+    assert (games.sum(axis=1) > 0).sum() == 2
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[LeagueTable], str]:
+    """Results and tables of two iterations, and the checkpoint after them."""
+    with make_config().build() as algorithm:
+        results, tables = [], []
+        for _ in range(2):
+            results.append(algorithm.train())
+            tables.append(algorithm.get_league())
+        path = algorithm.save(tmp_path_factory.mktemp("league") / "checkpoint")
+    return results, tables, path
+
+
+def test_a_snapshot_has_the_games_of_the_learner_which_begin_anew(run: Any) -> None:
+    results, (first, second), _ = run
+    assert first.players == ("main_v1", "random", "main")
+    assert first.games[0, 1].sum() == results[0]["league"]["num_games"] == 8
+    assert first.games[-1].sum() == 0
+    assert second.players == ("main_v1", "main_v2", "random", "main")
+    np.testing.assert_array_equal(second.games[0, 2], first.games[0, 1])
+    assert second.games[1].sum() == results[1]["league"]["num_games"] > 0
+    assert second.snapshots == ("main_v1", "main_v2")
+
+
+def test_the_oldest_snapshot_makes_room_and_its_slot_forgets() -> None:
+    with make_config().build() as algorithm:
+        seen = []
+        for _ in range(14):
+            result = algorithm.train()
+            seen.append(algorithm.opponents)
+        table = algorithm.get_league()
+    assert result["compile"]["train"]["num_compilations"] == 1  # nothing is compiled again
+    assert ["main_v1", "main_v2", "main_v3", "random"] in seen
+    assert all(len(names) <= 4 for names in seen)
+    versions = sorted(find_versions("main", tuple(seen[-1])))
+    assert versions[0] > 1
+    own = dict(zip(table.opponents, table.games, strict=False))
+    assert not own["random"].any()
+    newest = f"main_v{versions[-1]}"
+    assert own[newest][table.opponents.index(newest)].sum() == 0  # never met itself
+
+
+@pytest.mark.slow
+def test_a_league_goes_on_to_the_bit_in_a_fresh_process(tmp_path: Path) -> None:
+    script = (
+        "import json, sys, numpy as np\n"
+        "from jaxrl import Algorithm\n"
+        "with Algorithm.from_checkpoint(sys.argv[1]) as algorithm:\n"
+        "    algorithm.train()\n"
+        "    table = algorithm.get_league()\n"
+        "    print(json.dumps([table.players, table.games.tolist(), table.compute_elo()]))\n"
+    )
+    with make_config().build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path / "checkpoint")
+        algorithm.train()
+        table = algorithm.get_league()
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, path], capture_output=True, text=True, env=env, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    players, games, elo = json.loads(done.stdout.splitlines()[-1])
+    assert tuple(players) == table.players
+    assert games == table.games.tolist()
+    assert elo == table.compute_elo()
+
+
+def test_the_command_prints_and_draws(run: Any, tmp_path: Path) -> None:
+    _, tables, path = run
+    picture = tmp_path / "league.png"
+    done = CliRunner().invoke(app, ["league", path, "--picture", str(picture)])
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.output.splitlines()]
+    assert lines[0] == ["player", "Elo", "games", "main_v1", "main_v2", "random"]
+    assert [line[0] for line in lines[1:]] == ["main_v1", "main_v2", "random", "main"]
+    assert lines[2][1] == f"{tables[-1].compute_elo()['main_v2']:.0f}"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    saved = read_league(path)
+    assert saved.players == tables[-1].players
+    assert saved.games.tobytes() == tables[-1].games.tobytes()
+
+
+def test_ratings_of_two_players_are_in_closed_form() -> None:
+    table = make_table(((0, 0, 0),), ((29, 1, 0),))
+    points, games = 29.5 + 0.5, 31  # with one more draw
+    expected = 400 * np.log10(points / (games - points))
+    assert table.compute_elo() == pytest.approx({"o0": 0.0, "main": expected}, abs=1e-6)
+
+
+def test_ratings_maximize_the_likelihood() -> None:
+    table = make_table(((0, 0, 0), (0, 0, 0)), ((12, 3, 5), (0, 0, 0)), ((30, 4, 6), (11, 2, 7)))
+    elo = table.compute_elo()
+    ratings = np.array([elo[name] for name in table.players]) * np.log(10) / 400
+
+    def likelihood(ratings: np.ndarray) -> float:
+        gaps = ratings[:, None] - ratings[None, :-1]
+        won = table.games[..., 0] + 0.5 * table.games[..., 1]
+        lost = table.games[..., 2] + 0.5 * table.games[..., 1]
+        won, lost = won.copy(), lost.copy()
+        won[1:, 0] += 0.5
+        lost[1:, 0] += 0.5
+        return float(-(won * np.log1p(np.exp(-gaps)) + lost * np.log1p(np.exp(gaps))).sum())
+
+    best = likelihood(ratings)
+    for i in (1, 2):
+        for change in (-1e-3, 1e-3):
+            moved = ratings.copy()
+            moved[i] += change
+            assert likelihood(moved) < best
+
+
+def test_a_snapshot_is_due_when_every_opponent_is_beaten() -> None:
+    settings = SelfPlay(win_rate=0.8, least_games=10)
+    beaten, even, few = (9, 0, 1), (5, 2, 5), (8, 0, 1)
+    nothing = ((0, 0, 0), (0, 0, 0))
+    assert is_snapshot_due(settings, make_table(*[nothing] * 2, (beaten, beaten)), 3)
+    assert not is_snapshot_due(settings, make_table(*[nothing] * 2, (beaten, even)), 3)
+    assert not is_snapshot_due(settings, make_table(*[nothing] * 2, (beaten, few)), 3)
+    always = SelfPlay(win_rate=0.8, least_games=10, every=3)
+    assert is_snapshot_due(always, make_table(*[nothing] * 2, (beaten, few)), 3)
+    assert not is_snapshot_due(always, make_table(*[nothing] * 2, (beaten, few)), 4)
+
+
+def test_weights_follow_the_rule() -> None:
+    nothing = ((0, 0, 0), (0, 0, 0))
+    table = make_table(*[nothing] * 2, ((8, 0, 0), (1, 2, 5)))
+    assert weigh(SelfPlay(), table) == {"o0": 1.0, "o1": 1.0}
+    shares = np.array([9 / 10, 3 / 10])
+    found = weigh(SelfPlay(opponents="pfsp", power=3.0), table)
+    assert found == pytest.approx(dict(zip(("o0", "o1"), (1 - shares) ** 3, strict=True)))
+    games = np.zeros((5, 4, 3), np.int32)
+    names = ("main_v10", "main_v9", "main_v2", "random")
+    table = LeagueTable(learner="main", opponents=names, games=games)
+    found = weigh(SelfPlay(opponents="latest", num_latest=2), table)
+    assert found == {"main_v10": 1.0, "main_v9": 1.0, "main_v2": 0.0, "random": 1.0}
+
+
+def test_pfsp_reaches_the_program() -> None:
+    with make_config(league=SelfPlay(every=1, opponents="pfsp")).build() as algorithm:
+        for _ in range(3):
+            algorithm.train()
+        table, opponents = algorithm.get_league(), algorithm.state.opponents
+        weights = np.asarray(opponents.weights)[0]
+        expected = weigh(SelfPlay(opponents="pfsp"), table)
+    found = [weight for weight in weights.tolist() if weight > 0.0]
+    np.testing.assert_allclose(found, list(expected.values()), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"mapping": Seats("main", "random")}, "league=.* has no effect: the mapping draws no opp"),
+        ({"mapping": Seats("main", Draw(("random",)))}, r"league=.* one Draw\(\) without ids"),
+        ({"mapping": {"a": "main", "b": "two"}, "policies": ["main", "two"]}, "draws no opponents"),
+    ],
+)
+def test_a_league_without_opponents_is_refused(settings: dict[str, Any], sentence: str) -> None:
+    if "policies" in settings:
+        settings = {**settings, "policies_to_train": None}
+    with pytest.raises(ConfigError, match=sentence):
+        make_config(**settings).build()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"win_rate": 0.0}, "SelfPlay: win_rate=0.0 must be above 0 and at most 1"),
+        ({"least_games": 0}, "least_games=0 must be a positive integer"),
+        ({"every": True}, "every=True must be a positive integer or None"),
+        ({"opponents": "best"}, "opponents='best' must be 'uniform', 'pfsp' or 'latest'"),
+        ({"power": 3.0}, "power=3.0 has no effect without opponents='pfsp'"),
+        ({"num_latest": 2}, "num_latest=2 has no effect without opponents='latest'"),
+        ({"opponents": "pfsp", "power": -1.0}, "power=-1.0 must be a finite number above 0"),
+    ],
+)
+def test_bad_values_are_one_sentence(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        SelfPlay(**values)
+
+
+def test_a_run_without_a_league_says_so(tmp_path: Path) -> None:
+    with make_config(league=None).build() as algorithm:
+        with pytest.raises(
+            JaxrlError, match=r"get_league\(\) needs a league: set multi_agent\(lea"
+        ):
+            algorithm.get_league()
+        path = algorithm.save(tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match=r"has no league: it is of a run without multi_agent"):
+        read_league(path)
+    with pytest.raises(ConfigError, match=r"league=.* has no effect: the environment has a single"):
+        PPOConfig().environment("CartPole-v1").multi_agent(league=ALWAYS).build()
+
+
+@pytest.mark.slow
+def test_tic_tac_toe_is_learned_against_a_growing_league() -> None:
+    config = (
+        PPOConfig()
+        .environment("TicTacToe-v0")
+        .env_runners(num_envs_per_env_runner=64)
+        .training(
+            train_batch_size=2048,
+            minibatch_size=512,
+            num_epochs=4,
+            lr=1e-3,
+            lambda_=1.0,
+            entropy_coeff=0.02,
+            use_kl_loss=False,
+        )
+        .multi_agent(
+            policies={"main": None, "random": RandomRLModule},
+            policies_to_train=["main"],
+            mapping=Seats("main", Draw(), live=0.25),
+            league=SelfPlay(win_rate=0.75, least_games=100, opponents="pfsp"),
+        )
+        .debugging(loggers=[], seed=1)
+    )
+    with config.build() as algorithm:
+        algorithm.fit({"num_env_steps_sampled_lifetime": 600_000})
+        table = algorithm.get_league()
+        played = algorithm.evaluate(opponents=["random"], num_episodes=400)["opponents"]["random"]
+    assert len(table.snapshots) >= 2
+    assert table.compute_elo()["main"] > 200
+    assert played["player_0"]["losses"] + played["player_1"]["losses"] < 40
+
+
+def test_arrays_are_read_as_a_table() -> None:
+    """A slot that is empty is left out, and what no longer counts is subtracted."""
+    names = np.zeros((3, 4), np.uint8)
+    names[0, :2], names[2, :1] = (118, 49), (114,)
+    games = np.arange(36, dtype=np.int32).reshape(4, 3, 3)
+    played = games[-1] + jnp.ones((3, 3), jnp.int32)
+    table = LeagueTable.from_arrays("main", names, games, np.asarray(played))
+    assert table.players == ("v1", "r", "main")
+    np.testing.assert_array_equal(table.games[0], games[0][[0, 2]])
+    np.testing.assert_array_equal(table.games[-1], np.ones((2, 3)))
+
+
+def test_an_algorithm_is_resumed_with_its_league(run: Any) -> None:
+    _, tables, path = run
+    with Algorithm.from_checkpoint(path) as algorithm:
+        assert algorithm.config.league == ALWAYS
+        table = algorithm.get_league()
+    assert table.players == tables[-1].players
+    np.testing.assert_array_equal(table.games, tables[-1].games)
