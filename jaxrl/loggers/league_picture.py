@@ -34,6 +34,6 @@ def draw_league(table: LeagueTable, path: Path) -> None:
     axes.set_yticks(range(len(players)), [f"{name} ({elo[name]:.0f})" for name in players])
     axes.set_xlabel("opponent")
     axes.set_ylabel("player (Elo)")
-    figure.colorbar(image, ax=axes, label="share of games won")
+    figure.colorbar(image, ax=axes, shrink=0.7, label="share of games won")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxrl.config.settings.multi_agent import SelfPlay
 from jaxrl.errors import ConfigError
 from jaxrl.runs import opponents
-from jaxrl.runs.league import LeagueTable
+from jaxrl.runs.league import LeagueTable, find_versions
 from jaxrl.training.opponents import OpponentState
 from jaxrl.training.report import to_host
 from jaxrl.training.train_state import TrainState
@@ -38,7 +38,6 @@ class LeagueMethods:
         def _trained(self) -> frozenset[str]: ...
 
         def snapshot(self, module_id: str, *, as_: str) -> None: ...
-        def remove_module(self, module_id: str, **others: object) -> None: ...
         def _has_free_slot(self, module_id: str) -> bool: ...
 
     def get_league(self) -> LeagueTable:
@@ -89,7 +88,7 @@ class LeagueMethods:
             capacity = self.config.multi_agent_settings.policy_map_capacity
             if len(table.opponents) < capacity or not versions:
                 return
-            self.remove_module(versions[min(versions)])
+            self.state = opponents.remove_opponent(self.state, versions[min(versions)])
             if not self._has_free_slot(learner):
                 return
         name = f"{learner}_v{max(versions, default=0) + 1}"
@@ -106,16 +105,6 @@ def is_snapshot_due(settings: SelfPlay, table: LeagueTable, iteration: int) -> b
     if (table.count_games()[-1] < settings.least_games).any():
         return False
     return bool((table.compute_shares()[-1] >= settings.win_rate).all())
-
-
-def find_versions(learner: str, names: tuple[str, ...]) -> dict[int, str]:
-    """Return the league's snapshots of a module by their number."""
-    prefix = f"{learner}_v"
-    return {
-        int(name.removeprefix(prefix)): name
-        for name in names
-        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
-    }
 
 
 def weigh(settings: SelfPlay, table: LeagueTable) -> dict[str, float]:

@@ -25,7 +25,8 @@ class LeagueTable:
 
     Attributes:
         learner: Id of the module that is trained.
-        opponents: Ids of the opponents, in the order of their slots.
+        opponents: Ids of the opponents: first those that the league did not make, in the order of
+            their slots, then its snapshots, the oldest first.
         games: Numbers of games won, drawn and lost by each player against each opponent: by the
             opponents, which are snapshots with the games that the learner had played when they were
             taken or have none, and in the last row by the learner since the latest snapshot.
@@ -51,7 +52,9 @@ class LeagueTable:
             played: `OpponentCarry.games`, summed over the rows.
         """
         ids = decode_names(names)
+        versions = {name: number for number, name in find_versions(learner, ids).items()}
         slots = [slot for slot, name in enumerate(ids) if name]
+        slots.sort(key=lambda slot: versions.get(ids[slot], 0))
         rows = np.concatenate([games[:-1], (played - games[-1])[None]])
         chosen = rows[np.ix_([*slots, len(ids)], slots)]
         return LeagueTable(
@@ -117,6 +120,16 @@ class LeagueTable:
                 break
         ratings = ELO_SCALE * np.log10(strength)
         return {name: float(rating) for name, rating in zip(self.players, ratings, strict=True)}
+
+
+def find_versions(learner: str, names: Sequence[str]) -> dict[int, str]:
+    """Return the league's snapshots of a module by their number."""
+    prefix = f"{learner}_v"
+    return {
+        int(name.removeprefix(prefix)): name
+        for name in names
+        if name.startswith(prefix) and name.removeprefix(prefix).isdecimal()
+    }
 
 
 def read_league(path: str | Path) -> LeagueTable:

@@ -18,8 +18,9 @@ from jaxrl.cli.app import app
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
-from jaxrl.policy.league import find_versions, is_snapshot_due, weigh
-from jaxrl.runs.league import LeagueTable, read_league
+from jaxrl.policy.league import is_snapshot_due, weigh
+from jaxrl.runs.league import LeagueTable, find_versions, read_league
+from jaxrl.training.opponents import decode_names
 
 ALWAYS = SelfPlay(every=1)
 
@@ -102,12 +103,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Leagu
 
 def test_a_snapshot_has_the_games_of_the_learner_which_begin_anew(run: Any) -> None:
     results, (first, second), _ = run
-    assert first.players == ("main_v1", "random", "main")
-    assert first.games[0, 1].sum() == results[0]["league"]["num_games"] == 8
+    assert first.players == ("random", "main_v1", "main")
+    assert first.games[1, 0].sum() == results[0]["league"]["num_games"] == 8
     assert first.games[-1].sum() == 0
-    assert second.players == ("main_v1", "main_v2", "random", "main")
-    np.testing.assert_array_equal(second.games[0, 2], first.games[0, 1])
-    assert second.games[1].sum() == results[1]["league"]["num_games"] > 0
+    assert second.players == ("random", "main_v1", "main_v2", "main")
+    np.testing.assert_array_equal(second.games[1, 0], first.games[1, 0])
+    assert second.games[2].sum() == results[1]["league"]["num_games"] > 0
     assert second.snapshots == ("main_v1", "main_v2")
 
 
@@ -161,9 +162,9 @@ def test_the_command_prints_and_draws(run: Any, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["league", path, "--picture", str(picture)])
     assert done.exit_code == 0, done.output
     lines = [line.split() for line in done.output.splitlines()]
-    assert lines[0] == ["player", "Elo", "games", "main_v1", "main_v2", "random"]
-    assert [line[0] for line in lines[1:]] == ["main_v1", "main_v2", "random", "main"]
-    assert lines[2][1] == f"{tables[-1].compute_elo()['main_v2']:.0f}"
+    assert lines[0] == ["player", "Elo", "games", "random", "main_v1", "main_v2"]
+    assert [line[0] for line in lines[1:]] == ["random", "main_v1", "main_v2", "main"]
+    assert lines[3][1] == f"{tables[-1].compute_elo()['main_v2']:.0f}"
     assert picture.read_bytes().startswith(b"\x89PNG")
     saved = read_league(path)
     assert saved.players == tables[-1].players
@@ -232,8 +233,10 @@ def test_pfsp_reaches_the_program() -> None:
         table, opponents = algorithm.get_league(), algorithm.state.opponents
         weights = np.asarray(opponents.weights)[0]
         expected = weigh(SelfPlay(opponents="pfsp"), table)
-    found = [weight for weight in weights.tolist() if weight > 0.0]
-    np.testing.assert_allclose(found, list(expected.values()), rtol=1e-6)
+    names = decode_names(np.asarray(opponents.names))
+    found = {name: weight for name, weight in zip(names, weights.tolist(), strict=True) if name}
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert not weights[[not name for name in names]].any()
 
 
 @pytest.mark.parametrize(
@@ -316,7 +319,7 @@ def test_tic_tac_toe_is_learned_against_a_growing_league() -> None:
 def test_arrays_are_read_as_a_table() -> None:
     """A slot that is empty is left out, and what no longer counts is subtracted."""
     names = np.zeros((3, 4), np.uint8)
-    names[0, :2], names[2, :1] = (118, 49), (114,)
+    names[0, :2], names[2, :1] = (118, 49), (114,)  # v1, nobody and r
     games = np.arange(36, dtype=np.int32).reshape(4, 3, 3)
     played = games[-1] + jnp.ones((3, 3), jnp.int32)
     table = LeagueTable.from_arrays("main", names, games, np.asarray(played))
