@@ -74,13 +74,13 @@ def make_opponent_pool(
             for pattern in agents.patterns
         ),
         rows=rows,
-        counts_games=config.multi_agent_settings.league is not None,
+        counts_games=config.multi_agent_settings.self_play is not None,
     )
 
 
 def _check_league(config: "AlgorithmConfig", agents: AgentMapping) -> None:
     """Raise ConfigError if a league has no learner of its own, or nothing to weigh."""
-    if config.multi_agent_settings.league is None:
+    if config.multi_agent_settings.self_play is None:
         return
     if len(agents.agents) != 2 or len(agents.trained) != 1:
         raise ConfigError(

@@ -84,7 +84,7 @@ def check_agents(config: "AlgorithmConfig") -> None:
             "leave it out."
         )
     if not agents.drawn:
-        if config.multi_agent_settings.league is not None:
+        if config.multi_agent_settings.self_play is not None:
             raise ConfigError(
                 "league=SelfPlay(...) has no effect: the mapping draws no opponents; set one such as "
                 "mapping=Seats('main', Draw()), with policies={'main': None, 'random': RandomRLModule}."

@@ -58,7 +58,7 @@ class LeagueMethods:
 
     def _advance_league(self, result: dict[str, Any]) -> None:
         """Add the league to a result, take a snapshot that is due, and weigh the opponents."""
-        settings = self.config.multi_agent_settings.league
+        settings = self.config.multi_agent_settings.self_play
         if settings is None:
             return
         table = self.get_league()

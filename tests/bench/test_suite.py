@@ -98,6 +98,7 @@ SHIPPED = [path.stem for path in find_suite_file("smoke").parent.glob("*.yaml")]
 NEVER_RUN_BY_A_SUITE = {
     "curriculum/frozenlake-ppo",  # its return is that of the latest task
     "minatar/breakout-dqn",  # 25 million updates of five seeds
+    "multi_agent/connectfour-ppo",
     "multi_agent/foraging-mappo",
     "multi_agent/foraging-ppo",  # several agents, which suites do not compare yet
     "offline/acrobot-dqn",  # tests compare them with the same files without demonstrations

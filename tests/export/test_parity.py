@@ -31,6 +31,7 @@ from tests.export.exports import (
 )
 
 SEVERAL_POLICIES = {
+    "multi_agent/connectfour-ppo",
     "multi_agent/multiagentcartpole-ppo",
     "multi_agent/rockpaperscissors-lstm-ppo",
     "multi_agent/rockpaperscissors-ppo",

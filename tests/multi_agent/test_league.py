@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from jaxrl import Algorithm, Draw, PPOConfig, RandomRLModule, Seats, SelfPlay
 from jaxrl.cli.app import app
+from jaxrl.config.load import load_experiment
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
@@ -245,6 +246,8 @@ def test_pfsp_reaches_the_program() -> None:
         ({"mapping": Seats("main", "random")}, "league=.* has no effect: the mapping draws no opp"),
         ({"mapping": Seats("main", Draw(("random",)))}, r"league=.* one Draw\(\) without ids"),
         ({"mapping": {"a": "main", "b": "two"}, "policies": ["main", "two"]}, "draws no opponents"),
+        ({"league": {"win_rates": 0.5}}, "league has no argument 'win_rates'.*win_rate"),
+        ({"league": {"win_rate": 2.0}}, "SelfPlay: win_rate=2.0 must be"),
     ],
 )
 def test_a_league_without_opponents_is_refused(settings: dict[str, Any], sentence: str) -> None:
@@ -314,6 +317,24 @@ def test_tic_tac_toe_is_learned_against_a_growing_league() -> None:
     assert len(table.snapshots) >= 2
     assert table.compute_elo()["main"] > 200
     assert played["player_0"]["losses"] + played["player_1"]["losses"] < 40
+
+
+def test_a_file_has_the_arguments_and_an_open_draw(tmp_path: Path) -> None:
+    file = tmp_path / "league.yaml"
+    file.write_text(
+        """
+        league:
+          run: PPO
+          env: TicTacToe-v0
+          config:
+            policies: {main: null, random: jaxrl:RandomRLModule}
+            policies_to_train: [main]
+            mapping: [{player_0: main, player_1: []}, {player_0: [], player_1: main}]
+            league: {least_games: 20, opponents: latest, num_latest: 2}
+        """
+    )
+    settings = load_experiment(file).config.multi_agent_settings
+    assert settings.self_play == SelfPlay(least_games=20, opponents="latest", num_latest=2)
 
 
 def test_arrays_are_read_as_a_table() -> None:

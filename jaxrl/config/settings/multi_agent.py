@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jaxrl.config.fields import count, field
 from jaxrl.config.imports import RL_MODULE
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import gymnasium
@@ -197,10 +197,11 @@ class MultiAgentSettings:
         doc="Number of opponents of one architecture that the compiled program holds where a mapping "
         "draws them. Each takes the memory of a module's parameters.",
     )
-    league: SelfPlay | None = field(
+    league: SelfPlay | dict[str, Any] | None = field(
         default=None,
-        doc="SelfPlay(...): a league of the learner and its snapshots, against which it plays where "
-        "the mapping has a Draw without ids. None takes no snapshots.",
+        doc="SelfPlay(...), or a dictionary of its arguments: a league of the learner and its "
+        "snapshots, against which it plays where the mapping has a Draw without ids. None takes no "
+        "snapshots.",
     )
     count_steps_by: Literal["env_steps", "agent_steps"] = field(
         default="env_steps",
@@ -221,3 +222,18 @@ class MultiAgentSettings:
         doc="Agents that learn from the mean of their rewards: those of each team, or all; None is "
         "each from its own. Reported returns are those of the environment.",
     )
+
+    @property
+    def self_play(self) -> SelfPlay | None:
+        """League, made of its arguments where they are a dictionary.
+
+        Raises:
+            ConfigError: If an argument is unknown or out of range.
+        """
+        if not isinstance(self.league, Mapping):
+            return self.league
+        known = [own.name for own in dataclasses.fields(SelfPlay)]
+        for name in self.league:
+            if name not in known:
+                raise ConfigError(f"league has no argument {name!r}.{did_you_mean(name, known)}")
+        return SelfPlay(**self.league)
