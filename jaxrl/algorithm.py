@@ -768,7 +768,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         """
         host.check_state(state)
         saved: Mapping[str, np.ndarray] = state["train_state"]
-        prefixes = host.get_component_prefixes(component)
+        prefixes = host.get_component_prefixes(component, self.state.modules)
         restored = host.RunMetadata.from_metadata(state["metadata"])
         envs = self._loop.env_leaves(saved, restored.runner_counts)
         leaves = {name: leaf for name, leaf in saved.items() if name not in envs}

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -361,8 +361,12 @@ def list_differences(metadata: Mapping[str, Any], devices: list[Device]) -> list
     ]
 
 
-def get_component_prefixes(name: str | None) -> tuple[str, ...]:
+def get_component_prefixes(name: str | None, modules: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the prefixes of the leaf paths of a state's component; None selects all leaves.
+
+    Args:
+        name: Name of the component, or None.
+        modules: Modules of a run of several agents, each of which has the component.
 
     Raises:
         CheckpointError: If there is no such component.
@@ -374,7 +378,8 @@ def get_component_prefixes(name: str | None) -> tuple[str, ...]:
             f"There is no component '{name}'.{did_you_mean(name, COMPONENTS)} "
             f"The components are {', '.join(COMPONENTS)}."
         )
-    return COMPONENTS[name]
+    own = COMPONENTS[name]
+    return tuple(f"modules.{m}.{part}" for m in modules for part in own) or own
 
 
 def restore_part(

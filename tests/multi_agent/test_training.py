@@ -376,3 +376,30 @@ def test_the_shipped_config_reaches_its_threshold(algo: str) -> None:
         returns = result["env_runners"]["agent_episode_returns_mean"]
         assert result["env_runners"]["episode_return_mean"] > 600
         assert min(returns.values()) > 250  # neither rides on the other
+
+
+@pytest.mark.representatives("rl_module")
+@pytest.mark.parametrize("component", ["rl_module", "learner"])
+def test_a_component_is_restored_for_every_module(component: str, tmp_path: Path) -> None:
+    with make_config().build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(tmp_path / "checkpoint")
+        saved, count = algorithm.get_weights(), read_counts(algorithm)
+    with make_config().debugging(seed=11).build() as algorithm:
+        before = algorithm.get_weights()
+        algorithm.restore(path, component=component)
+        after = algorithm.get_weights()
+        assert (read_counts(algorithm) == count) == (component == "learner")
+    assert saved.keys() == {"p0", "p1"}
+    assert_same(after, saved)
+    assert not is_same(after, before)
+
+
+def read_counts(algorithm: Algorithm) -> list[int]:
+    """Numbers of updates that the modules' optimizers have made."""
+    return [
+        int(leaf)
+        for module in algorithm.state.modules.values()
+        for leaf in jax.tree.leaves(module.learner.sgd.opt_state)
+        if leaf.ndim == 0 and np.issubdtype(leaf.dtype, np.integer)
+    ]
