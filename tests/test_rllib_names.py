@@ -28,7 +28,12 @@ def algorithm(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("workers", "env_runner_group"), ("logdir", "run_dir"), ("training_iteration", "iteration")],
+    [
+        ("workers", "env_runner_group"),
+        ("logdir", "run_dir"),
+        ("training_iteration", "iteration"),
+        ("add_policy", "add_module"),
+    ],
 )
 def test_an_old_name_of_an_algorithm_is_the_new_one(
     algorithm: Algorithm, old: str, new: str
@@ -41,7 +46,6 @@ def test_an_old_name_of_an_algorithm_is_the_new_one(
     ("name", "advice"),
     [
         ("get_config", "algorithm.config"),
-        ("add_policy", r"multi_agent\(policies="),
         ("import_model", r"set_weights\("),
         ("step", r"train\(\)"),
         ("reset_config", "build another"),

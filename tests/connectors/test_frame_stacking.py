@@ -193,6 +193,7 @@ def _forgets(algorithm: Any) -> None:
         algorithm.compute_single_action(one, memory, prev_reward=1.0)
 
 
+@pytest.mark.slow
 def test_a_runner_on_the_host_carries_the_same_frames(tmp_path: Any) -> None:
     one_update = {"num_epochs": 1, "minibatch_size": None}
     states = []

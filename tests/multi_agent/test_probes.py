@@ -144,6 +144,7 @@ def test_values_and_actions_are_learned_from_replay(env: str, algo: str) -> None
     check(*run(REPLAY_ALGORITHMS[algo], env, 1500), atol=0.2)
 
 
+@pytest.mark.slow
 def test_memories_recall_over_the_turns_of_others() -> None:
     memory = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 8}
     _, _, state = run(ALGORITHMS["PPO"], "probe-recall-turns-v0", 150, **memory)

@@ -124,6 +124,7 @@ def test_replayed_rows_are_counted_by_module() -> None:
     assert learned["num_module_steps_trained_lifetime"] == 64 * 159
 
 
+@pytest.mark.slow
 def test_a_replaying_module_learns_beside_one_that_does_not() -> None:
     config = make_replay_config(policies_to_train=["p1"])
     with config.build() as algorithm:
@@ -205,7 +206,7 @@ class Unpaid(Targets):
         )
 
 
-@pytest.mark.representatives("team")
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["team", "all"])
 def test_shared_rewards_teach_who_is_not_paid(share: str) -> None:
     result, _ = train(make_config(env=Unpaid, share_rewards=share), 20)
@@ -303,7 +304,7 @@ np.savez(sys.argv[2], *jax.tree.leaves(algorithm.get_weights()))
 """
 
 
-@pytest.mark.representatives("LSTM")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["FC", "LSTM", "DQN", "Python"])
 def test_a_resumed_run_goes_on_to_the_bit_in_a_fresh_process(kind: str, tmp_path: Path) -> None:
     make = make_replay_config if kind == "DQN" else make_config
