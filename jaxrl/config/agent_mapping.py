@@ -139,11 +139,9 @@ class EpisodeStub:
 
 
 def to_player(value: Player) -> str | Draw:
-    """Return an entry of a mapping as an id or a Draw."""
+    """Return an entry of a mapping as an id or a Draw; an empty list is the one that is open."""
     if isinstance(value, Mapping):
         return Draw(tuple(value), tuple(value.values()))
-    if isinstance(value, list) and not value:
-        raise ConfigError("mapping has an empty list of modules: name one, or write Draw().")
     return Draw(tuple(value)) if isinstance(value, list) else value
 
 

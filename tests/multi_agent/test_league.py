@@ -333,7 +333,9 @@ def test_a_file_has_the_arguments_and_an_open_draw(tmp_path: Path) -> None:
             league: {least_games: 20, opponents: latest, num_latest: 2}
         """
     )
-    settings = load_experiment(file).config.multi_agent_settings
+    config = load_experiment(file).config
+    assert config.plan().num_envs % 2 == 0
+    settings = config.multi_agent_settings
     assert settings.self_play == SelfPlay(least_games=20, opponents="latest", num_latest=2)
 
 
