@@ -60,7 +60,8 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
 
     def reset(self, key: Key, params: None) -> tuple[PyTree, MultiStart]:
         state = call_package(self.env.init, key)
-        return state, MultiStart(obs=self._observe(state), acts=self._find_acting(state))
+        start = MultiStart(obs=self._observe(state), acts=self._find_acting(state))
+        return _drop_observation(state), start
 
     def step(
         self, key: Key, state: PyTree, actions: dict[str, PyTree], params: None
@@ -69,7 +70,7 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
         after = call_package(self.env.step, state, chosen[state.current_player], key)
         never = make_no_ends(self)
         rewards = jnp.asarray(after.rewards, jnp.float32)
-        return after, MultiStep(
+        return _drop_observation(after), MultiStep(
             obs=self._observe(after),
             acts=self._find_acting(after),
             reward={agent: rewards[i] for i, agent in enumerate(self.possible_agents)},
@@ -88,6 +89,11 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
 
     def _find_acting(self, state: PyTree) -> dict[str, jax.Array]:
         return {a: state.current_player == i for i, a in enumerate(self.possible_agents)}
+
+
+def _drop_observation(state: PyTree) -> PyTree:
+    """Return a state without its observation, which the next step computes anew."""
+    return state.replace(observation=jnp.zeros((), state.observation.dtype))
 
 
 def make_pgx(name: str, arguments: Mapping[str, Any]) -> PgxEnv:
