@@ -62,7 +62,7 @@ class LeagueMethods:
         if settings is None:
             return
         table = self.get_league()
-        shares = table.compute_shares()[-1]
+        shares = table.compute_recent_shares()
         met = shares[~np.isnan(shares)]
         result[LEAGUE] = {
             "num_opponents": len(table.opponents),
@@ -73,6 +73,7 @@ class LeagueMethods:
         }
         if is_snapshot_due(settings, table, self.iteration):
             self._take_snapshot(table)
+        self.state = opponents.advance_windows(self.state, settings.least_games)
         table = self.get_league()
         self.state = opponents.weigh_slots(self.state, weigh(settings, table))
 
@@ -102,9 +103,9 @@ def is_snapshot_due(settings: SelfPlay, table: LeagueTable, iteration: int) -> b
     """Return whether the learner is good enough, or the iteration is one of `every`."""
     if settings.every is not None and iteration % settings.every == 0:
         return True
-    if (table.count_games()[-1] < settings.least_games).any():
+    if (table.recent.sum(axis=1) < settings.least_games).any():
         return False
-    return bool((table.compute_shares()[-1] >= settings.win_rate).all())
+    return bool((table.compute_recent_shares() >= settings.win_rate).all())
 
 
 def weigh(settings: SelfPlay, table: LeagueTable) -> dict[str, float]:

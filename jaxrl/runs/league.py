@@ -30,17 +30,19 @@ class LeagueTable:
         games: Numbers of games won, drawn and lost by each player against each opponent: by the
             opponents, which are snapshots with the games that the learner had played when they were
             taken or have none, and in the last row by the learner since the latest snapshot.
+        recent: The learner's games of the two latest windows against each opponent.
     """
 
     learner: str
     opponents: tuple[str, ...]
     games: Int[np.ndarray, "P O 3"]
+    recent: Int[np.ndarray, "O 3"]
 
     @staticmethod
     def from_arrays(
         learner: str,
         names: Int[np.ndarray, "S bytes"],
-        games: Int[np.ndarray, "S+1 S 3"],
+        games: Int[np.ndarray, "S+3 S 3"],
         played: Int[np.ndarray, "S 3"],
     ) -> "LeagueTable":
         """Return the table of a state.
@@ -55,10 +57,13 @@ class LeagueTable:
         versions = {name: number for number, name in find_versions(learner, ids).items()}
         slots = [slot for slot, name in enumerate(ids) if name]
         slots.sort(key=lambda slot: versions.get(ids[slot], 0))
-        rows = np.concatenate([games[:-1], (played - games[-1])[None]])
+        rows = np.concatenate([games[:-3], (played - games[-1])[None]])
         chosen = rows[np.ix_([*slots, len(ids)], slots)]
         return LeagueTable(
-            learner=learner, opponents=tuple(ids[slot] for slot in slots), games=chosen
+            learner=learner,
+            opponents=tuple(ids[slot] for slot in slots),
+            games=chosen,
+            recent=(played - games[-3])[slots],
         )
 
     @property
@@ -86,10 +91,16 @@ class LeagueTable:
         points = self.games[..., 0] + 0.5 * self.games[..., 1]
         return np.where(number > 0, points / np.maximum(number, 1), np.nan)
 
+    def compute_recent_shares(self) -> Float[np.ndarray, " O"]:
+        """Return the shares of its recent games that the learner won; NaN without a game."""
+        number = self.recent.sum(axis=1)
+        points = self.recent[:, 0] + 0.5 * self.recent[:, 1]
+        return np.where(number > 0, points / np.maximum(number, 1), np.nan)
+
     def smooth_shares(self) -> Float[np.ndarray, " O"]:
-        """Return the learner's shares with one win and one loss more; 1/2 without a game."""
-        won, drawn, _ = self.games[-1].T
-        return (won + 0.5 * drawn + 1.0) / (self.games[-1].sum(axis=1) + 2.0)
+        """Return the recent shares with one win and one loss more; 1/2 without a game."""
+        won, drawn, _ = self.recent.T
+        return (won + 0.5 * drawn + 1.0) / (self.recent.sum(axis=1) + 2.0)
 
     def compute_elo(self) -> dict[str, float]:
         """Return the Elo rating of each player, by a fit to all games at once.

@@ -158,7 +158,7 @@ def _forget_games(state: TrainState, slot: int) -> TrainState:
         return state
     games, played = read_games(state)
     games[slot], games[:, slot] = 0, 0
-    games[-1, slot] = played[slot]
+    games[-3:, slot] = played[slot]
     return _replace_tables(state, games=games)
 
 
@@ -172,7 +172,17 @@ def record_snapshot(state: TrainState, slot: int) -> TrainState:
     """Return the state in which a snapshot has the learner's games, which begin anew."""
     games, played = read_games(state)
     games[slot] = played - games[-1]
-    games[-1] = played
+    games[-3:] = played
+    return _replace_tables(state, games=games)
+
+
+def advance_windows(state: TrainState, num_games: int) -> TrainState:
+    """Return the state with a new window of games against whom the latest one has so many."""
+    games, played = read_games(state)
+    is_full = (played - games[-2]).sum(axis=1) >= num_games
+    if not is_full.any():
+        return state
+    games[-3, is_full], games[-2, is_full] = games[-2, is_full], played[is_full]
     return _replace_tables(state, games=games)
 
 

@@ -45,15 +45,16 @@ class OpponentState:
         weights: Weight of each slot in each Draw of the mapping.
         is_open: Whether an opponent that is added joins a Draw, with weight 1.
         games: Numbers of games that the snapshot in a slot had won, drawn and lost against the
-            opponent in another when it was taken; the last row is the learner's part of
-            `OpponentCarry.games` that no longer counts. None without a league.
+            opponent in another when it was taken. The last three rows are the values of
+            `OpponentCarry.games`, over all rows, when the two latest windows of games began, the
+            older one first, and when the latest snapshot was taken. None without a league.
     """
 
     actors: dict[str, ActorState]
     names: UInt8[Array, "S bytes"]
     weights: Float[Array, "D S"]
     is_open: Bool[Array, " D"]
-    games: Int[Array, "S+1 S 3"] | None = None
+    games: Int[Array, "S+3 S 3"] | None = None
 
 
 @pytree
@@ -175,7 +176,7 @@ class OpponentPool:
             names=jnp.asarray(np.stack([encode_name(name) for name in names])),
             weights=jnp.asarray(np.stack(weights)),
             is_open=jnp.asarray([not draw.ids for draw in self.draws]),
-            games=jnp.zeros((self.num_slots + 1, self.num_slots, 3), jnp.int32)
+            games=jnp.zeros((self.num_slots + 3, self.num_slots, 3), jnp.int32)
             if self.counts_games
             else None,
         )

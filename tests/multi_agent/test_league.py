@@ -21,6 +21,7 @@ from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
 from jaxrl.policy.league import is_snapshot_due, weigh
 from jaxrl.runs.league import LeagueTable, find_versions, read_league
+from jaxrl.runs.opponents import read_games
 from jaxrl.training.opponents import decode_names
 
 ALWAYS = SelfPlay(every=1)
@@ -50,7 +51,7 @@ def make_table(*rows: tuple[tuple[int, int, int], ...]) -> LeagueTable:
     """Table of opponents o0, o1, ... and the learner "main"."""
     games = np.array(rows, np.int32)
     names = tuple(f"o{i}" for i in range(games.shape[1]))
-    return LeagueTable(learner="main", opponents=names, games=games)
+    return LeagueTable(learner="main", opponents=names, games=games, recent=games[-1])
 
 
 def test_games_are_those_of_a_walk() -> None:
@@ -222,7 +223,7 @@ def test_weights_follow_the_rule() -> None:
     assert found == pytest.approx(dict(zip(("o0", "o1"), (1 - shares) ** 3, strict=True)))
     games = np.zeros((5, 4, 3), np.int32)
     names = ("main_v10", "main_v9", "main_v2", "random")
-    table = LeagueTable(learner="main", opponents=names, games=games)
+    table = LeagueTable(learner="main", opponents=names, games=games, recent=games[-1])
     found = weigh(SelfPlay(opponents="latest", num_latest=2), table)
     assert found == {"main_v10": 1.0, "main_v9": 1.0, "main_v2": 0.0, "random": 1.0}
 
@@ -287,6 +288,21 @@ def test_a_run_without_a_league_says_so(tmp_path: Path) -> None:
         PPOConfig().environment("CartPole-v1").multi_agent(league=ALWAYS).build()
 
 
+def test_windows_have_the_latest_games() -> None:
+    settings = SelfPlay(win_rate=1.0, least_games=12)
+    with make_config(league=settings).build() as algorithm:
+        for _ in range(8):
+            algorithm.train()
+        table, (games, played) = algorithm.get_league(), read_games(algorithm.state)
+        slot = algorithm.state.opponents.names.any(axis=1).argmax()
+    assert table.opponents == ("random",)
+    assert table.games[-1].sum() == played.sum() == 8 * 10
+    assert 12 <= table.recent.sum() < 24 + 10
+    ages = [int((played - row)[slot].sum()) for row in games[-3:]]
+    assert ages[0] > ages[1]
+    assert ages[2] == 80
+
+
 @pytest.mark.slow
 def test_tic_tac_toe_is_learned_against_a_growing_league() -> None:
     config = (
@@ -306,7 +322,7 @@ def test_tic_tac_toe_is_learned_against_a_growing_league() -> None:
             policies={"main": None, "random": RandomRLModule},
             policies_to_train=["main"],
             mapping=Seats("main", Draw(), live=0.25),
-            league=SelfPlay(win_rate=0.75, least_games=100, opponents="pfsp"),
+            league=SelfPlay(win_rate=0.65, least_games=100, opponents="pfsp"),
         )
         .debugging(loggers=[], seed=1)
     )
@@ -343,12 +359,13 @@ def test_arrays_are_read_as_a_table() -> None:
     """A slot that is empty is left out, and what no longer counts is subtracted."""
     names = np.zeros((3, 4), np.uint8)
     names[0, :2], names[2, :1] = (118, 49), (114,)  # v1, nobody and r
-    games = np.arange(36, dtype=np.int32).reshape(4, 3, 3)
+    games = np.arange(54, dtype=np.int32).reshape(6, 3, 3)
     played = games[-1] + jnp.ones((3, 3), jnp.int32)
     table = LeagueTable.from_arrays("main", names, games, np.asarray(played))
     assert table.players == ("v1", "r", "main")
     np.testing.assert_array_equal(table.games[0], games[0][[0, 2]])
     np.testing.assert_array_equal(table.games[-1], np.ones((2, 3)))
+    np.testing.assert_array_equal(table.recent, np.full((2, 3), 19))
 
 
 def test_an_algorithm_is_resumed_with_its_league(run: Any) -> None:

@@ -113,8 +113,8 @@ class SelfPlay:
     Attributes:
         win_rate: Share of games (draws count half) that the learner must win against every opponent
             for a snapshot.
-        least_games: Number of games against each of them, since the latest snapshot, before the
-            share counts.
+        least_games: Number of games against each of them before the share counts, which is that
+            of the latest so many games to twice as many, since the latest snapshot.
         every: Number of iterations after which a snapshot is taken in any case; None never does.
         opponents: How opponents are weighed: "uniform"; "pfsp", by `(1 - p) ** power` of the
             learner's smoothed share p, so that those that it loses to are met more often
