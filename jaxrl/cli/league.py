@@ -22,10 +22,14 @@ def show_league(run: str, picture: Path | None) -> None:
 
 
 def make_league_table(table: LeagueTable) -> Table:
-    """Return a table with a row for each player: Elo, games, and the share won of each opponent."""
-    shown = Table("player", "Elo", "games", *table.opponents, box=None, pad_edge=False)
+    """Return a table with a row for each player: Elo, games, and the share won of each opponent.
+
+    Opponents are named by the number of their row.
+    """
+    numbers = (str(i + 1) for i in range(len(table.opponents)))
+    shown = Table("", "player", "Elo", "games", *numbers, box=None, pad_edge=False)
     elo, games, shares = table.compute_elo(), table.count_games(), table.compute_shares()
     for i, name in enumerate(table.players):
         cells = (NOTHING if np.isnan(share) else f"{share:.2f}" for share in shares[i])
-        shown.add_row(name, f"{elo[name]:.0f}", f"{games[i].sum():,}", *cells)
+        shown.add_row(str(i + 1), name, f"{elo[name]:.0f}", f"{games[i].sum():,}", *cells)
     return shown
