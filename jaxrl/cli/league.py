@@ -6,6 +6,7 @@ import numpy as np
 from rich.table import Table
 
 from jaxrl.cli.diff import open_console, print_table
+from jaxrl.cli.records import find_run, resolve_checkpoint
 from jaxrl.runs.league import LeagueTable, read_league
 
 NOTHING = "-"
@@ -13,7 +14,7 @@ NOTHING = "-"
 
 def show_league(run: str, picture: Path | None) -> None:
     """Print the shares that players won and their ratings, and draw them if a file is given."""
-    table = read_league(run)
+    table = read_league(resolve_checkpoint(find_run(run)))
     print_table(open_console(), make_league_table(table))
     if picture is not None:
         from jaxrl.loggers.league_picture import draw_league

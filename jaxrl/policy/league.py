@@ -73,8 +73,8 @@ class LeagueMethods:
         }
         if is_snapshot_due(settings, table, self.iteration):
             self._take_snapshot(table)
+            table = self.get_league()
         self.state = opponents.advance_windows(self.state, settings.least_games)
-        table = self.get_league()
         self.state = opponents.weigh_slots(self.state, weigh(settings, table))
 
     def _take_snapshot(self, table: LeagueTable) -> None:

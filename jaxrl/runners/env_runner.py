@@ -15,7 +15,6 @@ from jaxrl.assembly.multi_agent import make_multi_host_env
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
-from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostFault, HostVector, MadeHostEnv
 from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
@@ -23,7 +22,12 @@ from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import EnvError
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
-from jaxrl.runners.episode_tracker import EPISODE_HOOKS, EnvsView, EpisodeTracker
+from jaxrl.runners.episode_tracker import (
+    EnvsView,
+    EpisodeTracker,
+    announce_envs,
+    is_tracking,
+)
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.host_policy import HostPolicy, PrevStep
@@ -103,24 +107,10 @@ class EnvRunner(FormerNames):
         self.env = EnvsView(vector)
         self._tracker: EpisodeTracker | None = None
         if hooks is not None:
-            self._init_hooks(hooks)
-
-    def _init_hooks(self, hooks: RunnerHooks) -> None:
-        if any(hooks.has_listeners(hook) for hook in EPISODE_HOOKS):
-            lookback = self.config.env_runners_settings.episode_lookback_horizon
-            self._tracker = EpisodeTracker(self, hooks, lookback)
-        context = EnvContext(
-            self.config.environment_settings.env_config,
-            worker_index=self.worker_index,
-            num_workers=self.num_workers,
-        )
-        hooks.call(
-            "on_environment_created",
-            env_runner=self,
-            metrics_logger=self.metrics,
-            env=self.env,
-            env_context=context,
-        )
+            if is_tracking(hooks):
+                lookback = config.env_runners_settings.episode_lookback_horizon
+                self._tracker = EpisodeTracker(self, hooks, lookback)
+            announce_envs(self, hooks)
 
     @property
     def programs(self) -> list[Program]:

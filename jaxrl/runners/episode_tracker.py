@@ -1,18 +1,20 @@
 """Episodes of a runner as Python objects, tracked only if callbacks need them."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
 from jaxtyping import Bool
 
 from jaxrl.core.types import Columns, PyTree
-from jaxrl.envs.host import HostStep, HostVector
+from jaxrl.envs.context import EnvContext
+from jaxrl.envs.host import HostStep
 from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.runners.hooks import RunnerHooks
 
 if TYPE_CHECKING:
     from jaxrl.runners.env_runner import EnvRunner
+    from jaxrl.runners.multi.env_runner import MultiEnvRunner
 
 EPISODE_HOOKS = (
     "on_episode_created",
@@ -24,10 +26,23 @@ EPISODE_HOOKS = (
 """Hooks whose listeners require a runner to track its episodes."""
 
 
+class SubEnvironments(Protocol):
+    """Vector of environments in Python, of one agent or several."""
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments."""
+        ...
+
+    def get_sub_environments(self) -> list[Any]:
+        """Return those that are in this process."""
+        ...
+
+
 class EnvsView:
     """Value of `env` in callbacks: the environments of a runner that are in its process."""
 
-    def __init__(self, vector: HostVector) -> None:
+    def __init__(self, vector: SubEnvironments) -> None:
         self._vector = vector
         self.num_envs = vector.num_envs
 
@@ -44,6 +59,27 @@ class EnvsView:
     def unwrapped(self) -> "EnvsView":
         """The view, for compatibility with gymnasium's vector environments."""
         return self
+
+
+def is_tracking(hooks: RunnerHooks) -> bool:
+    """Return whether a listener requires a runner to track its episodes."""
+    return any(hooks.has_listeners(hook) for hook in EPISODE_HOOKS)
+
+
+def announce_envs(runner: "EnvRunner | MultiEnvRunner", hooks: RunnerHooks) -> None:
+    """Call `on_environment_created` for the environments of a runner."""
+    context = EnvContext(
+        runner.config.environment_settings.env_config,
+        worker_index=runner.worker_index,
+        num_workers=runner.num_workers,
+    )
+    hooks.call(
+        "on_environment_created",
+        env_runner=runner,
+        metrics_logger=runner.metrics,
+        env=runner.env,
+        env_context=context,
+    )
 
 
 class EpisodeTracker:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from jaxrl.errors import CheckpointError
 from jaxrl.runs import checkpoint as ckpt
+from jaxrl.runs.host_state import check_metadata
 from jaxrl.training.opponents import decode_names
 
 NAMES, GAMES, PLAYED = "opponents.names", "opponents.games", "carry.opponents.games"
@@ -151,16 +152,22 @@ def read_league(path: str | Path) -> LeagueTable:
     """
     found = ckpt.find_checkpoint(path)
     metadata = ckpt.read_metadata(found)
+    check_metadata(metadata, found)
     leaves = ckpt.read_leaves(found, metadata)
     missing = [name for name in (NAMES, GAMES, PLAYED) if name not in leaves]
     if missing:
         raise CheckpointError(
             f"{found} has no league: it is of a run without multi_agent(league=SelfPlay(...))."
         )
-    played = np.asarray(leaves[PLAYED]).sum(axis=0, dtype=np.int32)
-    return LeagueTable.from_arrays(
-        _find_learner(metadata, leaves), leaves[NAMES], leaves[GAMES], played
-    )
+    names, games, played = (np.asarray(leaves[name]) for name in (NAMES, GAMES, PLAYED))
+    slots = names.shape[0] if names.ndim == 2 else -1
+    if games.shape != (slots + 3, slots, 3) or played.shape[1:] != (slots, 3):
+        raise CheckpointError(
+            f"{found} cannot be loaded: its league has names {names.shape}, games {games.shape} and "
+            f"played games {played.shape}, which do not fit each other."
+        )
+    learner = _find_learner(metadata, leaves)
+    return LeagueTable.from_arrays(learner, names, games, played.sum(axis=0, dtype=np.int32))
 
 
 def _find_learner(metadata: Mapping[str, Any], leaves: Mapping[str, np.ndarray]) -> str:

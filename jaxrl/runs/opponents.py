@@ -191,6 +191,8 @@ def weigh_slots(state: TrainState, weights: Mapping[str, float]) -> TrainState:
     names = decode_names(to_host(state.opponents.names))
     row = np.array([weights.get(name, 0.0) for name in names], np.float32)
     before = np.asarray(to_host(state.opponents.weights))
+    if (before == row).all():
+        return state
     return _replace_tables(state, weights=np.broadcast_to(row, before.shape).copy())
 
 

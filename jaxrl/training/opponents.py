@@ -382,7 +382,7 @@ def encode_name(name: str) -> np.ndarray:
 
 def decode_names(names: np.ndarray) -> list[str]:
     """Return the id in each slot, "" in one that is empty."""
-    return [bytes(row).rstrip(b"\0").decode() for row in np.asarray(names)]
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in np.asarray(names)]
 
 
 def weigh_names(draw: Draw, names: list[str]) -> np.ndarray:

@@ -20,6 +20,7 @@ from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
 from jaxrl.policy.league import is_snapshot_due, weigh
+from jaxrl.runs import checkpoint
 from jaxrl.runs.league import LeagueTable, find_versions, read_league
 from jaxrl.runs.opponents import read_games
 from jaxrl.training.opponents import decode_names
@@ -381,3 +382,24 @@ def test_an_algorithm_is_resumed_with_its_league(run: Any) -> None:
         table = algorithm.get_league()
     assert table.players == tables[-1].players
     np.testing.assert_array_equal(table.games, tables[-1].games)
+
+
+@pytest.mark.parametrize("leaf", ["opponents.games", "carry.opponents.games"])
+def test_a_table_that_does_not_fit_is_one_sentence(
+    leaf: str, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, path = run
+    leaves = dict(checkpoint.read_leaves(Path(path), checkpoint.read_metadata(Path(path))))
+    leaves[leaf] = leaves[leaf][..., :2]
+    monkeypatch.setattr(checkpoint, "read_leaves", lambda *_: leaves)
+    with pytest.raises(CheckpointError, match=r"its league has names .* do not fit each other"):
+        read_league(path)
+
+
+def test_a_run_is_named_as_for_other_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXRL_RESULTS_DIR", str(tmp_path))
+    done = CliRunner().invoke(app, ["league", "nobody"])
+    assert done.exit_code == 2
+    assert f"There is no run 'nobody', here or in {tmp_path}." in done.output

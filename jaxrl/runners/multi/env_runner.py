@@ -13,13 +13,12 @@ from jaxtyping import Bool, Int
 
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
-from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
 from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
-from jaxrl.runners.episode_tracker import EPISODE_HOOKS
+from jaxrl.runners.episode_tracker import EnvsView, announce_envs, is_tracking
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
@@ -28,7 +27,7 @@ from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
 from jaxrl.runners.multi.rows import CompletedRows, RowStep
 from jaxrl.runners.multi.slots import AgentSlots
 from jaxrl.runners.multi.state import AgentStepArrays, ModuleState
-from jaxrl.runners.multi.tracker import MultiEnvsView, MultiEpisodeTracker
+from jaxrl.runners.multi.tracker import MultiEpisodeTracker
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.runtime.program import Program
 from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
@@ -114,27 +113,13 @@ class MultiEnvRunner(FormerNames):
         self._env_seconds = 0.0
         self._faults: list[RunnerFault] = []
         self.metrics = MetricsLogger()
-        self.env = MultiEnvsView(vector)
+        self.env = EnvsView(vector)
         self._tracker: MultiEpisodeTracker | None = None
         if hooks is not None:
-            self._init_hooks(hooks)
-
-    def _init_hooks(self, hooks: RunnerHooks) -> None:
-        if any(hooks.has_listeners(hook) for hook in EPISODE_HOOKS):
-            lookback = self.config.env_runners_settings.episode_lookback_horizon
-            self._tracker = MultiEpisodeTracker(self, hooks, lookback)
-        context = EnvContext(
-            self.config.environment_settings.env_config,
-            worker_index=self.worker_index,
-            num_workers=self.num_workers,
-        )
-        hooks.call(
-            "on_environment_created",
-            env_runner=self,
-            metrics_logger=self.metrics,
-            env=self.env,
-            env_context=context,
-        )
+            if is_tracking(hooks):
+                lookback = config.env_runners_settings.episode_lookback_horizon
+                self._tracker = MultiEpisodeTracker(self, hooks, lookback)
+            announce_envs(self, hooks)
 
     def _make_modules(self) -> dict[str, ModuleState]:
         """Return the rows of every module, of no agent yet."""

@@ -11,34 +11,12 @@ from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
-from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
+from jaxrl.envs.multi.host_vector import CopyStep
 from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.runners.hooks import RunnerHooks
 
 if TYPE_CHECKING:
     from jaxrl.runners.multi.env_runner import MultiEnvRunner
-
-
-class MultiEnvsView:
-    """Value of `env` in callbacks: the environments of a runner, which are in its process."""
-
-    def __init__(self, vector: MultiHostVector) -> None:
-        self._vector = vector
-        self.num_envs = vector.num_envs
-
-    @property
-    def envs(self) -> list[Any]:
-        """Environments in the order of `env_index`."""
-        return self._vector.get_sub_environments()
-
-    def get_sub_environments(self) -> list[Any]:
-        """Return `envs`, under the name of RLlib's older environments."""
-        return self.envs
-
-    @property
-    def unwrapped(self) -> "MultiEnvsView":
-        """The view, for compatibility with gymnasium's vector environments."""
-        return self
 
 
 class MultiEpisodeTracker:
