@@ -19,6 +19,7 @@ OFF_POLICY_ESTIMATOR = "off_policy_estimator"
 REPLAY_BUFFER = "replay_buffer"
 TIMERS = "timers"
 FAULT_TOLERANCE = "fault_tolerance"
+LEAGUE = "league"
 COMPILE = "compile"
 
 EPISODE_RETURN_MEAN = "episode_return_mean"
@@ -101,6 +102,9 @@ _RUNNER_FAULT_KEYS = (
     "num_env_steps_queued",
     "num_env_steps_maybe_lost_lifetime",
 )
+_AGENT_FAULT_KEYS = ("num_agent_steps_lost", "num_rewards_without_action")
+LEAGUE_KEYS = ("num_opponents", "num_games", "win_rate_mean", "win_rate_min", "elo")
+"""Keys of the league's part of a result."""
 KNOWN_KEYS: tuple[str, ...] = (
     TRAINING_ITERATION,
     "time_this_iter_s",
@@ -112,7 +116,8 @@ KNOWN_KEYS: tuple[str, ...] = (
     *(f"{REPLAY_BUFFER}/{name}" for name in _REPLAY_KEYS),
     *(f"{FAULT_TOLERANCE}/{name}" for name in _FAULT_KEYS),
     *(f"{ENV_RUNNERS}/{name}" for name in _RUNNER_KEYS),
-    *(f"{FAULT_TOLERANCE}/{name}" for name in _RUNNER_FAULT_KEYS),
+    *(f"{FAULT_TOLERANCE}/{name}" for name in (*_RUNNER_FAULT_KEYS, *_AGENT_FAULT_KEYS)),
+    *(f"{LEAGUE}/{name}" for name in LEAGUE_KEYS),
 )
 """Result keys that a stop criterion or a checkpoint score may use."""
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrl.config.settings.multi_agent import SelfPlay
 from jaxrl.errors import ConfigError
+from jaxrl.metrics import LEAGUE
 from jaxrl.runs import opponents
 from jaxrl.runs.league import LeagueTable, find_versions
 from jaxrl.training.opponents import OpponentState
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 logger = logging.getLogger("jaxrl")
-
-LEAGUE = "league"
-"""Key of the league's part of a result."""
 
 
 class LeagueMethods:

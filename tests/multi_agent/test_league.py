@@ -18,7 +18,8 @@ from jaxrl.cli.app import app
 from jaxrl.config.load import load_experiment
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
-from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
+from jaxrl.errors import CheckpointError, ConfigError, JaxrlError, UnknownNameError
+from jaxrl.metrics import LEAGUE, LEAGUE_KEYS, check_key
 from jaxrl.policy.league import is_snapshot_due, weigh
 from jaxrl.runs import checkpoint
 from jaxrl.runs.league import LeagueTable, find_versions, read_league
@@ -157,6 +158,15 @@ def test_a_league_goes_on_to_the_bit_in_a_fresh_process(tmp_path: Path) -> None:
     assert tuple(players) == table.players
     assert games == table.games.tolist()
     assert elo == table.compute_elo()
+
+
+def test_stop_criteria_and_scores_name_all_of_it(run: Any) -> None:
+    results, _, _ = run
+    assert tuple(results[0][LEAGUE]) == LEAGUE_KEYS
+    for name in LEAGUE_KEYS:
+        check_key(f"{LEAGUE}/{name}", "stop")
+    with pytest.raises(UnknownNameError, match="Did you mean 'league/elo'"):
+        check_key("league/elos", "stop")
 
 
 def test_the_command_prints_and_draws(run: Any, tmp_path: Path) -> None:
