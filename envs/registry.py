@@ -189,7 +189,8 @@ def make(
     if isinstance(made, MadeMultiHostEnv):
         raise EnvError(
             f"{made.id} has several agents ({_few(made.possible_agents)}): make it with "
-            "make_multi_host()."
+            "make_multi_host(); in a config, .multi_agent(policies={'default_policy'}) says so, or its "
+            "class in place of a creator."
         )
     if isinstance(made, MadeMultiEnv):
         raise EnvError(

@@ -55,6 +55,7 @@ def describe_multi_env(
         )
     inner = find_multi_agent_layer(env)
     assert inner is not None
+    _check_layers(env_id, env, inner)
     try:
         checked = CheckedMultiAgentEnv(inner, env_id)
         agents = checked.possible_agents
@@ -80,9 +81,22 @@ def describe_multi_env(
             state_space=checked.state_space,
             has_all_agents=has_all_agents,
             notes=notes,
+            own_ids={name: checked.agents.get_own_id(name) for name in agents},
         )
     finally:
         close_quietly(env_id, env)
+
+
+def _check_layers(env_id: str, env: Any, inner: MultiAgentEnv) -> None:
+    """Raise EnvError if a wrapper of the user's is around an environment, which would be left out."""
+    layers: list[Any] = unwrap_layers(env)
+    for layer in layers[: layers.index(inner)]:
+        if not type(layer).__module__.startswith("gymnasium."):
+            raise EnvError(
+                f"{env_id}: {type(layer).__name__} wraps an environment of several agents, and gymnasium's "
+                "wrappers do not take their dictionaries: write it as a MultiAgentEnv that holds the "
+                "other one."
+            )
 
 
 def _describe_casts(checked: CheckedMultiAgentEnv, agents: tuple[str, ...]) -> tuple[str, ...]:

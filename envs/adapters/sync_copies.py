@@ -1,5 +1,6 @@
 """Gymnasium's synchronous vector environment without its overhead."""
 
+from copy import deepcopy
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -37,7 +38,7 @@ class FastSyncVectorEnv(SyncVectorEnv):
             if FAULT_KEY in info:
                 infos.faults[row] = info[FAULT_KEY]
             if terminated or truncated:
-                infos.final_obs[row] = obs
+                infos.final_obs[row] = deepcopy(obs)  # the reset may write into its arrays
                 obs, first_info = copy.reset()
                 if FAULT_KEY in first_info:
                     infos.faults[row] = first_info[FAULT_KEY]

@@ -59,7 +59,7 @@ class CheckedMultiAgentEnv:
         name: str | None = None,
         *,
         max_episode_steps: int | None = None,
-        check_bounds: bool = True,
+        trains: bool = False,
     ) -> None:
         """Wrap an environment.
 
@@ -67,7 +67,8 @@ class CheckedMultiAgentEnv:
             env: Environment with RLlib's interface.
             name: Name for messages, None for that of the class.
             max_episode_steps: Number of steps at which an episode is truncated, None for no limit.
-            check_bounds: Whether observations must lie within the bounds of their space.
+            trains: Whether it is stepped for training, which reads no global state, and checks no
+                bounds of observations.
 
         Raises:
             EnvError: If an id or a limit is invalid.
@@ -80,7 +81,7 @@ class CheckedMultiAgentEnv:
         self._limit = None
         if max_episode_steps is not None:
             self._limit = check_max_episode_steps(max_episode_steps)
-        self._check_bounds = check_bounds
+        self._trains = trains
         self._asked: dict[str, None] = {}
         self._present: dict[str, None] = {}
         self._idle_steps = 0
@@ -299,7 +300,7 @@ class CheckedMultiAgentEnv:
                 f"numbers in obs[{own!r}].",
                 "observation",
             )
-        if self._check_bounds:
+        if not self._trains:
             self.agents.check_bounds(name, obs, f"{self._at}: the observation")
         return obs
 
@@ -370,7 +371,7 @@ class CheckedMultiAgentEnv:
         return {self.agents.get_name(agent, where): part for agent, part in value.items()}
 
     def _get_state(self) -> PyTree:
-        if self._convert_state is None:
+        if self._convert_state is None or self._trains:
             return None
         return self._convert_state(self.env.state())
 

@@ -78,16 +78,19 @@ class HostAgents:
         return self._get(name).action_space
 
     def convert_obs(self, name: str, value: object, label: str) -> PyTree:
-        """Convert an observation to arrays of the agent's space.
+        """Convert an observation to new arrays of the agent's space.
+
+        An environment may write its next observation into the arrays that it returned.
 
         Raises:
             EnvError: If its structure, shapes or dtypes do not fit; the message begins with `label`.
         """
         agent = self._get(name)
         try:
-            return agent.convert(value)
-        except EnvError as error:
-            raise self._explain(name, label, error) from error
+            obs = agent.convert(value)
+        except EnvError as error:  # without a cause: nothing that the user wrote has raised
+            raise self._explain(name, label, error) from None
+        return map_leaves(lambda _, leaf: np.array(leaf), agent.observation_space, obs)
 
     def check_bounds(self, name: str, obs: PyTree, label: str) -> None:
         """Check that a converted observation lies within the bounds of the agent's space.
@@ -101,7 +104,7 @@ class HostAgents:
         try:
             check_values(agent.label, space, batch)
         except EnvError as error:
-            raise self._explain(name, label, error) from error
+            raise self._explain(name, label, error) from None
 
     def _explain(self, name: str, label: str, error: EnvError) -> EnvError:
         reason = str(error).removeprefix(self._get(name).label).removesuffix(".")

@@ -8,7 +8,7 @@ import gymnasium
 
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
-from jaxrl.envs.multi.host_env import MultiAgentEnv
+from jaxrl.envs.multi.host_env import AgentID, MultiAgentEnv
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,6 +28,7 @@ class MadeMultiHostEnv:
         has_all_agents: Whether these are all agents that may take part; False where the
             environment does not say, and these are those of a first episode.
         notes: Sentences for `config.explain()`.
+        own_ids: The environment's own ids of the agents, which may be ints, by name.
     """
 
     is_jax: ClassVar[bool] = False
@@ -42,6 +43,7 @@ class MadeMultiHostEnv:
     state_space: gymnasium.Space[Any] | None = None
     has_all_agents: bool = True
     notes: tuple[str, ...] = ()
+    own_ids: Mapping[str, AgentID] = dataclasses.field(default_factory=dict[str, AgentID])
 
     @property
     def possible_agents(self) -> tuple[str, ...]:
@@ -57,18 +59,18 @@ class MadeMultiHostEnv:
         )
 
     def make_checked(
-        self, context: EnvContext | None = None, *, check_bounds: bool = True
+        self, context: EnvContext | None = None, *, trains: bool = False
     ) -> CheckedMultiAgentEnv:
         """Make one environment, whose contract is checked and whose time limit is applied.
 
         Args:
             context: Argument of the creator, None for the `env_config` alone.
-            check_bounds: Whether observations must lie within the bounds of their space.
+            trains: Whether it is stepped for training, see `CheckedMultiAgentEnv`.
 
         Raises:
             EnvError: If its ids are invalid. What the creator raises passes.
         """
         env = self.create(EnvContext(self.env_config) if context is None else context)
         return CheckedMultiAgentEnv(
-            env, self.id, max_episode_steps=self.max_episode_steps, check_bounds=check_bounds
+            env, self.id, max_episode_steps=self.max_episode_steps, trains=trains
         )

@@ -68,7 +68,6 @@ class MultiHostVector:
         context: Context that each copy's own derives from.
         seed: Seed of the run.
         restart_failed: Whether to restart a copy that raises, instead of raising.
-        check_bounds: Whether observations must lie within the bounds of their space.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class MultiHostVector:
         context: EnvContext,
         seed: int,
         restart_failed: bool,
-        check_bounds: bool,
     ) -> None:
         self.num_envs = num_envs
         self._pending_faults: list[list[HostFault]] = [[] for _ in range(num_envs)]
@@ -93,7 +91,6 @@ class MultiHostVector:
                 seed=seed,
                 index=first_index + row,
                 restart_failed=restart_failed,
-                check_bounds=check_bounds,
             )
             for row in range(num_envs)
         ]
@@ -179,14 +176,13 @@ class _Copy:
         seed: int,
         index: int,
         restart_failed: bool,
-        check_bounds: bool,
     ) -> None:
         self._made, self._context, self._row = made, context, row
         self._name = (
             f"{made.id} (worker_index={context.worker_index}, vector_index={context.vector_index})"
         )
         self._seed, self._index = seed, index
-        self._restart_failed, self._check_bounds = restart_failed, check_bounds
+        self._restart_failed = restart_failed
         self._env: CheckedMultiAgentEnv | None = None
         self._restarts = self._num_consecutive = 0
 
@@ -199,7 +195,7 @@ class _Copy:
     def env(self) -> CheckedMultiAgentEnv:
         """The environment, made now if it does not exist yet."""
         if self._env is None:
-            self._env = self._made.make_checked(self._context, check_bounds=self._check_bounds)
+            self._env = self._made.make_checked(self._context, trains=True)
         return self._env
 
     def reset(self, seed: int | None) -> tuple[HostMultiStart, list[HostFault]]:
@@ -346,7 +342,6 @@ def make_multi_vector(
         context=context,
         seed=seed,
         restart_failed=restart_failed,
-        check_bounds=check,
     )
 
 

@@ -248,9 +248,19 @@ def call_mapping(
     return tuple(found[:period])
 
 
-def call_once(function: Mapped, agent: str, stub: EpisodeStub) -> object:
-    """Call a mapping function; agents of numbers are numbers to it, as RLlib's are."""
+def call_once(function: Mapped, agent: str, stub: EpisodeStub, own_id: object = None) -> object:
+    """Call a mapping function.
+
+    Args:
+        function: Function of an agent and an episode.
+        agent: Name of the agent.
+        stub: The episode.
+        own_id: The environment's own id of the agent; None if it has none, so that agents of numbers
+            are numbers to the function, as RLlib's are, unless it raises.
+    """
     names: list[Any] = [int(agent), agent] if agent.isdecimal() else [agent]
+    if own_id is not None:
+        names = [own_id]
     for name in names:
         try:
             return function(name, stub)

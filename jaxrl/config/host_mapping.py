@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxrl.config.agent_mapping import EpisodeStub, Mapped, Pattern, call_once, require_id
 from jaxrl.core.spaces import is_same_space
+from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.errors import ConfigError
 
@@ -54,7 +55,9 @@ def call_host_mapping(function: Mapped, made: MadeMultiHostEnv, ids: Sequence[st
         made: Environment.
         ids: All modules.
     """
-    found = {agent: _call_often(function, agent) for agent in made.possible_agents}
+    found = {
+        agent: _call_often(function, agent, made.own_ids[agent]) for agent in made.possible_agents
+    }
     return {
         agent: modules if len(modules) == 1 else _find_choices(agent, found, made, ids)
         for agent, modules in found.items()
@@ -75,10 +78,10 @@ def _find_choices(
     return (*given, *(module for module in ids if module not in given and may_play(module)))
 
 
-def _call_often(function: Mapped, agent: str) -> tuple[str, ...]:
+def _call_often(function: Mapped, agent: str, own_id: AgentID) -> tuple[str, ...]:
     """Return all modules that a user's function gives an agent in several calls."""
     stubs = [EpisodeStub(index, on_host=True) for index in range(_NUM_CALLS)]
-    found = [call_once(function, agent, stub) for stub in stubs for _ in range(2)]
+    found = [call_once(function, agent, stub, own_id) for stub in stubs for _ in range(2)]
     return tuple(sorted({require_id(module, agent) for module in found}))
 
 

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
+from jaxrl.envs import MultiAgentEnv, make_multi_host
+from jaxrl.envs.multi.host_vector import make_multi_vector
 from jaxrl.errors import ConfigError, EnvError
 from tests.multi_agent.host_envs import Duel, Forgetful
 
@@ -186,10 +189,10 @@ def test_evaluation_reports_agents_and_modules_and_actions_are_computed_by_agent
 
 def test_callbacks_receive_episodes_of_all_agents() -> None:
     ends: list[Any] = []
-    samples: list[Any] = []
+    sampled: list[list[Any]] = []
     config = make_config().callbacks(
         on_episode_end=lambda episode, **kwargs: ends.append(episode),
-        on_sample_end=lambda samples=samples, **kwargs: samples.append(kwargs),
+        on_sample_end=lambda samples, **kwargs: sampled.append(samples),
     )
     starts: list[Any] = []
     config.callbacks(on_episode_start=lambda episode, **kwargs: starts.append(episode))
@@ -198,6 +201,7 @@ def test_callbacks_receive_episodes_of_all_agents() -> None:
     # 12 steps of each of 4 copies are one episode of 7 steps each, and 5 more
     assert len(ends) == 4
     assert len(starts) == 8
+    assert sum(len(chunk) for chunks in sampled for chunk in chunks) == 48
     for episode in ends:
         assert episode.is_done
         assert episode.env_t == 7
@@ -291,3 +295,54 @@ def test_what_is_not_there_is_refused(change: Any, match: str) -> None:
     change(config)
     with pytest.raises(ConfigError, match=match):
         config.build()
+
+
+class InPlace(MultiAgentEnv):
+    """Two agents that see the number of steps, written into the same array at each."""
+
+    possible_agents = ["0", "1"]
+    observation_spaces = dict.fromkeys(
+        possible_agents, gymnasium.spaces.Box(0, 99, (1,), np.float32)
+    )
+    action_spaces = dict.fromkeys(possible_agents, gymnasium.spaces.Discrete(2))
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.agents = self.possible_agents
+        self.seen = {agent: np.zeros(1, np.float32) for agent in self.possible_agents}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        for seen in self.seen.values():
+            seen[:] = 0
+        return dict(self.seen), {}
+
+    def step(self, action_dict: Any) -> Any:
+        for seen in self.seen.values():
+            seen += 1
+        return dict(self.seen), {}, {"__all__": False}, {"__all__": self.seen["0"][0] >= 4}, {}
+
+
+def test_an_environment_that_writes_in_place_keeps_its_last_observation() -> None:
+    vector = make_multi_vector(make_multi_host(InPlace), num_envs=1)
+    (start,) = vector.reset()
+    steps = [vector.step([dict.fromkeys(("0", "1"), np.int64(0))])[0] for _ in range(4)]
+    observed = [start, *(copy.step for copy in steps)]
+    assert [float(each.obs["1"][0]) for each in observed if each] == [0, 1, 2, 3, 4]
+    assert steps[-1].start is not None
+    assert float(steps[-1].start.obs["1"][0]) == 0
+    ends: list[Any] = []
+    config = make_config(InPlace).multi_agent(mapping={"0": "p0", "1": "p1"})
+    config.callbacks(on_episode_end=lambda episode, **kwargs: ends.append(episode))
+    with config.build() as algorithm:
+        algorithm.train()
+    np.testing.assert_array_equal(ends[0].get_observations()["1"][:, 0], [0, 1, 2, 3, 4])
+
+
+def test_a_mapping_function_is_given_the_environments_own_ids() -> None:
+    def choose(agent_id: Any, *args: Any, **kwargs: Any) -> str:
+        return "first" if agent_id == "0" else "second"
+
+    config = make_config(InPlace).multi_agent(mapping=None, policies=["first", "second"])
+    config.multi_agent(policy_mapping_fn=choose)
+    config.prepare()
+    assert config.mapping == {"0": "first", "1": "second"}

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import HostFault
+from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
 from jaxrl.episodes import MultiAgentEpisode
@@ -163,6 +164,10 @@ class MultiEnvRunner(FormerNames):
         """Return the ongoing episode of an environment; it has data only if callbacks need them."""
         return self._slots.episodes[env]
 
+    def get_modules(self, env: int) -> dict[AgentID, str]:
+        """Return the module of every agent for which one was chosen in the current episode."""
+        return self._slots.get_modules(env)
+
     def set_episode(self, env: int, episode: MultiAgentEpisode) -> None:
         """Replace the ongoing episode by its next chunk."""
         self._slots.episodes[env] = episode
@@ -299,18 +304,21 @@ class MultiEnvRunner(FormerNames):
     def _observe_next(self, env: int, copy: CopyStep) -> None:
         """Set what a copy's agents act on next, in a new episode if one begins."""
         if copy.start is not None:
+            self._create_episode(env)
             self._begin_episode(env, copy.start)
         elif copy.step is not None:
             for agent, acts in copy.step.acts.items():
                 if acts:
                     self._observe(env, agent, copy.step.obs[agent])
 
-    def _begin_episode(self, env: int, start: HostMultiStart) -> None:
-        for own in self._modules.values():
-            own.begin_episode(env)
+    def _create_episode(self, env: int) -> None:
         self._slots.begin_episode(env)
         if self._tracker is not None:
             self._tracker.create_episode(env)
+
+    def _begin_episode(self, env: int, start: HostMultiStart) -> None:
+        for own in self._modules.values():
+            own.begin_episode(env)
         for agent, obs in start.obs.items():
             self._observe(env, agent, obs)
         if self._tracker is not None:
@@ -374,6 +382,8 @@ class MultiEnvRunner(FormerNames):
     def _reset(self, seeds: list[int] | None) -> None:
         self._num_dropped += sum(own.clear() for own in self._modules.values())
         self._is_reset = True
+        for env in range(self.num_envs):
+            self._create_episode(env)
         for env, start in enumerate(self.vector.reset(seeds)):
             self._begin_episode(env, start)
 

@@ -64,6 +64,10 @@ class AgentSlots:
             self._modules[row][agent] = module
         return module, row * len(self.members[module]) + self._places[module][agent]
 
+    def get_modules(self, row: int) -> dict[AgentID, str]:
+        """Return the module of every agent for which one was chosen in the current episode."""
+        return {self._get_own_id(row, agent): m for agent, m in self._modules[row].items()}
+
     def get_agent(self, module: str, row: int) -> tuple[int, str]:
         """Return the environment and the agent of a module's row."""
         env, place = divmod(row, len(self.members[module]))
@@ -113,7 +117,7 @@ class AgentSlots:
             }
             self._modules[row] = named
             self.episodes[row] = MultiAgentEpisode(
-                agent_module_ids={self._get_own_id(row, a): m for a, m in named.items()},
+                agent_module_ids=self.get_modules(row),
                 agent_to_module_mapping_fn=self._choose,
             )
 

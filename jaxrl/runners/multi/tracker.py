@@ -115,13 +115,12 @@ class MultiEpisodeTracker:
         """
         self._chunks[row] = []
         before = self._get(row)
-        modules = {name: before.module_for(name) for name in self._name(row, obs)}
         episode = MultiAgentEpisode(
             before.id_,
             observations=[self._name(row, obs)] if obs else None,
             env_t_started=length,
             len_lookback_buffer=0,
-            agent_module_ids=modules,
+            agent_module_ids=self._runner.get_modules(row),
             agent_to_module_mapping_fn=before.agent_to_module_mapping_fn,
         )
         self._runner.set_episode(row, episode)
