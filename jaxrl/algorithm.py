@@ -885,12 +885,12 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         algorithm_class = saved.config.algo_class or cls
         algorithm = algorithm_class(saved.config, run_folder=run_folder, read_only=True)
         leaves = saved.leaves
-        if policy_ids is not None:
-            algorithm._load_modules(saved.path, leaves, policy_ids)
-            return algorithm
         if overrides and component is None:
             own = ckpt.fetch_leaves(algorithm.state)
             leaves = host.apply_overrides(leaves, own, saved.config, overrides)
+        if policy_ids is not None:
+            algorithm._load_modules(saved.path, leaves, policy_ids, component)
+            return algorithm
         algorithm._load(saved.path, saved.metadata, leaves, component)
         return algorithm
 

@@ -59,7 +59,7 @@ def make_opponent_pool(
         own = _make_opponent_config(config, plan, module)
         own.critic_space = critic_space
         kinds = _add_opponent(own, env, modules, kinds, module)
-    _check_league(config, agents)
+    _check_league(config, agents, kinds, modules)
     for kind in kinds:
         if len(kind.ids) > kind.capacity:
             raise ConfigError(
@@ -78,8 +78,13 @@ def make_opponent_pool(
     )
 
 
-def _check_league(config: "AlgorithmConfig", agents: AgentMapping) -> None:
-    """Raise ConfigError if a league has no learner of its own, or nothing to weigh."""
+def _check_league(
+    config: "AlgorithmConfig",
+    agents: AgentMapping,
+    kinds: list[OpponentKind],
+    modules: Mapping[str, Assembly],
+) -> None:
+    """Raise ConfigError if a league has no learner opposite every opponent, or nothing to weigh."""
     if config.multi_agent_settings.self_play is None:
         return
     if len(agents.agents) != 2 or len(agents.trained) != 1:
@@ -93,6 +98,19 @@ def _check_league(config: "AlgorithmConfig", agents: AgentMapping) -> None:
             "league=SelfPlay(...) weighs opponents itself: give one Draw() without ids in the mapping, "
             f"such as Seats({min(agents.trained)!r}, Draw()), got {list(agents.draws)}."
         )
+    (learner,) = agents.trained
+    if any(DRAWN in own.values() and learner not in own.values() for own in agents.players):
+        raise ConfigError(
+            f"league=SelfPlay(...) counts the games of {learner!r}: let it play opposite every Draw, "
+            f"such as Seats({learner!r}, Draw())."
+        )
+    kind = find_kind(kinds, modules[learner].policy_step)
+    if kind is None or kind.capacity == 1:
+        raise ConfigError(
+            f"league=SelfPlay(...) takes snapshots of {learner!r}, which needs the spaces of the agents "
+            "that are drawn, and policy_map_capacity above 1."
+        )
+    check_opponent_id(f"{learner}_v99999")
 
 
 def check_drawn_spaces(made: MadeMultiEnv, agents: list[str]) -> None:

@@ -150,9 +150,14 @@ def _list_ids(policies: object) -> list[str]:
     return sorted(str(name) for name in cast("Iterable[Any]", policies))
 
 
+def is_module_id(module: str) -> bool:
+    """Return whether an id could name files."""
+    return bool(_MODULE_ID.fullmatch(module))
+
+
 def check_module_id(module: str) -> None:
     """Raise ConfigError if an id could not name files."""
-    if not _MODULE_ID.fullmatch(module):
+    if not is_module_id(module):
         raise ConfigError(
             f"policies has the id {module!r}, which names files and parts of a checkpoint: use "
             "letters, digits, '_' and '-'."

@@ -32,6 +32,8 @@ class IntervalEvaluations(EstimationMethods):
         settings = self.config.evaluation_settings
         # A parallel evaluation starts with the weights from before its iteration.
         since = self.iteration + int(settings.evaluation_parallel_to_training)
+        if self.config.multi_agent_settings.league is not None:
+            return 1
         return min(
             count_until_multiple(since, settings.evaluation_interval or 0),
             count_until_multiple(self.iteration, settings.offline_evaluation_interval or 0),

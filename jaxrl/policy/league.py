@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("jaxrl")
 
+LEAST_WEIGHT = 1e-6
+"""Smallest weight of an opponent beside the largest, 1: smaller ones would be 0 in the program."""
+
 
 class LeagueMethods:
     """Methods that read a run's league and advance it after an iteration."""
@@ -36,7 +39,7 @@ class LeagueMethods:
         def _trained(self) -> frozenset[str]: ...
 
         def snapshot(self, module_id: str, *, as_: str) -> None: ...
-        def _has_free_slot(self, module_id: str) -> bool: ...
+        def _list_slots(self, module_id: str) -> tuple[set[int], set[int]]: ...
 
     def get_league(self) -> LeagueTable:
         """Return the games of the learner and its snapshots, with shares and ratings.
@@ -69,11 +72,19 @@ class LeagueMethods:
             "win_rate_min": float(met.min()) if len(met) else float("nan"),
             "elo": table.compute_elo()[table.learner],
         }
-        if is_snapshot_due(settings, table, self.iteration):
+        if is_snapshot_due(settings, table, self.iteration, is_waiting=self._is_waiting(table)):
             self._take_snapshot(table)
             table = self.get_league()
-        self.state = opponents.advance_windows(self.state, settings.least_games)
-        self.state = opponents.weigh_slots(self.state, weigh(settings, table))
+        state = self.state
+        after = opponents.advance_windows(state, settings.least_games)
+        after = opponents.weigh_slots(after, weigh(settings, table))
+        if after is not state:
+            self.state = after
+
+    def _is_waiting(self, table: LeagueTable) -> bool:
+        """Return whether a snapshot is due that waits for the slot of a removed one."""
+        empty, free = self._list_slots(table.learner)
+        return bool(empty) and not free
 
     def _take_snapshot(self, table: LeagueTable) -> None:
         """Add the learner to the opponents; without room, remove its oldest snapshot first.
@@ -83,13 +94,12 @@ class LeagueMethods:
         """
         learner = table.learner
         versions = find_versions(learner, table.opponents)
-        if not self._has_free_slot(learner):
-            capacity = self.config.multi_agent_settings.policy_map_capacity
-            if len(table.opponents) < capacity or not versions:
-                return
+        empty, free = self._list_slots(learner)
+        if not empty and versions:
             self.state = opponents.remove_opponent(self.state, versions[min(versions)])
-            if not self._has_free_slot(learner):
-                return
+            free = self._list_slots(learner)[1]
+        if not free:
+            return
         name = f"{learner}_v{max(versions, default=0) + 1}"
         self.snapshot(learner, as_=name)
         slot = opponents.find_slot(self.state, name)
@@ -97,20 +107,31 @@ class LeagueMethods:
         logger.info("league: %s joins %s.", name, ", ".join(table.opponents))
 
 
-def is_snapshot_due(settings: SelfPlay, table: LeagueTable, iteration: int) -> bool:
-    """Return whether the learner is good enough, or the iteration is one of `every`."""
-    if settings.every is not None and iteration % settings.every == 0:
+def is_snapshot_due(
+    settings: SelfPlay, table: LeagueTable, iteration: int, *, is_waiting: bool = False
+) -> bool:
+    """Return whether the learner is good enough, or the iteration is one of `every`.
+
+    Args:
+        settings: The league.
+        table: Its games; opponents that are not drawn any more do not matter.
+        iteration: Number of the iteration.
+        is_waiting: Whether one of `every` before could not be taken yet.
+    """
+    if settings.every is not None and (iteration % settings.every == 0 or is_waiting):
         return True
-    if (table.recent.sum(axis=1) < settings.least_games).any():
+    is_drawn = np.array([weight > 0.0 for weight in weigh(settings, table).values()])
+    if (table.recent[is_drawn].sum(axis=1) < settings.least_games).any():
         return False
-    return bool((table.compute_recent_shares() >= settings.win_rate).all())
+    return bool((table.compute_recent_shares()[is_drawn] >= settings.win_rate).all())
 
 
 def weigh(settings: SelfPlay, table: LeagueTable) -> dict[str, float]:
     """Return the weight of each opponent in the next episodes."""
     names = table.opponents
     if settings.opponents == "pfsp":
-        weights = (1.0 - table.smooth_shares()) ** settings.power
+        lost = 1.0 - table.smooth_shares()
+        weights = np.maximum((lost / lost.max()) ** settings.power, LEAST_WEIGHT)
         return dict(zip(names, weights.tolist(), strict=True))
     if settings.opponents == "latest":
         versions = find_versions(table.learner, names)

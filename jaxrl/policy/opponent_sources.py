@@ -9,6 +9,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.pairings import Opponent
 from jaxrl.runs import checkpoint as ckpt
+from jaxrl.runs.host_state import check_metadata
 from jaxrl.runs.opponents import list_opponents
 from jaxrl.training.train_state import TrainState
 
@@ -71,7 +72,9 @@ def _read_opponent(
 ) -> Opponent:
     """Return the counterpart of a module in a checkpoint."""
     found = ckpt.find_checkpoint(path)
-    leaves = ckpt.read_leaves(found, ckpt.read_metadata(found))
+    metadata = ckpt.read_metadata(found)
+    check_metadata(metadata, found)
+    leaves = ckpt.read_leaves(found, metadata)
     parts = tuple(f"modules.{module}.{part}" for part in ("learner.sgd.params", "connectors.obs"))
     template = {"modules": {module: state.modules[module]}}
     problem = ckpt.find_first_difference(template, leaves, parts)

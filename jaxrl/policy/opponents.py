@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
-from jaxrl.assembly.opponents import check_opponent_id
+from jaxrl.assembly.opponents import check_opponent_id, find_kind
 from jaxrl.config.agent_mapping import Mapped
 from jaxrl.config.multi_agent import check_module_id
 from jaxrl.core.keys import make_key
@@ -91,8 +91,7 @@ class OpponentMethods(LeagueMethods):
                 f"There is no module {module_id!r} to take a snapshot of; there are "
                 f"{', '.join(assembly.modules)}.{did_you_mean(module_id, assembly.modules)}"
             )
-        module = assembly.modules[module_id].module
-        kind = self._find_kind(pool, type(module), module.model_config, module_id)
+        kind = self._find_kind_of(pool, module_id)
         step = assembly.modules[module_id].train_step
         self._add(pool, kind, as_, step.make_actor_state(self.state.modules[module_id]))
 
@@ -202,6 +201,11 @@ class OpponentMethods(LeagueMethods):
             UnknownNameError: If the mapping names an opponent that there is not.
         """
         pool = self._get_pool("set_mapping(...)")
+        if self.config.multi_agent_settings.self_play is not None:
+            raise ConfigError(
+                "set_mapping(...) has no effect with league=SelfPlay(...), which weighs the opponents "
+                "after every iteration: leave out one of them."
+            )
         trained = sorted(self._trained)
         self.state = opponents.weigh_opponents(pool, self.state, mapping, trained)
 
@@ -253,7 +257,11 @@ class OpponentMethods(LeagueMethods):
         return {"opponents": pairings.run(inputs, module, opponents_, tuple(chosen), number)}
 
     def _load_modules(
-        self, path: Path, leaves: Mapping[str, np.ndarray], module_ids: Sequence[str]
+        self,
+        path: Path,
+        leaves: Mapping[str, np.ndarray],
+        module_ids: Sequence[str],
+        component: str | None,
     ) -> None:
         """Restore learners and connectors of modules from the leaves of a checkpoint.
 
@@ -262,6 +270,11 @@ class OpponentMethods(LeagueMethods):
             UnknownNameError: If the checkpoint has none.
             CheckpointError: If one has another architecture or optimizer.
         """
+        if component is not None:
+            raise ConfigError(
+                f"policy_ids restores learners and connectors whole, so component={component!r} has no "
+                "effect: leave one of them out."
+            )
         saved = sorted({name.split(".")[1] for name in leaves if name.startswith("modules.")})
         modules = dict(self.state.modules)
         for name in module_ids:
@@ -293,13 +306,22 @@ class OpponentMethods(LeagueMethods):
             ", ".join(name for name in saved if name not in module_ids) or "none",
         )
 
-    def _has_free_slot(self, module_id: str) -> bool:
-        """Return whether a snapshot of a module could be added now."""
-        pool, assembly = self._get_pool("league=SelfPlay(...)"), self._assembly
-        assert isinstance(assembly, MultiAgentAssembly)
-        module = assembly.modules[module_id].module
-        kind = self._find_kind(pool, type(module), module.model_config, module_id)
-        return opponents.has_free_slot(pool, self.state, kind)
+    def _find_kind_of(self, pool: OpponentPool, module_id: str) -> OpponentKind:
+        """Return the kind that snapshots of a module are of."""
+        assert isinstance(self._assembly, MultiAgentAssembly)
+        policy = self._assembly.modules[module_id].policy_step
+        kind = find_kind([kind for kind in pool.kinds if kind.capacity > 1], policy)
+        if kind is None:
+            raise ConfigError(
+                f"{module_id!r} cannot play where opponents are drawn, because its spaces are others, "
+                "or policy_map_capacity is 1: name a module that can."
+            )
+        return kind
+
+    def _list_slots(self, module_id: str) -> tuple[set[int], set[int]]:
+        """Return the slots for snapshots of a module that are empty, and those that are free now."""
+        pool = self._get_pool("league=SelfPlay(...)")
+        return opponents.list_empty_slots(pool, self.state, self._find_kind_of(pool, module_id))
 
     @property
     def _trained(self) -> frozenset[str]:

@@ -455,7 +455,14 @@ def apply_overrides(
     """
     table = config.get_name_table()
     names = {table.find_current_name(name) or name for name in overrides}
-    prefixes = [f"{parent}.{name}" for name in names for parent in HYPERPARAMETER_PATHS]
+    modules = {name.split(".")[1] for name in leaves if name.startswith("modules.")}
+    roots = [f"modules.{module}." for module in sorted(modules)] or [""]
+    prefixes = [
+        f"{root}{parent}.{name}"
+        for root in roots
+        for name in names
+        for parent in HYPERPARAMETER_PATHS
+    ]
     if names & {"env_config", "curriculum", "env_task_fn"}:
         prefixes.append("env_params")
 

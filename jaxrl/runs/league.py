@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxrl.config.multi_agent import is_module_id
 from jaxrl.errors import CheckpointError
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs.host_state import check_metadata
@@ -16,7 +17,7 @@ from jaxrl.training.opponents import decode_names
 NAMES, GAMES, PLAYED = "opponents.names", "opponents.games", "carry.opponents.games"
 """Leaves of a state that the table is made of."""
 ELO_SCALE = 400.0
-_NUM_ROUNDS = 10_000
+_NUM_STEPS = 200
 _TOLERANCE = 1e-12
 
 
@@ -108,8 +109,7 @@ class LeagueTable:
 
         The ratings maximize the likelihood of the Bradley-Terry model (Bradley & Terry 1952), in which
         a draw is half a win, with one more draw of every player against the first opponent, so that
-        they are finite. The first opponent has 0. The algorithm is that of Zermelo, see Hunter 2004,
-        section 2.
+        they are finite. The first opponent has 0. Newton's method, with a search along each step.
         """
         if not self.opponents:
             return {self.learner: 0.0}
@@ -120,18 +120,39 @@ class LeagueTable:
         pairs[:, 0] += 1.0
         points[:, 0] += 0.5
         pairs[0, 0] = points[0, 0] = 0.0
-        wins = (points + (pairs - points).T).sum(axis=1)
-        both = pairs + pairs.T
-        strength = np.ones(number)
-        for _ in range(_NUM_ROUNDS):
-            after = wins / (both / (strength[:, None] + strength[None])).sum(axis=1)
-            after /= after[0]
-            change = np.abs(np.log(after / strength)).max()
-            strength = after
-            if change < _TOLERANCE:
-                break
-        ratings = ELO_SCALE * np.log10(strength)
+        strength = _fit_strengths((points + (pairs - points).T).sum(axis=1), pairs + pairs.T)
+        ratings = ELO_SCALE / np.log(10.0) * strength
         return {name: float(rating) for name, rating in zip(self.players, ratings, strict=True)}
+
+
+def _fit_strengths(
+    wins: Float[np.ndarray, " P"], pairs: Float[np.ndarray, "P P"]
+) -> Float[np.ndarray, " P"]:
+    """Return the logarithms of the players' strengths that maximize the likelihood, the first 0.
+
+    Args:
+        wins: Games won by each player, draws counting half.
+        pairs: Numbers of games of each pair, symmetric.
+    """
+
+    def compute_likelihood(strength: Float[np.ndarray, " P"]) -> float:
+        both = np.logaddexp(strength[:, None], strength[None])
+        return float(wins @ strength - 0.5 * (pairs * both).sum())
+
+    strength = np.zeros(len(wins))
+    for _ in range(_NUM_STEPS):
+        chance = 1.0 / (1.0 + np.exp(strength[None] - strength[:, None]))
+        slope = (wins - (pairs * chance).sum(axis=1))[1:]
+        spread = pairs * chance * (1.0 - chance)
+        curvature = (np.diag(spread.sum(axis=1)) - spread)[1:, 1:]
+        step = np.concatenate([[0.0], np.linalg.solve(curvature, slope)])
+        size, before = 1.0, compute_likelihood(strength)
+        while compute_likelihood(strength + size * step) < before and size > _TOLERANCE:
+            size *= 0.5
+        strength = strength + size * step
+        if np.abs(size * step).max() < _TOLERANCE:
+            break
+    return strength
 
 
 def find_versions(learner: str, names: Sequence[str]) -> dict[int, str]:
@@ -166,13 +187,28 @@ def read_league(path: str | Path) -> LeagueTable:
             f"{found} cannot be loaded: its league has names {names.shape}, games {games.shape} and "
             f"played games {played.shape}, which do not fit each other."
         )
-    learner = _find_learner(metadata, leaves)
+    ids = [name for name in decode_names(names) if name] if names.dtype == np.uint8 else [""]
+    counts = (games, played)
+    if (
+        len(set(ids)) < len(ids)
+        or not all(map(is_module_id, ids))
+        or any(x.dtype != np.int32 or (x < 0).any() for x in counts)
+    ):
+        raise CheckpointError(f"{found} cannot be loaded: its league has invalid ids or numbers.")
+    learner = _find_learner(metadata, leaves, found)
     return LeagueTable.from_arrays(learner, names, games, played.sum(axis=0, dtype=np.int32))
 
 
-def _find_learner(metadata: Mapping[str, Any], leaves: Mapping[str, np.ndarray]) -> str:
+def _find_learner(
+    metadata: Mapping[str, Any], leaves: Mapping[str, np.ndarray], found: Path
+) -> str:
     """Return the id of the module that a run trains."""
-    named: object = metadata["config"].get("policies_to_train")
-    if isinstance(named, Sequence) and len(named) == 1:
-        return str(named[0])
-    return min(name.split(".")[1] for name in leaves if name.startswith("modules."))
+    modules = {name.split(".")[1] for name in leaves if name.startswith("modules.")}
+    settings = metadata["config"].get("settings")
+    named = settings.get("policies_to_train") if isinstance(settings, Mapping) else None
+    trained = modules & set(map(str, named)) if isinstance(named, list) else modules
+    if not trained:
+        raise CheckpointError(
+            f"{found} cannot be loaded: its league has no module that is trained."
+        )
+    return min(trained)

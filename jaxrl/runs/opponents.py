@@ -107,11 +107,9 @@ def find_free_slot(pool: OpponentPool, state: TrainState, kind: OpponentKind) ->
     """
     names = decode_names(to_host(state.opponents.names))
     first = pool.first_slots[kind.name]
-    empty = [slot for slot in range(first, first + kind.capacity) if not names[slot]]
-    playing = find_playing(pool, state)
-    free = [slot for slot in empty if slot not in playing]
+    empty, free = list_empty_slots(pool, state, kind)
     if free:
-        return free[0]
+        return min(free)
     if empty:
         raise ConfigError(
             f"Every one of the {len(empty)} slots of removed opponents still plays an episode: train "
@@ -124,12 +122,14 @@ def find_free_slot(pool: OpponentPool, state: TrainState, kind: OpponentKind) ->
     )
 
 
-def has_free_slot(pool: OpponentPool, state: TrainState, kind: OpponentKind) -> bool:
-    """Return whether `find_free_slot` would find one."""
+def list_empty_slots(
+    pool: OpponentPool, state: TrainState, kind: OpponentKind
+) -> tuple[set[int], set[int]]:
+    """Return the empty slots of a kind, and those of them that no episode plays against."""
     names = decode_names(to_host(state.opponents.names))
     first = pool.first_slots[kind.name]
     empty = {slot for slot in range(first, first + kind.capacity) if not names[slot]}
-    return bool(empty - find_playing(pool, state))
+    return empty, empty - find_playing(pool, state)
 
 
 def write_opponent(

@@ -218,6 +218,25 @@ def test_ratings_maximize_the_likelihood() -> None:
             assert likelihood(moved) < best
 
 
+def test_ratings_of_a_long_chain_are_at_the_maximum() -> None:
+    number = 18
+    games = np.zeros((number, number - 1, 3), np.int32)
+    for i in range(1, number):
+        games[i, i - 1] = 85_000, 0, 15_000
+    names = tuple(f"o{i}" for i in range(number - 1))
+    table = LeagueTable(learner="main", opponents=names, games=games, recent=games[-1])
+    ratings = np.array(list(table.compute_elo().values())) * np.log(10) / 400
+    pairs, points = np.zeros((number, number)), np.zeros((number, number))
+    pairs[:, :-1], points[:, :-1] = games.sum(axis=2), games[..., 0]
+    pairs[1:, 0] += 1.0
+    points[1:, 0] += 0.5
+    chance = 1.0 / (1.0 + np.exp(ratings[None] - ratings[:, None]))
+    wins = points.sum(axis=1) + (pairs - points).sum(axis=0)
+    slope = wins - ((pairs + pairs.T) * chance).sum(axis=1)
+    np.testing.assert_allclose(slope, 0.0, atol=1e-6)
+    assert ratings[-1] > 10  # 17 links of 1.73 each, less what the draws with the first one take
+
+
 def test_a_snapshot_is_due_when_every_opponent_is_beaten() -> None:
     settings = SelfPlay(win_rate=0.8, least_games=10)
     beaten, even, few = (9, 0, 1), (5, 2, 5), (8, 0, 1)
@@ -230,13 +249,41 @@ def test_a_snapshot_is_due_when_every_opponent_is_beaten() -> None:
     assert not is_snapshot_due(always, make_table(*[nothing] * 2, (beaten, few)), 4)
 
 
+def test_opponents_that_are_not_drawn_any_more_hold_nothing_up() -> None:
+    names = ("random", *(f"main_v{i}" for i in range(1, 5)))
+    games = np.zeros((6, 5, 3), np.int32)
+    games[-1, [0, 3, 4]] = 100, 0, 0
+    table = LeagueTable(learner="main", opponents=names, games=games, recent=games[-1])
+    assert not is_snapshot_due(SelfPlay(least_games=50), table, 1)
+    latest = SelfPlay(least_games=50, opponents="latest", num_latest=2)
+    assert is_snapshot_due(latest, table, 1)
+
+
+def test_a_full_league_waits_for_a_slot_and_loses_one_snapshot_alone() -> None:
+    """Iterations of 2 steps, episodes of 8: a removed snapshot still plays for some iterations."""
+    config = make_config().training(train_batch_size=16, minibatch_size=16)
+    with config.build() as algorithm:
+        seen = []
+        for _ in range(12):
+            algorithm.train()
+            seen.append(sorted(find_versions("main", tuple(algorithm.opponents))))
+    assert seen[2] == [1, 2, 3]
+    assert min(map(len, seen[2:])) == 2
+    assert [4] in [versions[-1:] for versions in seen]
+    newest = [versions[-1] for versions in seen]
+    assert newest == sorted(newest)
+    assert newest[-1] >= 5
+
+
 def test_weights_follow_the_rule() -> None:
     nothing = ((0, 0, 0), (0, 0, 0))
     table = make_table(*[nothing] * 2, ((8, 0, 0), (1, 2, 5)))
     assert weigh(SelfPlay(), table) == {"o0": 1.0, "o1": 1.0}
     shares = np.array([9 / 10, 3 / 10])
     found = weigh(SelfPlay(opponents="pfsp", power=3.0), table)
-    assert found == pytest.approx(dict(zip(("o0", "o1"), (1 - shares) ** 3, strict=True)))
+    assert found == pytest.approx({"o0": ((1 - shares[0]) / (1 - shares[1])) ** 3, "o1": 1.0})
+    beaten = make_table(*[nothing] * 2, ((10**6, 0, 0), (1, 2, 5)))
+    assert weigh(SelfPlay(opponents="pfsp", power=9.0), beaten) == {"o0": 1e-6, "o1": 1.0}
     games = np.zeros((5, 4, 3), np.int32)
     names = ("main_v10", "main_v9", "main_v2", "random")
     table = LeagueTable(learner="main", opponents=names, games=games, recent=games[-1])
@@ -263,6 +310,11 @@ def test_pfsp_reaches_the_program() -> None:
         ({"mapping": Seats("main", "random")}, "league=.* has no effect: the mapping draws no opp"),
         ({"mapping": Seats("main", Draw(("random",)))}, r"league=.* one Draw\(\) without ids"),
         ({"mapping": {"a": "main", "b": "two"}, "policies": ["main", "two"]}, "draws no opponents"),
+        ({"policy_map_capacity": 1}, "policy_map_capacity above 1"),
+        (
+            {"mapping": [{"a": "main", "b": Draw()}, {"a": Draw(), "b": Draw()}]},
+            "let it play opposite every Draw",
+        ),
         ({"league": {"win_rates": 0.5}}, "league has no argument 'win_rates'.*win_rate"),
         ({"league": {"win_rate": 2.0}}, "SelfPlay: win_rate=2.0 must be"),
     ],
@@ -390,20 +442,68 @@ def test_an_algorithm_is_resumed_with_its_league(run: Any) -> None:
     with Algorithm.from_checkpoint(path) as algorithm:
         assert algorithm.config.league == ALWAYS
         table = algorithm.get_league()
+        with pytest.raises(ConfigError, match=r"set_mapping\(...\) has no effect with league="):
+            algorithm.set_mapping(Seats("main", Draw(("random",))))
     assert table.players == tables[-1].players
     np.testing.assert_array_equal(table.games, tables[-1].games)
 
 
-@pytest.mark.parametrize("leaf", ["opponents.games", "carry.opponents.games"])
-def test_a_table_that_does_not_fit_is_one_sentence(
-    leaf: str, run: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_resumed_run_has_the_hyperparameters_that_are_given(run: Any) -> None:
+    _, _, path = run
+    with Algorithm.from_checkpoint(path, lr=0.5) as algorithm:
+        assert float(algorithm.state.modules["main"].learner.hparams["lr"]) == 0.5
+    with Algorithm.from_checkpoint(path, policy_ids=["main"], lr=0.25) as algorithm:
+        assert float(algorithm.state.modules["main"].learner.hparams["lr"]) == 0.25
+    with pytest.raises(ConfigError, match="component='rl_module' has no effect"):
+        Algorithm.from_checkpoint(path, policy_ids=["main"], component="rl_module")
+
+
+def erase_modules(leaves: dict[str, Any]) -> None:
+    for name in [name for name in leaves if name.startswith("modules.")]:
+        del leaves[name]
+
+
+def repeat_a_name(leaves: dict[str, Any]) -> None:
+    leaves["opponents.names"] = leaves["opponents.names"][[0, 0, *range(2, 4)]]
+
+
+def cut(name: str) -> Any:
+    return lambda leaves: leaves.update({name: leaves[name][..., :2]})
+
+
+DAMAGES: dict[str, tuple[Any, str]] = {
+    "games": (cut("opponents.games"), "do not fit each other"),
+    "played games": (cut("carry.opponents.games"), "do not fit each other"),
+    "numbers": (
+        lambda leaves: leaves.update({"opponents.games": leaves["opponents.games"] * np.nan}),
+        "invalid ids or numbers",
+    ),
+    "negative": (
+        lambda leaves: leaves.update({"opponents.games": leaves["opponents.games"] - 1}),
+        "invalid ids or numbers",
+    ),
+    "names": (
+        lambda leaves: leaves.update({"opponents.names": leaves["opponents.names"] | 27}),
+        "invalid ids or numbers",
+    ),
+    "equal names": (repeat_a_name, "invalid ids or numbers"),
+    "no module": (erase_modules, "no module that is trained"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_league_is_one_sentence(
+    damage: str, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, path = run
-    leaves = dict(checkpoint.read_leaves(Path(path), checkpoint.read_metadata(Path(path))))
-    leaves[leaf] = leaves[leaf][..., :2]
+    metadata = checkpoint.read_metadata(Path(path))
+    leaves = dict(checkpoint.read_leaves(Path(path), metadata))
+    change, sentence = DAMAGES[damage]
+    change(leaves)
     monkeypatch.setattr(checkpoint, "read_leaves", lambda *_: leaves)
-    with pytest.raises(CheckpointError, match=r"its league has names .* do not fit each other"):
+    with pytest.raises(CheckpointError, match=sentence) as caught:
         read_league(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_run_is_named_as_for_other_commands(
