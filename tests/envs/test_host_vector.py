@@ -89,6 +89,32 @@ def test_the_final_observation_is_not_that_of_the_reset() -> None:
     assert fourth.infos(0) == {"count": 1}
 
 
+class InPlace(gymnasium.Env[Any, Any]):
+    """Number of steps, written into the same array at each."""
+
+    observation_space = spaces.Box(0, 99, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.seen = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.seen[:] = 0
+        return self.seen, {}
+
+    def step(self, action: Any) -> Any:
+        self.seen += 1
+        return self.seen, 0.0, False, False, {}
+
+
+def test_an_environment_that_writes_in_place_keeps_its_last_observation() -> None:
+    vector = make_vector(host(InPlace, max_episode_steps=3), num_envs=2, check=False)
+    vector.reset()
+    steps = step_rows(vector, 4)
+    assert [step.final_obs[0, 0] for step in steps] == [1, 2, 3, 1]
+    assert [step.obs[0, 0] for step in steps] == [1, 2, 0, 1]
+
+
 def test_the_row_of_a_reset_at_the_next_step_is_no_transition() -> None:
     made = host(Counter)
     vector = copies(made, 2, "sync", AutoresetMode.NEXT_STEP)
