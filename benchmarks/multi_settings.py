@@ -12,10 +12,17 @@ from typing import Any
 OURS, JAXMARL = "jaxrl-multi", "jaxmarl"
 OURS_GAME, PGX_ADAPTER, PGX = "jaxrl-game", "jaxrl-pgx", "pgx"
 OURS_TRAINS, JAXMARL_TRAINS = "jaxrl-teams", "jaxmarl-trains"
+OURS_HOST, RLLIB_HOST, SB3_HOST = "jaxrl-agents", "rllib-agents", "sb3-pettingzoo"
+POLES, PETTINGZOO = "poles", "simple_spread"
+"""Tasks on the host: gymnasium's CartPole with several agents, and PettingZoo's simple_spread."""
 IPPO, VDN, QMIX = "IPPO", "VDN", "QMIX"
 SINGLE, ALONE, TWICE, PAIR = "single", "one agent", "twice the envs", "two agents"
 """PPO on CartPole: an environment of a single agent, one of several agents with one, the first with twice as many
 copies, and two agents."""
+FIXED = "fixed opponent"
+"""PPO at Connect Four against a module that does not change, and against one that is drawn from `LEAGUES`."""
+LEAGUES: Mapping[str, int] = {f"league of {number}": number for number in (1, 4, 16)}
+"""Numbers of opponents that are drawn from, each as likely."""
 LINE = "line"
 LINES = (5, 20, 80)
 """Numbers of equal agents whose program is compiled."""
@@ -59,8 +66,8 @@ class TrainSetting:
     """Training of one algorithm.
 
     Attributes:
-        algorithm: `IPPO`, `VDN` and `QMIX` are on SimpleSpread, `LINE` is PPO on LineOfAgents, and the
-            others are PPO on CartPole.
+        algorithm: `IPPO`, `VDN` and `QMIX` are on SimpleSpread, `LINE` is PPO on LineOfAgents, `FIXED` and
+            `LEAGUES` are PPO at Connect Four, and the others are PPO on CartPole.
         num_envs: Number of environments.
         num_steps: Steps of each between updates.
         num_updates: Train batches of a measurement.
@@ -85,6 +92,79 @@ class TrainSetting:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> TrainSetting:
         return TrainSetting(**values)
+
+
+HOST_PPO: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "num_epochs": 4,
+    "lr": 2.5e-4,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip_param": 0.2,
+    "vf_loss_coeff": 0.5,
+    "entropy_coeff": 0.01,
+    "max_grad_norm": 0.5,
+}
+"""Hyperparameters of PPO on the host, of every peer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostSetting:
+    """Training of PPO in Python environments.
+
+    Attributes:
+        task: `POLES`, with a module for each agent, or `PETTINGZOO`, with one for all.
+        num_agents: Agents of an environment.
+        num_envs: Number of environments.
+        num_steps: Steps of each in a train batch.
+        num_updates: Train batches of a measurement.
+    """
+
+    task: str
+    num_agents: int
+    num_envs: int
+    num_steps: int
+    num_updates: int
+    num_minibatches: int = 4
+    seed: int = 0
+
+    @property
+    def train_batch_size(self) -> int:
+        """Environment steps of a train batch."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def minibatch_size(self) -> int:
+        """Rows of a minibatch of one module."""
+        rows = self.train_batch_size * (self.num_agents if self.task == PETTINGZOO else 1)
+        return rows // self.num_minibatches
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of a measurement."""
+        return self.num_updates * self.train_batch_size
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> HostSetting:
+        return HostSetting(**values)
+
+
+def make_host_settings(env_steps: int) -> dict[str, HostSetting]:
+    """Make the settings of the table on the host by name, each with about `env_steps` steps a measurement."""
+    tasks = {"2 policies": (POLES, 2), "8 policies": (POLES, 8), "simple_spread": (PETTINGZOO, 3)}
+    return {
+        name: HostSetting(
+            task=task,
+            num_agents=num_agents,
+            num_envs=8,
+            num_steps=128,
+            num_updates=max(1, env_steps // 1024),
+        )
+        for name, (task, num_agents) in tasks.items()
+    }
 
 
 class TeamQ:
@@ -113,6 +193,7 @@ def make_train_settings(env_steps: int) -> dict[str, TrainSetting]:
     sizes += [
         (name, name, 32 if name == TWICE else 16, 128) for name in (SINGLE, ALONE, TWICE, PAIR)
     ]
+    sizes += [(name, name, 64, 32) for name in (FIXED, *LEAGUES)]
     return {
         name: TrainSetting(
             algorithm=algorithm,

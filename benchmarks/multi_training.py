@@ -2,8 +2,8 @@
 
 Compares independent PPO with shared parameters, VDN and QMIX on SimpleSpread with the computations of
 JaxMARL's scripts on its environment (`.peers/jaxmarl`, made on first use); one agent in an environment of
-several with an environment of a single agent, and two agents with twice as many environments; and the
-compilation of more and more equal agents. Peers take turns, and compilation is apart.
+several with an environment of a single agent, and two agents with twice as many environments; leagues with an opponent that
+does not change; and the compilation of more and more equal agents. Peers take turns, and compilation is apart.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from benchmarks import machine, measure
 from benchmarks.commands import add_round_options, parse_names, save_results, start_results
 from benchmarks.multi_settings import (
     ALONE,
+    FIXED,
     IPPO,
     JAXMARL_TRAINS,
+    LEAGUES,
     LINE,
     LINES,
     OURS_TRAINS,
@@ -34,7 +36,7 @@ from benchmarks.statistics import estimate_geometric_mean, estimate_median, from
 from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
 
 PEERS = (OURS_TRAINS, JAXMARL_TRAINS)
-OWN_PAIRS = ((ALONE, SINGLE), (PAIR, TWICE))
+OWN_PAIRS = ((ALONE, SINGLE), (PAIR, TWICE), *((name, FIXED) for name in LEAGUES))
 """Pairs of settings of jaxrl, of which the first is divided by the second."""
 
 
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     trainings = {
         name: _measure_training(settings[name], options, infos)
         for name in options.settings
-        if settings[name].algorithm not in (SINGLE, ALONE, TWICE, PAIR)
+        if name not in {name for pair in OWN_PAIRS for name in pair}
     }
     own = {
         first: _measure_own(first, second, settings, options)
@@ -200,9 +202,10 @@ def _render_own(own: Mapping[str, Any]) -> Table:
             )
         )
     text = (
-        "PPO on CartPole, rows of agents per second: one agent in an environment of several and an "
-        "environment of a single agent, 16 copies each; two agents in 16 copies of an environment "
-        "and a single one in 32."
+        "PPO, rows of agents that learn per second. CartPole: one agent in an environment of several and "
+        "an environment of a single agent, 16 copies each; two agents in 16 copies of an environment "
+        "and a single one in 32. Connect Four, 64 copies: an opponent drawn for every episode from as many "
+        "frozen modules as the name says, and one module that does not change."
     )
     return Table(text=text, header=("pair", "first", "second", "ratio"), rows=rows)
 

@@ -10,7 +10,9 @@ import jax
 
 from benchmarks.multi_settings import (
     ALONE,
+    FIXED,
     IPPO,
+    LEAGUES,
     LINE,
     PAIR,
     QMIX,
@@ -21,6 +23,7 @@ from benchmarks.multi_settings import (
 )
 from benchmarks.peers.jaxrl_worker import AlgorithmPeer, get_versions
 from benchmarks.peers.protocol import serve_peer
+from jaxrl import Draw, Seats
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.qmix import QMIXConfig, VDNConfig
 from jaxrl.config.base import AlgorithmConfig
@@ -60,10 +63,17 @@ class JaxrlTeamPeer(AlgorithmPeer):
         self._env_steps = setting.env_steps
         self._algorithm = make_config(setting).build()
         compiled = self._algorithm.train()["timers"]["compile_s"]
+        for number in range(1, LEAGUES.get(setting.algorithm, 1)):
+            self._algorithm.snapshot("main", as_=f"main_v{number}")
         if setting.algorithm in (VDN, QMIX):
             for _ in range(-(-TeamQ.learning_starts // setting.env_steps)):
                 self._algorithm.train()
         return {"compile_s": compiled}
+
+    @property
+    def opponents(self) -> list[str]:
+        """Modules that are drawn from."""
+        return [] if self._algorithm is None else list(self._algorithm.opponents)
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run one measurement. A step of two agents counts twice."""
@@ -91,6 +101,14 @@ def _make_ppo(setting: TrainSetting) -> AlgorithmConfig:
     elif setting.algorithm == LINE:
         num_agents = setting.num_agents
         made.environment("LineOfAgents-v0", env_config={"num_agents": num_agents})
+    elif setting.algorithm == FIXED or setting.algorithm in LEAGUES:
+        made.environment("ConnectFour-v0")
+        opponent = "first" if setting.algorithm == FIXED else Draw()
+        made.multi_agent(
+            policies=["main", "first"],
+            policies_to_train=["main"],
+            mapping=Seats("main", opponent),
+        )
     elif setting.algorithm in (ALONE, PAIR):
         num_agents = 1 if setting.algorithm == ALONE else 2
         made.environment("MultiAgentCartPole-v0", env_config={"num_agents": num_agents})

@@ -30,8 +30,9 @@ from jaxrl.runs.weights import match_parameters, refresh_snapshot
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
 from jaxrl.runtime.program import Program
 from jaxrl.training.evaluate import EvaluationInputs
-from jaxrl.training.opponents import OpponentKind, OpponentPool, put
+from jaxrl.training.opponents import OpponentKind, OpponentPool
 from jaxrl.training.rollout import ActorState
+from jaxrl.training.row_blocks import put
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:

@@ -313,6 +313,7 @@ class MultiRolloutWorker(MultiPolicyStep):
         gather = self.rows.gather
         rows = OpponentRows(
             obs=gather(state.obs, DRAWN),
+            acts=gather(state.acts, DRAWN),
             is_first=gather(state.is_first, DRAWN),
             index=self.rows.number(state.index, DRAWN),
             begins=self.rows.repeat(state.episode_length == 0, DRAWN),

@@ -27,7 +27,7 @@ from jaxrl.training.completed_rows import (
     make_no_rows,
 )
 from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep
-from jaxrl.training.row_blocks import choose_block_size, compute_in_blocks, take
+from jaxrl.training.row_blocks import choose_block_size, compute_in_blocks, put, take
 
 MAX_ID_BYTES = 64
 """Maximum length of the id of an opponent, in bytes."""
@@ -83,9 +83,13 @@ class OpponentInputs:
 
 @pytree
 class OpponentRows:
-    """Observations of opponents, `[R, ...]`, and where they begin: `begins` is whether the row's environment begins anew."""
+    """Observations of opponents, `[R, ...]`, whether they act, and where they begin.
+
+    `begins` is whether the row's environment begins anew.
+    """
 
     obs: PyTree
+    acts: Bool[Array, " R"]
     is_first: Bool[Array, " R"]
     index: Int[Array, " R"]
     begins: Bool[Array, " R"]
@@ -250,11 +254,11 @@ class OpponentPool:
         num_envs: int,
         explore: bool,
     ) -> tuple[PyTree, OpponentCarry]:
-        """Draw who plays where an episode begins, and compute everybody's actions.
+        """Draw who plays where an episode begins, and compute the actions of those who act.
 
         Returns:
-            The environment's actions of all rows, and the carry after acting, which `advance`
-            completes.
+            The environment's actions, which have no meaning in rows that do not act, and the carry
+            after acting, which `advance` completes.
         """
         weights = state.weights[self.get_draw_index(num_envs)]
         slot = jnp.where(rows.begins, draw_slots(weights, inputs.who), carry.slot)
@@ -262,7 +266,7 @@ class OpponentPool:
         acting: dict[str, ActorCarry] = {}
         for kind in self.kinds:
             first, before = self.first_slots[kind.name], carry.acting[kind.name]
-            is_own = (slot >= first) & (slot < first + kind.capacity)
+            is_own = rows.acts & (slot >= first) & (slot < first + kind.capacity)
             own = _Acting(
                 obs=rows.obs,
                 carry=before,
@@ -367,11 +371,6 @@ def draw_slots(weights: Float[Array, "R S"], who: Float[Array, " R"]) -> Int[Arr
     number = weights.shape[1]
     last = number - 1 - jnp.argmax(weights[:, ::-1] > 0.0, axis=1).astype(jnp.int32)
     return jnp.minimum(slot, last)  # a product may be rounded up to the sum
-
-
-def put(stack: PyTree, index: Int[Array, ""] | int, member: PyTree) -> PyTree:
-    """Return a stack with another member at an index."""
-    return jax.tree.map(lambda x, new: x.at[index].set(new.astype(x.dtype)), stack, member)
 
 
 def encode_name(name: str) -> np.ndarray:

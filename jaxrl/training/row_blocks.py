@@ -2,7 +2,7 @@
 
 Every block of rows gathers the parameters of its member once. Computing all members for all rows
 costs as many forward passes as there are members, and gathering the parameters of each row costs
-more than that; blocks cost `1 + members * block / rows` passes.
+more than that; blocks cost at most `1 + members * block / rows` passes, of the members that have rows.
 """
 
 import math
@@ -30,16 +30,18 @@ class Blocks:
         source: Row in each place of each block; 0 in places that are not filled.
         member: Member that each block belongs to.
         place: Place of each row, counted over all blocks.
+        count: Number of blocks that have rows, the first ones.
     """
 
     source: Int[Array, "N block"]
     member: Int[Array, " N"]
     place: Int[Array, " R"]
+    count: Int[Array, ""]
 
 
 def choose_block_size(num_rows: int, num_members: int) -> int:
-    """Return the number of rows of a block: half of a member's mean share, a power of two."""
-    share = max(1, num_rows // (2 * num_members))
+    """Return the number of rows of a block: a quarter of a member's mean share, a power of two."""
+    share = max(1, num_rows // (4 * num_members))
     return min(num_rows, max(MIN_BLOCK, 2 ** round(math.log2(share))))
 
 
@@ -69,6 +71,7 @@ def make_blocks(member: Int[Array, " R"], num_members: int, size: int) -> Blocks
         source=source.reshape(number, size),
         member=jnp.minimum(owner, num_members - 1),
         place=jnp.clip(place, 0, number * size - 1),
+        count=blocks_of.sum(dtype=jnp.int32),
     )
 
 
@@ -95,15 +98,30 @@ def compute_in_blocks(
     num_members = jax.tree.leaves(stack)[0].shape[0]
     blocks = make_blocks(member, num_members, size)
 
-    def compute(inputs: tuple[Array, Array]) -> PyTree:
-        source, owner = inputs
+    def compute(source: Int[Array, " block"], owner: Int[Array, ""]) -> PyTree:
         return function(take(stack, owner), take(rows, source))
 
-    inputs = (blocks.source, blocks.member)
-    in_turn: PyTree = jax.lax.platform_dependent(
-        inputs, cpu=lambda x: jax.lax.map(compute, x), default=jax.vmap(compute)
+    def compute_in_turn(blocks: Blocks) -> PyTree:
+        number = blocks.member.shape[0]
+        shapes = jax.eval_shape(compute, blocks.source[0], blocks.member[0])
+        empty = jax.tree.map(lambda x: jnp.zeros((number, *x.shape), x.dtype), shapes)
+
+        def add(i: Int[Array, ""], results: PyTree) -> PyTree:
+            return put(results, i, compute(blocks.source[i], blocks.member[i]))
+
+        return jax.lax.fori_loop(0, blocks.count, add, empty)
+
+    results: PyTree = jax.lax.platform_dependent(
+        blocks,
+        cpu=compute_in_turn,
+        default=lambda blocks: jax.vmap(compute)(blocks.source, blocks.member),
     )
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[blocks.place], in_turn)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[blocks.place], results)
+
+
+def put(stack: PyTree, index: Int[Array, ""] | int, member: PyTree) -> PyTree:
+    """Return a stack with another member at an index."""
+    return jax.tree.map(lambda x, new: x.at[index].set(new.astype(x.dtype)), stack, member)
 
 
 def take(tree: T, index: Int[Array, "*n"]) -> T:

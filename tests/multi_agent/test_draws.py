@@ -17,8 +17,8 @@ from jaxrl.core.keys import make_key
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.modules.scripted import ScriptedModule
-from jaxrl.training.opponents import draw_slots, put
-from jaxrl.training.row_blocks import choose_block_size, compute_in_blocks, make_blocks
+from jaxrl.training.opponents import draw_slots
+from jaxrl.training.row_blocks import choose_block_size, compute_in_blocks, make_blocks, put
 from tests.multi_agent.agent_envs import Targets, Torture
 
 NUM_ENVS = 8
@@ -67,7 +67,10 @@ def test_blocks_have_every_row_once(size: int) -> None:
             source, owner, place = (
                 np.asarray(x) for x in (blocks.source, blocks.member, blocks.place)
             )
+            number_of = np.bincount(member[member >= 0], minlength=members)
+            assert blocks.count == sum(-(-count // size) for count in number_of.tolist())
             filled = place[member >= 0]
+            assert (filled < size * blocks.count).all()
             assert len(set(filled.tolist())) == len(filled)
             for row in np.flatnonzero(member >= 0):
                 assert source.reshape(-1)[place[row]] == row
@@ -75,8 +78,8 @@ def test_blocks_have_every_row_once(size: int) -> None:
 
 
 def test_block_sizes() -> None:
-    assert choose_block_size(1024, 4) == 128
-    assert choose_block_size(4096, 16) == 128
+    assert choose_block_size(1024, 4) == 64
+    assert choose_block_size(4096, 16) == 64
     assert choose_block_size(64, 16) == 8
     assert choose_block_size(4, 16) == 4
 
