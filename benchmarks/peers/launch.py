@@ -106,6 +106,13 @@ _PEERS_BY_NAME = {
     multi.JAXMARL_TRAINS: Peer(
         module=("benchmarks.peers.jaxmarl.train_worker",), environment="jaxmarl"
     ),
+    multi.OURS_HOST: Peer(module=("benchmarks.peers.jaxrl_agents_worker",)),
+    multi.RLLIB_HOST: Peer(
+        module=("benchmarks.peers.rllib.multi_worker",), environment="rllib", starts_ray=True
+    ),
+    multi.SB3_HOST: Peer(
+        module=("benchmarks.peers.sb3_pettingzoo.worker",), environment="sb3_pettingzoo"
+    ),
     offline.OURS: Peer(module=("benchmarks.peers.jaxrl_offline_worker",)),
     offline.HANDWRITTEN: Peer(module=("benchmarks.peers.handwritten_offline.worker",)),
     offline.D3RLPY: Peer(
