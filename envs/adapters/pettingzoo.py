@@ -17,7 +17,7 @@ from jaxrl.envs.adapters.host_creators import Creator
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_env import AgentDict, AgentID, MultiAgentEnv
-from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
+from jaxrl.errors import EnvError, UnknownNameError, did_you_mean, summarize_exception
 
 PREFIX = "pettingzoo"
 ACTION_MASK = "action_mask"
@@ -267,6 +267,10 @@ def _import(module_name: str, name: str) -> Any:
         raise EnvError(f"pettingzoo:{name} lacks the package {missing!r}; {hint}.") from error
     except (ImportError, AttributeError) as error:  # PettingZoo's own words on old versions
         raise EnvError(f"pettingzoo:{name} cannot be imported: {error}") from error
+    except Exception as error:  # a package that registers at every attempt to import it may raise any
+        raise EnvError(
+            f"pettingzoo:{name} cannot be imported: {summarize_exception(error)}."
+        ) from error
 
 
 def _list_names(package: str) -> list[str]:

@@ -22,6 +22,7 @@ from jaxrl.config.agent_mapping import DRAWN, merge_patterns
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.config.settings.multi_agent import PolicySpec
+from jaxrl.config.suggested_mapping import describe_suggestion
 from jaxrl.connectors.agent_ids import AgentIds
 from jaxrl.connectors.central import CentralPipeline
 from jaxrl.core.spaces import is_same_space
@@ -192,7 +193,8 @@ def make_module_env(
             if not is_same_space(one, other):
                 raise ConfigError(
                     f"The module {module!r} plays {first!r} and {agent!r}, whose {name} spaces differ "
-                    f"({format_space(one)} and {format_space(other)}): map them to different modules."
+                    f"({format_space(one)} and {format_space(other)}): map them to different modules, "
+                    f"such as {describe_suggestion(made.observation_spaces, made.action_spaces)}."
                 )
     params = made.params if isinstance(made, MadeMultiEnv) else None
     return MadeEnv(env=_AgentEnv(made, first, ids), params=params, id=made.id)
