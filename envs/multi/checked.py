@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium
+import jax
 import numpy as np
 
 from jaxrl.core.types import PyTree
@@ -60,6 +61,7 @@ class CheckedMultiAgentEnv:
         *,
         max_episode_steps: int | None = None,
         trains: bool = False,
+        reads_state: bool | None = None,
     ) -> None:
         """Wrap an environment.
 
@@ -67,8 +69,9 @@ class CheckedMultiAgentEnv:
             env: Environment with RLlib's interface.
             name: Name for messages, None for that of the class.
             max_episode_steps: Number of steps at which an episode is truncated, None for no limit.
-            trains: Whether it is stepped for training, which reads no global state, and checks no
-                bounds of observations.
+            trains: Whether it is stepped for training, which checks no bounds of observations.
+            reads_state: Whether the global state is read at every step, if there is one; None
+                reads it unless it is stepped for training.
 
         Raises:
             EnvError: If an id or a limit is invalid.
@@ -82,6 +85,7 @@ class CheckedMultiAgentEnv:
         if max_episode_steps is not None:
             self._limit = check_max_episode_steps(max_episode_steps)
         self._trains = trains
+        self._reads_state = not trains if reads_state is None else reads_state
         self._asked: dict[str, None] = {}
         self._present: dict[str, None] = {}
         self._idle_steps = 0
@@ -371,9 +375,15 @@ class CheckedMultiAgentEnv:
         return {self.agents.get_name(agent, where): part for agent, part in value.items()}
 
     def _get_state(self) -> PyTree:
-        if self._convert_state is None or self._trains:
+        if self._convert_state is None or not self._reads_state:
             return None
-        return self._convert_state(self.env.state())
+        state = jax.tree.map(np.array, self._convert_state(self.env.state()))
+        if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state)):
+            return state
+        raise NonFiniteValueError(
+            f"{self._at}: the global state is NaN or infinite; return finite numbers by state().",
+            "observation",
+        )
 
     def _count_idle(self, step: HostMultiStep) -> None:
         """Raise if nobody has acted for so long that the episode seems to have no end."""

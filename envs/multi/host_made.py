@@ -59,18 +59,27 @@ class MadeMultiHostEnv:
         )
 
     def make_checked(
-        self, context: EnvContext | None = None, *, trains: bool = False
+        self,
+        context: EnvContext | None = None,
+        *,
+        trains: bool = False,
+        reads_state: bool | None = None,
     ) -> CheckedMultiAgentEnv:
         """Make one environment, whose contract is checked and whose time limit is applied.
 
         Args:
             context: Argument of the creator, None for the `env_config` alone.
             trains: Whether it is stepped for training, see `CheckedMultiAgentEnv`.
+            reads_state: Whether its global state is read, see there.
 
         Raises:
             EnvError: If its ids are invalid. What the creator raises passes.
         """
         env = self.create(EnvContext(self.env_config) if context is None else context)
         return CheckedMultiAgentEnv(
-            env, self.id, max_episode_steps=self.max_episode_steps, trains=trains
+            env,
+            self.id,
+            max_episode_steps=self.max_episode_steps,
+            trains=trains,
+            reads_state=reads_state,
         )

@@ -68,6 +68,7 @@ class MultiHostVector:
         context: Context that each copy's own derives from.
         seed: Seed of the run.
         restart_failed: Whether to restart a copy that raises, instead of raising.
+        reads_state: Whether steps have the global state, which central critics see.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class MultiHostVector:
         context: EnvContext,
         seed: int,
         restart_failed: bool,
+        reads_state: bool = False,
     ) -> None:
         self.num_envs = num_envs
         self._pending_faults: list[list[HostFault]] = [[] for _ in range(num_envs)]
@@ -91,6 +93,7 @@ class MultiHostVector:
                 seed=seed,
                 index=first_index + row,
                 restart_failed=restart_failed,
+                reads_state=reads_state,
             )
             for row in range(num_envs)
         ]
@@ -176,13 +179,14 @@ class _Copy:
         seed: int,
         index: int,
         restart_failed: bool,
+        reads_state: bool,
     ) -> None:
         self._made, self._context, self._row = made, context, row
         self._name = (
             f"{made.id} (worker_index={context.worker_index}, vector_index={context.vector_index})"
         )
         self._seed, self._index = seed, index
-        self._restart_failed = restart_failed
+        self._restart_failed, self._reads_state = restart_failed, reads_state
         self._env: CheckedMultiAgentEnv | None = None
         self._restarts = self._num_consecutive = 0
 
@@ -195,7 +199,9 @@ class _Copy:
     def env(self) -> CheckedMultiAgentEnv:
         """The environment, made now if it does not exist yet."""
         if self._env is None:
-            self._env = self._made.make_checked(self._context, trains=True)
+            self._env = self._made.make_checked(
+                self._context, trains=True, reads_state=self._reads_state
+            )
         return self._env
 
     def reset(self, seed: int | None) -> tuple[HostMultiStart, list[HostFault]]:
@@ -325,6 +331,7 @@ def make_multi_vector(
     num_workers: int = 0,
     seed: int = 0,
     restart_failed: bool = False,
+    reads_state: bool = False,
     check: bool = True,
     validate_env: ValidateEnv | None = None,
 ) -> MultiHostVector:
@@ -342,6 +349,7 @@ def make_multi_vector(
         context=context,
         seed=seed,
         restart_failed=restart_failed,
+        reads_state=reads_state,
     )
 
 

@@ -119,6 +119,11 @@ class MadeMultiEnv:
         return {agent: env.action_space(agent, self.params) for agent in env.possible_agents}
 
     @property
+    def state_space(self) -> gymnasium.Space[Any] | None:
+        """Space of the global state, None if there is none."""
+        return self.env.state_space(self.params)
+
+    @property
     def spaces(self) -> tuple[gymnasium.spaces.Dict, gymnasium.spaces.Dict]:
         """Observation space and action space, with a part for each agent."""
         return (

@@ -299,8 +299,11 @@ def make_multi_policy_step(config: "AlgorithmConfig", made: AnyMadeMulti) -> Mul
     for m in plan.modules:
         own = config.get_module_config(m)
         views[m] = _make_view(own, made, rows, m)
+        critic = views[m].critic
+        own.critic_space = None if critic is None else critic.space
         agents = [rows.agents[i] for i in rows.get_positions(m)]
         policies[m] = make_policy_step(own, make_module_env(made, agents, m, views[m].ids))
+        views[m] = views[m] if own.is_trained else views[m].without_critic()
     sharing = _make_sharing(config, made, rows)
     return MultiPolicyStep(policies=policies, rows=rows, views=views, sharing=sharing)
 
@@ -404,20 +407,19 @@ def _make_view(
     kind = config.training_settings.central_critic
     if kind is None:
         return AgentView(ids=ids)
-    assert isinstance(made, MadeMultiEnv)
-    state_space = made.env.state_space(made.params)
     critic = CriticInputs(
         kind=kind,
         rows=rows,
         module=module,
-        state_space=state_space,
+        state_space=made.state_space,
         observed=spaces,
         mask_key=mask_key,
     )
-    if critic.reads_state and state_space is None:
+    if critic.reads_state and made.state_space is None:
+        method = "global_state" if isinstance(made, MadeMultiEnv) else "state()"
         raise ConfigError(
             f"critic_input={kind!r} needs a global state, and {made.id} has none: set "
-            "critic_input='joint', or define its state_space and global_state."
+            f"critic_input='joint', or define its state_space and {method}."
         )
     return AgentView(ids=ids, critic=critic)
 

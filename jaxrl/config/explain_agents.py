@@ -7,7 +7,6 @@ from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.core.space_arrays import count_bytes, get_flat_size
 from jaxrl.core.spaces import without_part
-from jaxrl.envs.multi.made import MadeMultiEnv
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -61,11 +60,11 @@ def _count_critic_bytes(
 ) -> int:
     """Return the bytes of what a row's critic sees beside its own observation; 0 without."""
     kind = config.training_settings.central_critic
-    if kind is None or not isinstance(made, MadeMultiEnv):
+    if kind is None:
         return 0
     number = len(agents)
     size = number if number > 1 else 0
-    mask_key, state = config.environment_settings.action_mask_key, made.env.state_space(made.params)
+    mask_key, state = config.environment_settings.action_mask_key, made.state_space
     sizes = {
         agent: get_flat_size(without_part(space, mask_key))
         for agent, space in made.observation_spaces.items()

@@ -106,11 +106,6 @@ def check_placed(config: "AlgorithmConfig", made: AnyMadeMulti) -> None:
             f"num_env_runners={number} is not supported with several agents and replay buffers, whose "
             "environments are stepped in this process; set 0, or use PPO, IMPALA or APPO."
         )
-    if training.central_critic is not None:
-        raise ConfigError(
-            f"critic_input={training.central_critic!r} reads all agents in the compiled program, and "
-            f"{made.id} is written in Python: use PPO, or write it as a MultiAgentJaxEnv."
-        )
 
 
 def check_compiled(config: "AlgorithmConfig") -> None:

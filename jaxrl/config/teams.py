@@ -42,7 +42,7 @@ def make_team(config: "AlgorithmConfig") -> MadeEnv:
         config.resolve_team_reward(),
         member_mask=True,
         member_rewards=config.learns_member_rewards,
-        global_state=config.team_reads_state and _has_state(made),
+        global_state=config.team_reads_state and made.state_space is not None,
         env_config=settings.env_config,
     )
     grouped = make(team, max_episode_steps=settings.max_episode_steps)
@@ -77,7 +77,7 @@ def describe_team(config: "AlgorithmConfig") -> list[str]:
         ((_, members),) = _get_groups(config, made).items()
     except JaxrlError:
         return []
-    has_state = _has_state(made)
+    has_state = made.state_space is not None
     state = "its global state" if has_state else "all observations, since it has no global state"
     if config.learns_member_rewards:
         state = f"all observations and actions{', and its global state' if has_state else ''}"
@@ -129,10 +129,6 @@ def check_team(config: "AlgorithmConfig") -> None:
             "Discrete actions, TD3 or SAC for those of a Box, or PPO for any."
         )
     _get_groups(config, made)
-
-
-def _has_state(made: MadeMultiEnv) -> bool:
-    return made.env.state_space(made.params) is not None
 
 
 def _get_groups(config: "AlgorithmConfig", made: MadeMultiEnv) -> dict[str, tuple[str, ...]]:

@@ -86,6 +86,12 @@ class MultiPolicyStep:
     sharing: np.ndarray | None = None
     pool: OpponentPool | None = None
 
+    @property
+    def reads_state(self) -> bool:
+        """Return whether a critic sees the environment's global state."""
+        critics = (view.critic for view in self.views.values())
+        return any(critic is not None and critic.reads_state for critic in critics)
+
     def with_envs(self, env: MultiVectorEnv, *, for_training: bool = False) -> "MultiRolloutWorker":
         """Return the policies together with environments that they act in.
 

@@ -26,6 +26,7 @@ from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.policy import MultiHostPolicy
 from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
 from jaxrl.runners.multi.rows import CompletedRows, RowStep
+from jaxrl.runners.multi.scenes import CriticScenes, with_central
 from jaxrl.runners.multi.slots import AgentSlots
 from jaxrl.runners.multi.state import AgentStepArrays, ModuleState
 from jaxrl.runners.multi.tracker import MultiEpisodeTracker
@@ -104,6 +105,9 @@ class MultiEnvRunner(FormerNames):
             self.env_index,
             vector.get_own_id,
         )
+        self._scenes = CriticScenes.make_if(
+            policy_step.views, policy_step.rows, self.num_envs, jit=debugging.jit
+        )
         self._modules = self._make_modules()
         self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
         self._transition_count = np.zeros(self.num_envs, np.uint32)
@@ -128,6 +132,7 @@ class MultiEnvRunner(FormerNames):
         obs, outputs = policy.make_blank_obs(), policy.make_blank_outputs()
         carry: PyTree = policy.carry
         is_fixed = not self.policy_step.rows.may_change
+        central = {} if self._scenes is None else self._scenes.make_blank()
         self._structures = {
             m: [jax.tree.structure(tree[m]) for tree in (obs, outputs, carry)] for m in obs
         }
@@ -138,6 +143,7 @@ class MultiEnvRunner(FormerNames):
                 jax.tree.leaves(carry[m]),
                 len(self._slots.members[m]),
                 is_fixed=is_fixed,
+                central=[central[m]] if m in central else [],
             )
             for m in sorted(obs)
         }
@@ -145,7 +151,7 @@ class MultiEnvRunner(FormerNames):
     @property
     def programs(self) -> list[Program]:
         """Compiled programs of the runner."""
-        return self._policy.programs
+        return [*self._policy.programs, *([] if self._scenes is None else [self._scenes.program])]
 
     @property
     def spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
@@ -239,7 +245,8 @@ class MultiEnvRunner(FormerNames):
         before = self._policy.carry_before if self._policy.has_carry else None
         for m, own in self._modules.items():
             carry = [] if before is None else jax.tree.leaves(before[m])
-            part.rows[m].begin(acted[m], own.obs, jax.tree.leaves(outputs[m]), own.is_first, carry)
+            columns = jax.tree.leaves(outputs[m])
+            part.rows[m].begin(acted[m], own.recorded, columns, own.is_first, carry)
             own.is_first = own.is_first & ~acted[m]
 
     def _finish_step(
@@ -263,6 +270,8 @@ class MultiEnvRunner(FormerNames):
                 for m, own in self._modules.items():
                     rows[m].is_valid[own.get_rows(env)] = False
         self._pay(happened, rows)
+        for m, after in self._watch(steps).items():
+            rows[m].final_obs[-1][...] = after
         for m, own in self._modules.items():
             part.rows[m].complete(rows[m])
             own.reward = part.rows[m].get_latest_reward(own.reward)
@@ -288,10 +297,18 @@ class MultiEnvRunner(FormerNames):
             own.terminated[row], own.truncated[row] = step.terminated[agent], step.truncated[agent]
             own.acts_next[row] = step.acts[agent] and not step.is_over
             if agent in step.obs:
-                for to, leaf in zip(
-                    own.final_obs, self._flatten(m, agent, step.obs[agent]), strict=True
-                ):
+                leaves = self._flatten(m, agent, step.obs[agent])
+                for to, leaf in zip(own.final_obs[: len(leaves)], leaves, strict=True):
                     to[row] = leaf
+
+    def _watch(self, steps: Sequence[CopyStep]) -> dict[str, np.ndarray]:
+        """Set what central critics see next; return what they see after the step."""
+        if self._scenes is None:
+            return {}
+        after, before = self._scenes.watch(steps)
+        for m, rows in before.items():
+            self._modules[m].central[0] = rows
+        return after
 
     def _pay(self, happened: AgentStepArrays, rows: dict[str, RowStep]) -> None:
         """Give rows the rewards that their agents learn from, their own or shared ones."""
@@ -377,15 +394,20 @@ class MultiEnvRunner(FormerNames):
         )
 
     def _build_rollout(self, m: str, rows: CompletedRows) -> PyTree:
-        return rows.build_rollout(*(own.unflatten for own in self._structures[m]))
+        obs, outputs, carry = (own.unflatten for own in self._structures[m])
+        if self._modules[m].central:
+            obs = with_central(obs)
+        return rows.build_rollout(obs, outputs, carry)
 
     def _reset(self, seeds: list[int] | None) -> None:
         self._num_dropped += sum(own.clear() for own in self._modules.values())
         self._is_reset = True
         for env in range(self.num_envs):
             self._create_episode(env)
-        for env, start in enumerate(self.vector.reset(seeds)):
+        starts = self.vector.reset(seeds)
+        for env, start in enumerate(starts):
             self._begin_episode(env, start)
+        self._watch([CopyStep(start=start) for start in starts])
 
     def get_state(self) -> dict[str, PyTree]:
         """Return the state of the environments, their agents and pending rows, in NumPy.
@@ -402,6 +424,7 @@ class MultiEnvRunner(FormerNames):
             "modules": {m: own.get_state() for m, own in self._modules.items()},
             "carry": self._by_env(self._policy.carry),
             "env": self.vector.get_state(),
+            **({} if self._scenes is None else {"scenes": self._scenes.get_state()}),
         }
 
     def set_state(self, state: dict[str, PyTree] | None) -> None:
@@ -435,6 +458,9 @@ class MultiEnvRunner(FormerNames):
         for m, own in self._modules.items():
             own.set_state(state["modules"][m])
         self._policy.set_carry(self._by_row(state["carry"]))
+        if self._scenes is not None:
+            self._scenes.set_state(state["scenes"])
+            self._watch([])
         if self._tracker is not None:
             for env in range(self.num_envs):
                 length = int(self._tallies.episode_length[env])

@@ -32,7 +32,7 @@ def make_multi_env_runner(
     Raises:
         JaxrlError: If the environment or a module cannot be created.
     """
-    environment = config.environment_settings
+    environment, policy_step = config.environment_settings, make_multi_policy_step(config, made)
     vector = make_multi_vector(
         made,
         num_envs=num_envs,
@@ -41,13 +41,14 @@ def make_multi_env_runner(
         num_workers=num_workers,
         seed=config.debugging_settings.run_seed if seed is None else seed,
         restart_failed=config.fault_tolerance_settings.restart_failed_sub_environments,
+        reads_state=policy_step.reads_state,
         check=not environment.disable_env_checking,
         validate_env=environment.validate_env,
     )
     return MultiEnvRunner(
         config=config,
         vector=vector,
-        policy_step=make_multi_policy_step(config, made),
+        policy_step=policy_step,
         env_index=np.arange(first_env_index, first_env_index + num_envs, dtype=np.int32),
         worker_index=worker_index,
         num_workers=num_workers,

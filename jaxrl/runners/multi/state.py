@@ -20,6 +20,7 @@ class ModuleState:
     Attributes:
         size: Number of the module's agents.
         obs: Leaves of the latest observations.
+        central: What the module's central critic sees with them; empty without one.
         acts: Whether a row's agent acts next.
         is_first: Whether a row's agent is not present; if it acts, it begins an agent-episode.
         plays: Whether a row's agent is played by the module in the ongoing episode.
@@ -32,6 +33,7 @@ class ModuleState:
         carry: Leaves of the carry.
         size: Number of the module's agents.
         is_fixed: Whether these agents are always played by the module.
+        central: All-zero inputs of a central critic; empty without one.
     """
 
     def __init__(
@@ -42,15 +44,21 @@ class ModuleState:
         size: int,
         *,
         is_fixed: bool,
+        central: Sequence[np.ndarray] = (),
     ) -> None:
         rows = len(obs[0])
         self.size, self._is_fixed = size, is_fixed
-        self.obs = list(obs)
+        self.obs, self.central = list(obs), list(central)
         self.acts = np.zeros(rows, np.bool_)
         self.is_first = np.ones(rows, np.bool_)
         self.plays = np.full(rows, is_fixed)
         self.reward = np.zeros(rows, np.float32)
-        self.pending = Pending.make_none(obs, outputs, carry)
+        self.pending = Pending.make_none(self.recorded, outputs, carry)
+
+    @property
+    def recorded(self) -> list[np.ndarray]:
+        """Leaves of what is learned from: observations, and what a central critic sees."""
+        return [*self.obs, *self.central]
 
     def clear(self) -> int:
         """Begin with no agent in any environment; return the number of pending rows dropped."""
@@ -88,7 +96,7 @@ class ModuleState:
 
     def make_step(self) -> RowStep:
         """Return a step that means nothing to any row, to be filled in."""
-        return RowStep.make_empty(self.obs)
+        return RowStep.make_empty(self.recorded)
 
     def get_state(self) -> PyTree:
         """Return everything as arrays `[B, agents, ...]`."""

@@ -5,10 +5,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from jaxrl.algorithms.mappo import MAPPOConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly.assemble import assemble
+from jaxrl.config.settings.training import CriticKind
 from jaxrl.config.suggested_mapping import describe_suggestion, suggest_mapping
 from jaxrl.envs import make_multi_host
 from jaxrl.envs.adapters.pettingzoo import PettingZooEnv, wrap_pettingzoo
@@ -146,6 +149,19 @@ def test_ppo_trains_without_another_setting(name: str) -> None:
         losses = [own["total_loss"] for m, own in result["learners"].items() if m[0] != "_"]
     assert losses
     assert all(abs(float(loss)) < 1e6 for loss in losses)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["state", "joint"])
+def test_mappo_trains_with_the_state_of_pettingzoo(kind: CriticKind) -> None:
+    made = make("mpe2/simple_spread_v3")
+    config = MAPPOConfig().environment("pettingzoo:mpe2/simple_spread_v3").debugging(loggers=[])
+    config.training(critic_input=kind, train_batch_size=60, num_epochs=1)
+    with config.build() as algorithm:
+        for _ in range(2):
+            result = algorithm.train()
+    assert made.state_space is not None
+    assert np.isfinite(result["learners"]["default_policy"]["vf_loss"])
 
 
 def test_an_object_has_one_adapter() -> None:
