@@ -48,6 +48,11 @@ def _find_time_limit(env: gymnasium.Env[Any, Any]) -> Any:
     return limits[0] if limits else None
 
 
+def has_env_state(env: gymnasium.Env[Any, Any]) -> bool:
+    """Return whether the state can be saved and restored."""
+    return _find_stateful_layer(env) is not None
+
+
 def get_env_state(env: gymnasium.Env[Any, Any]) -> "dict[str, PyTree] | None":
     """Return the state as arrays, None if unavailable."""
     holder = _find_stateful_layer(env)

@@ -103,7 +103,7 @@ class Group:
             part if entry.is_kind else jax.tree.map(lambda leaf: leaf[None], part)
             for entry, part in zip(self.entries, parts, strict=True)
         ]
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        return jax.tree.map(lambda *leaves: get_numpy(*leaves).concatenate(leaves), *parts)
 
     def split(self, action: PyTree, stacked: bool) -> dict[str, PyTree]:
         """Return the group's action as its members'."""
@@ -119,11 +119,12 @@ class Group:
 
     def combine(self, reward: Float[Array, " m"], present: Bool[Array, " m"]) -> Float[Array, ""]:
         """Return the group's reward from those of its members that are present."""
-        reward = jnp.where(present, reward.astype(jnp.float32), 0.0)
+        xp = get_numpy(reward, present)
+        reward = xp.where(present, reward.astype(xp.float32), xp.float32(0.0))
         if self.reward == "same":
-            return reward[jnp.argmax(present)]
+            return reward[xp.argmax(present)]
         total = reward.sum()
-        return total if self.reward == "sum" else total / jnp.maximum(present.sum(), 1)
+        return total if self.reward == "sum" else total / xp.maximum(present.sum(), 1)
 
 
 class GroupedAgents(MultiAgentJaxEnv[GroupedState, Any]):
@@ -271,7 +272,7 @@ class GroupedAgents(MultiAgentJaxEnv[GroupedState, Any]):
                 members = {**members, ACTION_MASK: members[ACTION_MASK].reshape(-1)}
             extras: dict[str, PyTree] = {}
             if group.member_mask:
-                extras["member_mask"] = acts[name].astype(jnp.int8)
+                extras["member_mask"] = acts[name].astype(np.int8)
             if group.member_rewards:
                 extras["member_rewards"] = rewards[name]
             if group.global_state:
@@ -466,14 +467,22 @@ def _hide(
     idle = group.split(~acts, stacked=True)
     for key, here in group.split(seen, stacked=True).items():
         shown[key] = jax.tree.map(
-            lambda leaf, here=here: jnp.where(_expand(here, leaf), leaf, jnp.zeros((), leaf.dtype)),
+            lambda leaf, here=here: get_numpy(leaf, here).where(
+                _expand(here, leaf), leaf, np.zeros((), leaf.dtype)
+            ),
             obs[key],
         )
         if isinstance(shown[key], dict) and ACTION_MASK in shown[key]:
             mask = shown[key][ACTION_MASK]
-            legal = jnp.where(_expand(idle[key], mask), jnp.ones((), mask.dtype), mask)
+            one = np.ones((), mask.dtype)
+            legal = get_numpy(mask, idle[key]).where(_expand(idle[key], mask), one, mask)
             shown[key] = {**shown[key], ACTION_MASK: legal}
     return shown
+
+
+def get_numpy(*arrays: Any) -> Any:
+    """Return NumPy for arrays of NumPy alone, as environments in Python have, else JAX's."""
+    return np if all(isinstance(x, np.ndarray | np.generic) for x in arrays) else jnp
 
 
 def _expand(flags: Bool[Array, "*members"], like: Array) -> Bool[Array, "*_"]:

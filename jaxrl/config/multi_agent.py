@@ -61,21 +61,6 @@ def make_agents_env(config: "AlgorithmConfig") -> AnyMadeMulti:
     return make_multi(settings.env, settings.env_config, max_episode_steps=limit)
 
 
-def make_jax_agents_env(config: "AlgorithmConfig") -> MadeMultiEnv:
-    """Make the environment of a config whose agents are learned as one.
-
-    Raises:
-        JaxrlError: If it cannot be made, has a single agent, or is written in Python.
-    """
-    made = make_agents_env(config)
-    if isinstance(made, MadeMultiHostEnv):
-        raise ConfigError(
-            f"{config.algo_name} trains a team in the compiled program, and {made.id} is written in "
-            "Python: write it as a MultiAgentJaxEnv, or train its agents with PPO or DQN."
-        )
-    return made
-
-
 def resolve_agents(config: "AlgorithmConfig", made: AnyMadeMulti | None = None) -> AgentMapping:
     """Return the agents of a config, with the module of each.
 

@@ -58,6 +58,17 @@ _ALLOWED_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
 }
 """The same where the environment is written in Python."""
 
+_ALLOWED_FOR_TEAM_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
+    **{name: rule for name, rule in _ALLOWED.items() if name != "placement"},
+    **dict.fromkeys(
+        ("num_env_runners", "num_learners", "evaluation_num_env_runners"),
+        ((0,), "a team in Python is stepped and trained in this process; set 0"),
+    ),
+    "placement": _ALLOWED_ON_HOST["placement"],
+    "gym_env_vectorize_mode": _ALLOWED_ON_HOST["gym_env_vectorize_mode"],
+}
+"""The same for a team whose environment is written in Python."""
+
 
 def check_agents(config: "AlgorithmConfig") -> None:
     """Check the constraints between the settings of several agents.
@@ -106,6 +117,11 @@ def check_placed(config: "AlgorithmConfig", made: AnyMadeMulti) -> None:
             f"num_env_runners={number} is not supported with several agents and replay buffers, whose "
             "environments are stepped in this process; set 0, or use PPO, IMPALA or APPO."
         )
+
+
+def check_team_on_host(config: "AlgorithmConfig") -> None:
+    """Raise ConfigError if a setting asks for what a team in Python does not do."""
+    _check_allowed(config, _ALLOWED_FOR_TEAM_ON_HOST)
 
 
 def check_compiled(config: "AlgorithmConfig") -> None:

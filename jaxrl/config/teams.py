@@ -1,12 +1,15 @@
 """Teams of a config: the agents of an environment that are learned as one agent, as in QMIX."""
 
+import dataclasses
 from typing import TYPE_CHECKING
 
-from jaxrl.config.multi_agent import make_jax_agents_env
-from jaxrl.config.multi_agent_checks import check_compiled
+from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
+from jaxrl.config.multi_agent_checks import check_compiled, check_team_on_host
+from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.multi.groups import GroupReward as GroupReward
 from jaxrl.envs.multi.groups import group_agents
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.multi.host_team import HostTeamCreator
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make, make_any
 from jaxrl.errors import ConfigError, JaxrlError
@@ -25,7 +28,7 @@ _PER_MODULE = (
 )
 
 
-def make_team(config: "AlgorithmConfig") -> MadeEnv:
+def make_team(config: "AlgorithmConfig") -> AnyMadeEnv:
     """Make the environment of a config with all its agents as one agent.
 
     It observes who acts, the members' last rewards if the algorithm learns from them, and the
@@ -34,8 +37,10 @@ def make_team(config: "AlgorithmConfig") -> MadeEnv:
     Raises:
         JaxrlError: If the environment cannot be made, has a single agent, or several teams.
     """
-    made = make_jax_agents_env(config)
+    made = make_agents_env(config)
     settings = config.environment_settings
+    if isinstance(made, MadeMultiHostEnv):
+        return _make_host_team(config, made)
     team = group_agents(
         settings.env,
         _get_groups(config, made),
@@ -48,6 +53,22 @@ def make_team(config: "AlgorithmConfig") -> MadeEnv:
     grouped = make(team, max_episode_steps=settings.max_episode_steps)
     assert isinstance(grouped, MadeEnv)
     return MadeEnv(env=grouped.env, params=grouped.params, id=made.id, notes=made.notes)
+
+
+def _make_host_team(config: "AlgorithmConfig", made: MadeMultiHostEnv) -> MadeHostEnv:
+    """Make the team of an environment that is written in Python."""
+    ((name, _),) = _get_groups(config, made).items()
+    create = HostTeamCreator(
+        made=dataclasses.replace(made, max_episode_steps=None),
+        name=name,
+        reward=config.resolve_team_reward(),
+        member_rewards=config.learns_member_rewards,
+        global_state=config.team_reads_state and made.state_space is not None,
+    )
+    context = config.environment_settings.env_config
+    grouped = make(create, context, max_episode_steps=made.max_episode_steps)
+    assert isinstance(grouped, MadeHostEnv)
+    return dataclasses.replace(grouped, id=made.id, notes=made.notes)
 
 
 def make_named_env(config: "AlgorithmConfig") -> AnyMadeEnv:
@@ -73,7 +94,7 @@ def describe_team(config: "AlgorithmConfig") -> list[str]:
     if config.environment_settings.env is None:
         return []
     try:
-        made = make_jax_agents_env(config)
+        made = make_agents_env(config)
         ((_, members),) = _get_groups(config, made).items()
     except JaxrlError:
         return []
@@ -111,7 +132,6 @@ def check_team(config: "AlgorithmConfig") -> None:
             f"count_steps_by={settings.count_steps_by!r} counts rows of agents, and rows of "
             f"{config.algo_name} are those of the whole team: set 'env_steps'."
         )
-    check_compiled(config)
     environment = config.environment_settings
     if environment.action_mask_key != "action_mask":
         raise ConfigError(
@@ -119,11 +139,14 @@ def check_team(config: "AlgorithmConfig") -> None:
             "members' masks are the part 'action_mask' of their observations: leave it out."
         )
     if environment.env is None:
+        check_compiled(config)
         return
     made = make_any(environment.env, environment.env_config)
     if isinstance(made, MadeMultiHostEnv):
-        made = make_jax_agents_env(config)
-    if not isinstance(made, MadeMultiEnv):
+        check_team_on_host(config)
+    else:
+        check_compiled(config)
+    if not isinstance(made, MadeMultiEnv | MadeMultiHostEnv):
         raise ConfigError(
             f"{config.algo_name} trains a team of agents, but {made.id} has a single agent: use DQN for "
             "Discrete actions, TD3 or SAC for those of a Box, or PPO for any."
@@ -131,12 +154,19 @@ def check_team(config: "AlgorithmConfig") -> None:
     _get_groups(config, made)
 
 
-def _get_groups(config: "AlgorithmConfig", made: MadeMultiEnv) -> dict[str, tuple[str, ...]]:
+def _get_groups(config: "AlgorithmConfig", made: AnyMadeMulti) -> dict[str, tuple[str, ...]]:
     """Return the only team with its members.
 
     Raises:
-        ConfigError: If there are several teams.
+        ConfigError: If there are several teams, or the members are not known.
     """
+    if isinstance(made, MadeMultiHostEnv):
+        if made.has_all_agents:
+            return {TEAM: made.possible_agents}
+        raise ConfigError(
+            f"{config.algo_name} trains a team whose members are known before the run, and "
+            f"possible_agents of {made.id} is not set: set it to the ids of all of them."
+        )
     agents, teams = made.env.possible_agents, made.env.teams
     if not teams:
         return {TEAM: agents}

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.groups import Team
+from jaxrl.envs.multi.host_team import find_host_team
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
 from jaxrl.envs.wrappers import TimeLimit
 from jaxrl.policy.compute_actions import ActionOptions, ComputeActions
@@ -12,7 +13,9 @@ from jaxrl.policy.compute_actions import ActionOptions, ComputeActions
 
 def find_team(made: AnyMadeEnv) -> Team | None:
     """Return the team that an environment's agents are, if they are one."""
-    env: object = made.env if isinstance(made, MadeEnv) else None
+    if not isinstance(made, MadeEnv):
+        return find_host_team(made.create)
+    env: object = made.env
     env = env.env if isinstance(env, TimeLimit) else env
     return env if isinstance(env, Team) else None
 
