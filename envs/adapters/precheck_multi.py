@@ -11,8 +11,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.barrier import close_quietly, reraise_interrupts
 from jaxrl.envs.adapters.precheck import NUM_STEPS, ValidateEnv, call_validate_env
 from jaxrl.envs.context import EnvContext
-from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
-from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.multi.host_made import AnyCheckedEnv, MadeMultiHostEnv
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.errors import EnvError, JaxrlError, summarize_exception
 
@@ -53,7 +52,7 @@ def precheck_multi_env(
         close_quietly(made.id, env)
 
 
-def make_checked(made: MadeMultiHostEnv, context: EnvContext) -> CheckedMultiAgentEnv:
+def make_checked(made: MadeMultiHostEnv, context: EnvContext) -> AnyCheckedEnv:
     """Make one environment.
 
     Raises:
@@ -70,7 +69,7 @@ def make_checked(made: MadeMultiHostEnv, context: EnvContext) -> CheckedMultiAge
         ) from error
 
 
-def play_randomly(env: CheckedMultiAgentEnv, num_steps: int, seed: int) -> None:
+def play_randomly(env: AnyCheckedEnv, num_steps: int, seed: int) -> None:
     """Take steps with random actions of whoever acts, across episodes.
 
     Raises:
@@ -94,7 +93,7 @@ def play_randomly(env: CheckedMultiAgentEnv, num_steps: int, seed: int) -> None:
         raise EnvError(f"{env.name}: {what} raised {summarize_exception(error)}.") from error
 
 
-def sample_actions(env: CheckedMultiAgentEnv, obs: dict[str, PyTree], seed: int) -> dict[str, Any]:
+def sample_actions(env: AnyCheckedEnv, obs: dict[str, PyTree], seed: int) -> dict[str, Any]:
     """Sample an action of each agent that acts, a legal one where its observation has a mask."""
     actions: dict[str, Any] = {}
     for place, agent in enumerate(env.agents_to_act):

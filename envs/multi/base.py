@@ -19,6 +19,15 @@ ALL = "__all__"
 """Key of the end of the whole episode in `terminated` and `truncated`, RLlib's name."""
 
 
+SLOT_MARK = "#"
+"""Mark in the name of a slot, which no id of an agent has: agents that come and go share it."""
+
+
+def is_slot(agent: str) -> bool:
+    """Return whether a name is that of a slot, which different agents have one after the other."""
+    return SLOT_MARK in agent
+
+
 @pytree
 class MultiStart:
     """First observations of an episode, and who acts on them.

@@ -1,13 +1,13 @@
 """Agents of a Python environment: their names as strings, spaces, and conversions of values."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import gymnasium
 import numpy as np
 
-from jaxrl.core.spaces import map_leaves
+from jaxrl.core.spaces import is_same_space, map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_spaces import Converter, make_converter, to_runner_space
 from jaxrl.envs.multi.base import ALL
@@ -36,6 +36,7 @@ class HostAgents:
         self._env = env
         self._own: dict[str, AgentID] = {}
         self._agents: dict[str, _Agent] = {}
+        self._kinds: list[_Agent] = []
         self.possible = tuple(self._add(agent) for agent in _list_possible(env))
         self._is_open = not self.possible
 
@@ -60,6 +61,12 @@ class HostAgents:
             f"which are {list(self.possible)}, or return values of those alone."
             f"{did_you_mean(name, self.possible)}"
         )
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Forget all other agents, if agents are not known before; they may come again."""
+        if self._is_open:
+            self._own = {name: self._own[name] for name in names}
+            self._agents = {name: own for name, own in self._agents.items() if name in names}
 
     def find_name(self, agent: AgentID) -> str:
         """Return the name for a name or an id of the environment's, without looking it up."""
@@ -140,21 +147,37 @@ class HostAgents:
 
     def _get(self, name: str) -> "_Agent":
         if name not in self._agents:
-            self._agents[name] = _Agent(self._env, self.name, self._own[name])
+            self._agents[name] = self._make_agent(self._own[name])
         return self._agents[name]
+
+    def _make_agent(self, own_id: AgentID) -> "_Agent":
+        """Return the spaces of an agent, those of an earlier one if they are equal."""
+        if not self._is_open:
+            return _Agent(self._env, self.name, own_id)
+        for kind in self._kinds:
+            if kind.has_spaces_of(self._env, self.name, own_id):
+                return kind
+        self._kinds.append(_Agent(self._env, self.name, own_id))
+        return self._kinds[-1]
 
 
 class _Agent:
     """Spaces and the converter of one agent."""
 
     def __init__(self, env: MultiAgentEnv, env_name: str, agent: AgentID) -> None:
-        observation_space = _get_space(env.get_observation_space, env_name, "observation", agent)
-        self.own_action_space = _get_space(env.get_action_space, env_name, "action", agent)
+        observation_space, self.own_action_space = self.own_spaces = _get_spaces(
+            env, env_name, agent
+        )
         self.observation_space = to_runner_space(observation_space)
         self.action_space = to_runner_space(self.own_action_space)
         self.label = f"{env_name}: the observation of agent {agent!r}"
         self._convert_own: Converter = make_converter(self.label, observation_space)
         self._is_cast = self.observation_space is not observation_space
+
+    def has_spaces_of(self, env: MultiAgentEnv, env_name: str, agent: AgentID) -> bool:
+        """Return whether another agent has equal spaces."""
+        others = _get_spaces(env, env_name, agent)
+        return all(map(is_same_space, self.own_spaces, others))
 
     def convert(self, value: object) -> PyTree:
         """Return an observation with the types of the environment's space, cast to those of modules.
@@ -164,6 +187,15 @@ class _Agent:
         """
         obs = self._convert_own(value)
         return map_leaves(_to_runner_leaf, self.observation_space, obs) if self._is_cast else obs
+
+
+def _get_spaces(
+    env: MultiAgentEnv, env_name: str, agent: AgentID
+) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    return (
+        _get_space(env.get_observation_space, env_name, "observation", agent),
+        _get_space(env.get_action_space, env_name, "action", agent),
+    )
 
 
 def _get_space(

@@ -2,13 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
 from jaxrl.envs.multi.host_env import AgentID, MultiAgentEnv
+from jaxrl.envs.multi.host_slots import AgentSlotPlan, SlottedEnv
+
+
+AnyCheckedEnv: TypeAlias = CheckedMultiAgentEnv | SlottedEnv
+"""An environment whose agents are named by their ids, or by their slots."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,6 +34,8 @@ class MadeMultiHostEnv:
             environment does not say, and these are those of a first episode.
         notes: Sentences for `config.explain()`.
         own_ids: The environment's own ids of the agents, which may be ints, by name.
+        slots: Slots of agents that are not known before, which then are the agents here; None where
+            agents are known.
     """
 
     is_jax: ClassVar[bool] = False
@@ -44,6 +51,7 @@ class MadeMultiHostEnv:
     has_all_agents: bool = True
     notes: tuple[str, ...] = ()
     own_ids: Mapping[str, AgentID] = dataclasses.field(default_factory=dict[str, AgentID])
+    slots: AgentSlotPlan | None = None
 
     @property
     def possible_agents(self) -> tuple[str, ...]:
@@ -64,7 +72,7 @@ class MadeMultiHostEnv:
         *,
         trains: bool = False,
         reads_state: bool | None = None,
-    ) -> CheckedMultiAgentEnv:
+    ) -> AnyCheckedEnv:
         """Make one environment, whose contract is checked and whose time limit is applied.
 
         Args:
@@ -76,10 +84,22 @@ class MadeMultiHostEnv:
             EnvError: If its ids are invalid. What the creator raises passes.
         """
         env = self.create(EnvContext(self.env_config) if context is None else context)
-        return CheckedMultiAgentEnv(
+        checked = CheckedMultiAgentEnv(
             env,
             self.id,
             max_episode_steps=self.max_episode_steps,
             trains=trains,
             reads_state=reads_state,
+        )
+        return checked if self.slots is None else SlottedEnv(checked, self.slots)
+
+    def with_slots(self, plan: AgentSlotPlan) -> "MadeMultiHostEnv":
+        """Return the environment with slots in place of agents."""
+        modules = plan.modules
+        return dataclasses.replace(
+            self,
+            observation_spaces={slot: plan.spaces[m][0] for slot, m in modules.items()},
+            action_spaces={slot: plan.spaces[m][1] for slot, m in modules.items()},
+            own_ids=dict.fromkeys(modules),
+            slots=plan,
         )

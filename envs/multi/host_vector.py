@@ -30,10 +30,12 @@ from jaxrl.envs.adapters.precheck import ValidateEnv
 from jaxrl.envs.adapters.precheck_multi import precheck_multi_env
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostFault
-from jaxrl.envs.multi.checked import CheckedMultiAgentEnv, NonFiniteValueError
+from jaxrl.envs.multi.checked import NonFiniteValueError
 from jaxrl.envs.multi.host_env import AgentID
-from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.multi.host_made import AnyCheckedEnv, MadeMultiHostEnv
+from jaxrl.envs.multi.host_slots import SlottedEnv
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
+from jaxrl.episodes.multi_agent import MultiAgentEpisode
 from jaxrl.errors import EnvError, summarize_exception
 
 Outcome: TypeAlias = HostMultiStart | HostMultiStep
@@ -82,7 +84,7 @@ class MultiHostVector:
         restart_failed: bool,
         reads_state: bool = False,
     ) -> None:
-        self.num_envs = num_envs
+        self.num_envs, self._made = num_envs, made
         self._pending_faults: list[list[HostFault]] = [[] for _ in range(num_envs)]
         self._paused = np.zeros(num_envs, np.bool_)
         self._copies = [
@@ -153,6 +155,23 @@ class MultiHostVector:
         """Return the environment's own id of an agent, which may be an int."""
         return self._copies[row].env.agents.get_own_id(agent)
 
+    @property
+    def has_slots(self) -> bool:
+        """Return whether agents are those of slots, which know their episodes."""
+        return self._made.slots is not None
+
+    def get_episode(self, row: int) -> MultiAgentEpisode:
+        """Return the ongoing episode of a copy with slots, which knows the modules of its agents."""
+        env = self._copies[row].env
+        assert isinstance(env, SlottedEnv)
+        return env.episode
+
+    def set_episode(self, row: int, episode: MultiAgentEpisode) -> None:
+        """Replace it by its next chunk."""
+        env = self._copies[row].env
+        assert isinstance(env, SlottedEnv)
+        env.episode = episode
+
     def take_rewards_without_action(self) -> int:
         """Return the number of rewards, since the last call, of agents that were not present."""
         return sum(copy.take_rewards_without_action() for copy in self._copies)
@@ -187,7 +206,7 @@ class _Copy:
         )
         self._seed, self._index = seed, index
         self._restart_failed, self._reads_state = restart_failed, reads_state
-        self._env: CheckedMultiAgentEnv | None = None
+        self._env: AnyCheckedEnv | None = None
         self._restarts = self._num_consecutive = 0
 
     @property
@@ -196,7 +215,7 @@ class _Copy:
         return derive_seed(self._seed, self._index)
 
     @property
-    def env(self) -> CheckedMultiAgentEnv:
+    def env(self) -> AnyCheckedEnv:
         """The environment, made now if it does not exist yet."""
         if self._env is None:
             self._env = self._made.make_checked(
@@ -232,7 +251,7 @@ class _Copy:
 
     def get_state(self) -> PyTree | None:
         """Return the state as arrays, None if unavailable."""
-        if self._env is None:
+        if self._env is None or isinstance(self._env, SlottedEnv):  # whose ids are no arrays
             return None
         state = get_env_state(self._env.env)
         if state is None:
@@ -243,10 +262,12 @@ class _Copy:
 
     def set_state(self, state: PyTree) -> None:
         """Restore a state that `get_state` returned."""
-        self.env.reset(seed=0)
+        env = self.env
+        assert not isinstance(env, SlottedEnv)
+        env.reset(seed=0)
         self._restarts, self._num_consecutive = (int(count) for count in state["restarts"])
-        set_env_state(self.env.env, state)
-        self.env.set_flags(self._made.possible_agents, state["episode"])
+        set_env_state(env.env, state)
+        env.set_flags(self._made.possible_agents, state["episode"])
 
     def _call(self, what: str, function: Callable[[], Outcome]) -> tuple[Outcome, list[HostFault]]:
         """Call the environment; return what it returned, or the start after a fault.
@@ -271,7 +292,8 @@ class _Copy:
                 raise EnvError(
                     f"{self._name}: the agent {agent!r} takes part, but possible_agents is not set "
                     f"and the first episode had {', '.join(self._made.possible_agents)}: set it to "
-                    "the ids of all agents that may ever take part."
+                    "the ids of all agents that may ever take part, or set max_agents to the number of "
+                    "those that are present at once."
                 )
         return outcome
 

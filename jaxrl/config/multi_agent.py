@@ -14,6 +14,7 @@ from jaxrl.config.agent_mapping import (
     find_agents,
     parse_mapping,
 )
+from jaxrl.config.agent_slots import give_slots
 from jaxrl.config.host_mapping import Choices, call_host_mapping, read_choices, take_first
 from jaxrl.config.settings.multi_agent import Draw, Player, PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
@@ -56,8 +57,15 @@ def make_agents_env(config: "AlgorithmConfig") -> AnyMadeMulti:
         )
     limit = settings.max_episode_steps
     made = make_any(settings.env, settings.env_config, max_episode_steps=limit)
+    number = config.multi_agent_settings.max_agents
     if isinstance(made, MadeMultiHostEnv):
-        return made
+        ids = _list_ids(config.multi_agent_settings.policies)
+        return give_slots(config, made, {m: _get_policy(config, m) for m in ids})
+    if number is not None and isinstance(made, MadeMultiEnv):
+        raise ConfigError(
+            f"max_agents={number!r} has no effect: {made.id} is written in JAX and names its agents; "
+            "leave it out."
+        )
     return make_multi(settings.env, settings.env_config, max_episode_steps=limit)
 
 
@@ -155,6 +163,10 @@ def _map_agents(
     """Return the patterns of a mapping, and the modules that a function chooses from by episode."""
     settings = config.multi_agent_settings
     choices: Choices = {}
+    if isinstance(made, MadeMultiHostEnv) and made.slots is not None:
+        for module in made.slots.spaces:
+            check_module_id(module)
+        return (dict(made.slots.modules),), choices
     if settings.mapping is not None:
         patterns, choices = _read_mapping(config, agents, made)
         source = "mapping"
@@ -268,9 +280,13 @@ def _is_trained(function: Mapped, module: str) -> bool:
 
 def prepare_agents(config: "AlgorithmConfig") -> None:
     """Replace functions of ids by what they return, so that a config can be saved and loaded."""
-    agents = resolve_agents(config, make_agents_env(config))
+    made = make_agents_env(config)
+    agents = resolve_agents(config, made)
+    slots = made.slots if isinstance(made, MadeMultiHostEnv) else None
     config.unset("policies_to_train")
-    if not agents.choices:
+    if slots is not None:
+        config.multi_agent(max_agents=slots.number)
+    elif not agents.choices:
         config.unset("policy_mapping_fn")
     if agents.choices:
         pattern = agents.players[0]
@@ -279,7 +295,7 @@ def prepare_agents(config: "AlgorithmConfig") -> None:
             for agent, module in pattern.items()
         }
         config.multi_agent(mapping=choices)
-    elif config.multi_agent_settings.mapping is None:
+    elif config.multi_agent_settings.mapping is None and slots is None:
         mapping: list[Any] = [dict(pattern) for pattern in agents.patterns]
         config.multi_agent(mapping=mapping[0] if len(mapping) == 1 else mapping)
     if len(agents.trained) < len(agents.modules):

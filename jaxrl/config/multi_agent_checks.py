@@ -164,6 +164,7 @@ def check_single_agent(config: "AlgorithmConfig") -> None:
         "algorithm_config_overrides_per_module",
         "observe_agent_id",
         "share_rewards",
+        "max_agents",
     ):
         if value := vars(settings)[name]:
             raise ConfigError(

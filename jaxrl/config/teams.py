@@ -25,6 +25,7 @@ _PER_MODULE = (
     "policy_mapping_fn",
     "policies_to_train",
     "algorithm_config_overrides_per_module",
+    "max_agents",
 )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.types import Counter
+from jaxrl.envs.multi.base import is_slot
 from jaxrl.metrics import ALL_MODULES, EPISODE_RETURN_MEAN
 from jaxrl.training.episode_metrics import add_sums, compute_episode_metrics
 from jaxrl.training.episode_stats import AgentReturns, AgentSums, EpisodeSums
@@ -164,7 +165,11 @@ class AgentTotals:
         agents = tuple(self.patterns[0])
         agent_steps = dict(zip(agents, counters_to_ints(latest.agents.steps), strict=True))
         agent_returns: dict[str, float] = {}
+        sampled = dict(zip(agents, map(int, self.sums.steps), strict=True))
         for i, agent in enumerate(agents):
+            if is_slot(agent):  # of other agents one after the other: modules have the results
+                del agent_steps[agent], sampled[agent]
+                continue
             ring, sums = jax.tree.map(lambda x, i=i: x[i], (latest.agents.ring, self.sums.episodes))
             metrics = compute_episode_metrics(ring, sums, smoothing)
             agent_returns[agent] = metrics[EPISODE_RETURN_MEAN]
@@ -178,7 +183,7 @@ class AgentTotals:
         return {
             "agent_episode_returns_mean": agent_returns,
             "module_episode_returns_mean": module_returns,
-            "num_agent_steps_sampled": dict(zip(agents, map(int, self.sums.steps), strict=True)),
+            "num_agent_steps_sampled": sampled,
             "num_agent_steps_sampled_lifetime": agent_steps,
             "num_module_steps_sampled": {name: own.rows for name, own in self.modules.items()},
             "num_module_steps_sampled_lifetime": self._count_module_steps(latest),

@@ -223,6 +223,15 @@ class MultiAgentSettings:
         "each from its own. Reported returns are those of the environment.",
     )
 
+    max_agents: int | Literal["auto"] | None = field(
+        default=None,
+        check=count,
+        doc="Number of agents of each module that may be present at once in a copy of a Python "
+        "environment whose agents are not known before: an agent has a slot from its first observation "
+        "to the step after its end. 'auto' is twice the largest number in random episodes when a run "
+        "is built; a built Algorithm has the number here. None is for agents that are known.",
+    )
+
     @property
     def self_play(self) -> SelfPlay | None:
         """League, made of its arguments where they are a dictionary.

@@ -103,7 +103,7 @@ class MultiEnvRunner(FormerNames):
             policy_step.rows,
             config.multi_agent_settings.policy_mapping_fn,
             self.env_index,
-            vector.get_own_id,
+            vector,
         )
         self._scenes = CriticScenes.make_if(
             policy_step.views, policy_step.rows, self.num_envs, jit=debugging.jit
@@ -176,7 +176,7 @@ class MultiEnvRunner(FormerNames):
 
     def set_episode(self, env: int, episode: MultiAgentEpisode) -> None:
         """Replace the ongoing episode by its next chunk."""
-        self._slots.episodes[env] = episode
+        self._slots.set_episode(env, episode)
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of all modules to act with."""
@@ -402,10 +402,9 @@ class MultiEnvRunner(FormerNames):
     def _reset(self, seeds: list[int] | None) -> None:
         self._num_dropped += sum(own.clear() for own in self._modules.values())
         self._is_reset = True
-        for env in range(self.num_envs):
-            self._create_episode(env)
         starts = self.vector.reset(seeds)
         for env, start in enumerate(starts):
+            self._create_episode(env)
             self._begin_episode(env, start)
         self._watch([CopyStep(start=start) for start in starts])
 

@@ -9,6 +9,7 @@ from jaxtyping import Bool
 
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.host_env import AgentID
+from jaxrl.envs.multi.host_vector import MultiHostVector
 from jaxrl.episodes.multi_agent import MultiAgentEpisode
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.training.agent_rows import AgentRows
@@ -22,8 +23,8 @@ class AgentSlots:
         mapping_fn: The user's `policy_mapping_fn`, for agents whose module may change; None if
             there are none.
         env_index: Indices of the environments within the run.
-        get_own_id: Function of an environment's row and an agent's name that returns the
-            environment's own id of the agent.
+        vector: Copies of the environment, which know the environment's own ids of agents and, if
+            these are those of slots, which modules play them.
     """
 
     def __init__(
@@ -31,10 +32,11 @@ class AgentSlots:
         rows: AgentRows,
         mapping_fn: Callable[..., Any] | None,
         env_index: np.ndarray,
-        get_own_id: Callable[[int, str], AgentID],
+        vector: MultiHostVector,
     ) -> None:
         self.rows, self.env_index = rows, env_index
-        self._mapping_fn, self._get_own_id = mapping_fn, get_own_id
+        self._mapping_fn, self._get_own_id = mapping_fn, vector.get_own_id
+        self._vector, self._has_slots = vector, vector.has_slots
         self.members = {
             m: tuple(rows.agents[i] for i in rows.get_positions(m)) for m in rows.modules
         }
@@ -44,11 +46,15 @@ class AgentSlots:
         }
         self.position = {agent: i for i, agent in enumerate(rows.agents)}
         self._modules: list[dict[str, str]] = [{} for _ in env_index]
-        self.episodes = [self.make_episode(row) for row in range(len(env_index))]
+        self.episodes = [
+            MultiAgentEpisode(agent_to_module_mapping_fn=self._choose) for _ in env_index
+        ]
 
     def make_episode(self, row: int) -> MultiAgentEpisode:
         """Make a new episode of an environment, in which modules are chosen anew."""
         self._modules[row] = {}
+        if self._has_slots:
+            return self._vector.get_episode(row)
         return MultiAgentEpisode(agent_to_module_mapping_fn=self._choose)
 
     def begin_episode(self, row: int) -> MultiAgentEpisode:
@@ -56,16 +62,26 @@ class AgentSlots:
         self.episodes[row] = self.make_episode(row)
         return self.episodes[row]
 
+    def set_episode(self, row: int, episode: MultiAgentEpisode) -> None:
+        """Replace the episode of an environment by its next chunk."""
+        self.episodes[row] = episode
+        if self._has_slots:
+            self._vector.set_episode(row, episode)
+
     def find(self, row: int, agent: str) -> tuple[str, int]:
         """Return the module that plays an agent in an episode, and the agent's row there."""
         module = self._modules[row].get(agent)
         if module is None:
-            module = self.episodes[row].module_for(self._get_own_id(row, agent))
+            module = self.rows.mapping[agent]
+            if not self._has_slots:
+                module = self.episodes[row].module_for(self._get_own_id(row, agent))
             self._modules[row][agent] = module
         return module, row * len(self.members[module]) + self._places[module][agent]
 
     def get_modules(self, row: int) -> dict[AgentID, str]:
         """Return the module of every agent for which one was chosen in the current episode."""
+        if self._has_slots:
+            return {}  # the episode knows them
         return {self._get_own_id(row, agent): m for agent, m in self._modules[row].items()}
 
     def get_agent(self, module: str, row: int) -> tuple[int, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from jaxrl.envs.multi.base import is_slot
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.multi_rollout import MultiRollout
 
@@ -64,6 +65,7 @@ def compute_agent_returns(parts: Iterable[AgentEpisodes | None]) -> dict[str, di
         "agent_episode_returns_mean": {
             agent: _mean([value for own, _, value in returns if own == agent])
             for agent in found[0].agents
+            if not is_slot(agent)
         },
         "module_episode_returns_mean": {
             module: _mean([value for _, own, value in returns if own == module])

@@ -1,0 +1,213 @@
+"""Slots of agents that are not known before a run: those that are present have the rows of a module.
+
+An agent that comes has the first free slot of the module that plays it, and keeps it to its end.
+Runners see slots as agents, so that the number of rows never depends on who is present.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+
+from jaxrl.core.spaces import is_same_space
+from jaxrl.core.types import PyTree
+from jaxrl.envs.multi.base import ALL, SLOT_MARK
+from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
+from jaxrl.envs.multi.host_env import AgentID
+from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
+from jaxrl.episodes.multi_agent import MultiAgentEpisode
+from jaxrl.errors import EnvError, did_you_mean
+
+SpacePair = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class AgentSlotPlan:
+    """Slots of every module in each copy of an environment.
+
+    Attributes:
+        number: Slots of each module.
+        spaces: Observation space and action space of each module.
+        mapping_fn: Function of an agent's id and its episode that returns the agent's module; None
+            if there is a single module.
+    """
+
+    number: int
+    spaces: Mapping[str, SpacePair]
+    mapping_fn: Callable[..., Any] | None
+
+    @property
+    def modules(self) -> dict[str, str]:
+        """Module of each slot, in the order of rows."""
+        return {
+            f"{m}{SLOT_MARK}{place}": m for m in sorted(self.spaces) for place in range(self.number)
+        }
+
+    def choose(self, agent_id: AgentID, episode: MultiAgentEpisode) -> str:
+        """Return the module of an agent.
+
+        Raises:
+            EnvError: If the user's function raises, or returns an unknown module.
+        """
+        if self.mapping_fn is None:
+            return next(iter(self.spaces))
+        try:
+            module = self.mapping_fn(agent_id, episode)
+        except Exception as error:
+            raise EnvError(
+                f"policy_mapping_fn raised {type(error).__name__} for the agent {agent_id!r}: {error}."
+            ) from error
+        if module not in self.spaces:
+            known = list(self.spaces)
+            raise EnvError(
+                f"policy_mapping_fn gives the agent {agent_id!r} the module {module!r}, but the modules "
+                f"are {', '.join(known)}: name all of them in policies."
+                f"{did_you_mean(str(module), known)}"
+            )
+        return module
+
+
+class SlottedEnv:
+    """A checked environment whose agents have the names of their slots.
+
+    It has the methods of `CheckedMultiAgentEnv`. Values of agents without a slot, such as a reward of
+    one that ended, are those of a name in parentheses, which no slot has.
+
+    Attributes:
+        episode: Ongoing episode, which knows the module of every agent that took part.
+    """
+
+    def __init__(self, inner: CheckedMultiAgentEnv, plan: AgentSlotPlan) -> None:
+        """Give the agents of `inner` slots."""
+        self.inner, self._plan = inner, plan
+        self.env, self.name, self.state_space = inner.env, inner.name, inner.state_space
+        self.agents = self
+        self._free: dict[str, list[str]] = {}
+        self._slots: dict[str, str] = {}
+        self._own: dict[str, AgentID] = {}
+        self._ended: list[str] = []
+        self.episode = MultiAgentEpisode(agent_to_module_mapping_fn=plan.choose)
+
+    @property
+    def possible_agents(self) -> tuple[str, ...]:
+        """All slots."""
+        return tuple(self._plan.modules)
+
+    @property
+    def agents_to_act(self) -> tuple[str, ...]:
+        """Slots of the agents whose actions the next step takes."""
+        return tuple(self._slots[name] for name in self.inner.agents_to_act)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps of the episode so far."""
+        return self.inner.num_steps
+
+    @property
+    def rewards_without_action(self) -> int:
+        """Number of rewards of agents that were not present."""
+        return self.inner.rewards_without_action
+
+    @rewards_without_action.setter
+    def rewards_without_action(self, number: int) -> None:
+        self.inner.rewards_without_action = number
+
+    def get_own_id(self, slot: str) -> AgentID:
+        """Return the id of the agent in a slot, also of one that ended in the latest step."""
+        return self._own[slot]
+
+    def get_observation_space(self, slot: str) -> gymnasium.Space[Any]:
+        """Return the observation space of a slot's module."""
+        return self._plan.spaces[self._plan.modules[slot]][0]
+
+    def get_action_space(self, slot: str) -> gymnasium.Space[Any]:
+        """Return the action space of a slot's module."""
+        return self._plan.spaces[self._plan.modules[slot]][1]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> HostMultiStart:
+        """Begin an episode, in which all slots are free."""
+        self.inner.agents.keep_only(())
+        self._slots, self._own, self._ended = {}, {}, []
+        self._free = {m: [] for m in self._plan.spaces}
+        for slot, m in reversed(self._plan.modules.items()):
+            self._free[m].append(slot)
+        self.episode = MultiAgentEpisode(agent_to_module_mapping_fn=self._plan.choose)
+        start = self.inner.reset(seed, options)
+        for name in start.obs:
+            self._enter(name)
+        return dataclasses.replace(
+            start, obs=self._rename(start.obs), infos=self._rename(start.infos)
+        )
+
+    def step(self, actions: Mapping[str, PyTree]) -> HostMultiStep:
+        """Take one step, given the actions of slots; who ended at the one before frees its slot."""
+        self._release()
+        own = {slot: name for name, slot in self._slots.items()}
+        step = self.inner.step({own[slot]: action for slot, action in actions.items()})
+        for name in step.joined:
+            self._enter(name)
+        self._ended = [n for n in step.present if step.terminated[n] or step.truncated[n]]
+        return dataclasses.replace(
+            step,
+            obs=self._rename(step.obs),
+            reward=self._rename(step.reward),
+            terminated=self._rename(step.terminated),
+            truncated=self._rename(step.truncated),
+            acts=self._rename(step.acts),
+            joined=tuple(self._slots[name] for name in step.joined),
+            infos=self._rename(step.infos),
+        )
+
+    def _enter(self, name: str) -> None:
+        """Give an agent a slot of its module."""
+        own_id = self.inner.agents.get_own_id(name)
+        module = self.episode.module_for(own_id)
+        own = self.inner.get_observation_space(name), self.inner.get_action_space(name)
+        for kind, space, wanted in zip(
+            ("observation", "action"), own, self._plan.spaces[module], strict=True
+        ):
+            if not is_same_space(space, wanted):
+                raise EnvError(
+                    f"{self.name}: the {kind} space of the agent {own_id!r} is {space}, and that of its "
+                    f"module {module!r} is {wanted}: let policy_mapping_fn choose a module with these "
+                    "spaces, and name it in policies."
+                )
+        if not self._free[module]:
+            number = self._plan.number
+            raise EnvError(
+                f"{self.name}: the agent {own_id!r} comes while all {number} slots of the module "
+                f"{module!r} are taken: set max_agents={2 * number} or more, since an agent has its slot "
+                "from its first observation to the step after its end."
+            )
+        slot = self._free[module].pop()
+        self._slots[name], self._own[slot] = slot, own_id
+
+    def _release(self) -> None:
+        """Free the slots of agents that ended."""
+        for name in self._ended:
+            slot = self._slots.pop(name)
+            self._free[self._plan.modules[slot]].append(slot)
+        self.inner.agents.keep_only(self._slots)
+        self._own = {slot: self._own[slot] for slot in self._slots.values()}
+        self._ended = []
+
+    def _rename(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values by slot."""
+        renamed: dict[str, Any] = {}
+        for name, value in values.items():
+            slot = name if name == ALL else self._slots.get(name, f"({name})")
+            renamed[slot] = value
+            if slot[0] == "(":
+                self._own[slot] = self.inner.agents.get_own_id(name)
+        return renamed
+
+    def render(self) -> Any:
+        """Return the environment's picture, None if there is none."""
+        return self.inner.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.inner.close()
