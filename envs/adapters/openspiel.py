@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -11,7 +11,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_creators import Creator
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.base import ALL
-from jaxrl.envs.multi.host_env import AgentDict, MultiAgentEnv
+from jaxrl.envs.multi.host_env import AgentDict, AgentID, MultiAgentEnv
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean, summarize_exception
 
 PREFIX = "openspiel"
@@ -126,6 +126,11 @@ class OpenSpielEnv(MultiAgentEnv):
             return {player: self._observe_player(player)}
         acting = [player for player in self.agents if state.legal_actions(player)]
         return {player: self._observe_player(player) for player in acting}
+
+    def get_final_observation(self, agent_id: AgentID) -> dict[str, PyTree]:
+        """Return what a player observes whose turn it is not; it may do anything."""
+        obs = self._observe_player(cast("int", agent_id))
+        return {**obs, ACTION_MASK: np.ones(self._num_actions, np.int8)}
 
     def _observe_player(self, player: int) -> dict[str, PyTree]:
         mask = np.zeros(self._num_actions, np.int8)

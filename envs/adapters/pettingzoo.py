@@ -160,6 +160,13 @@ class PettingZooEnv(_PettingZoo):
         self._add_ends(terminateds, truncateds)
         return self._with_masks(obs, infos), rewards, terminateds, truncateds, infos
 
+    def get_final_observation(self, agent_id: AgentID) -> PyTree:
+        """Return what an agent observes whose turn it is not; it may do anything."""
+        obs: Any = self._add_mask(agent_id, self.env.observe(agent_id), {})
+        if isinstance(obs, dict) and ACTION_MASK in obs:
+            obs = {**obs, ACTION_MASK: np.ones_like(obs[ACTION_MASK])}
+        return obs
+
     def _begin(
         self, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[AgentDict, AgentDict]:

@@ -15,6 +15,9 @@ from jaxrl.envs.multi.host_made import AnyCheckedEnv, MadeMultiHostEnv
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.errors import EnvError, JaxrlError, summarize_exception
 
+_MAX_STEPS = 1_000
+"""Number of steps at most in which a time limit is looked for that agents in turns cannot have."""
+
 _checked: weakref.WeakSet[MadeMultiHostEnv] = weakref.WeakSet()
 """Environments checked in this process; training, evaluation and recording share one check."""
 
@@ -45,6 +48,8 @@ def precheck_multi_env(
         if check:
             _check_signature(made.id, env.env)
             play_randomly(env, NUM_STEPS, seed=0)
+            if made.max_episode_steps is not None and env.leaves_agents_waiting:
+                play_randomly(env, min(made.max_episode_steps, _MAX_STEPS), seed=NUM_STEPS)
             _checked.add(made)
         if validate_env is not None:
             call_validate_env(made.id, env.env, context, validate_env)

@@ -52,6 +52,8 @@ class CheckedMultiAgentEnv:
         rewards_without_action: Number of rewards, since it was made, of agents that were not
             present: before their first action, or after their end.
         state_space: Space of the global state, None if the environment has none.
+        leaves_agents_waiting: Whether agents have been present without an observation, who have none
+            at a time limit either, unless the environment defines `get_final_observation`.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class CheckedMultiAgentEnv:
             self._limit = check_max_episode_steps(max_episode_steps)
         self._trains = trains
         self._reads_state = not trains if reads_state is None else reads_state
+        self.leaves_agents_waiting = False
         self._asked: dict[str, None] = {}
         self._present: dict[str, None] = {}
         self._idle_steps = 0
@@ -239,6 +242,11 @@ class CheckedMultiAgentEnv:
             for name in named_obs
             if name not in ends and not (over or terminated.get(name) or truncated.get(name))
         }
+        if self._is_cut_by_limit(truncateds, truncated):
+            named_obs = {**named_obs, **self._get_final_observations(ends, named_obs)}
+        elif not over:
+            waits = any(name not in named_obs for name, end in ends.items() if not any(end))
+            self.leaves_agents_waiting |= waits and not self._tells_final_observations
         obs_after = {
             name: self._convert(name, value)
             for name, value in named_obs.items()
@@ -276,6 +284,22 @@ class CheckedMultiAgentEnv:
     def _is_cut_by_limit(self, truncateds: Any, truncated: dict[str, bool]) -> bool:
         return truncated[ALL] and not truncateds.get(ALL, False)
 
+    @property
+    def _tells_final_observations(self) -> bool:
+        """True if the environment defines `get_final_observation`."""
+        own = getattr(type(self.env), "get_final_observation", None)
+        return own is not None and own is not MultiAgentEnv.get_final_observation
+
+    def _get_final_observations(
+        self, ends: dict[str, tuple[bool, bool]], obs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return last observations of agents that a time limit truncates while they wait."""
+        if not self._tells_final_observations:
+            return {}
+        waiting = [name for name, end in ends.items() if name not in obs and end == (False, True)]
+        own = {name: self.agents.get_own_id(name) for name in waiting}
+        return {name: self.env.get_final_observation(agent) for name, agent in own.items()}
+
     def _check_last_obs(
         self, ends: dict[str, tuple[bool, bool]], obs: dict[str, PyTree], *, limited: bool
     ) -> None:
@@ -287,7 +311,7 @@ class CheckedMultiAgentEnv:
                 raise EnvError(
                     f"{self._at}: max_episode_steps={self._limit} truncates agent {name!r}, which "
                     "has no observation at this step to estimate the rest of its return from; leave "
-                    "the limit out, or return an observation of every agent at that step."
+                    "the limit out, or define get_final_observation(agent_id), which returns it."
                 )
             raise EnvError(
                 f"{self._at}: agent {name!r} is truncated without a last observation to estimate "

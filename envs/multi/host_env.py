@@ -93,6 +93,13 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         """Return the action space of one agent."""
         return _find_space(self.action_spaces, self.action_space, agent_id)
 
+    def get_final_observation(self, agent_id: AgentID) -> "PyTree":
+        """Return what an agent observes whose turn it is not, where a time limit ends the episode.
+
+        An environment in turns that defines it can be given `max_episode_steps`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define get_final_observation")
+
     def state(self) -> "PyTree":
         """Return the global state, a value of `state_space`."""
         raise NotImplementedError(f"{type(self).__name__} does not define state")

@@ -105,6 +105,11 @@ class SlottedEnv:
         return self.inner.num_steps
 
     @property
+    def leaves_agents_waiting(self) -> bool:
+        """Whether agents have been present without an observation."""
+        return self.inner.leaves_agents_waiting
+
+    @property
     def rewards_without_action(self) -> int:
         """Number of rewards of agents that were not present."""
         return self.inner.rewards_without_action
@@ -159,6 +164,7 @@ class SlottedEnv:
             acts=self._rename(step.acts),
             joined=tuple(self._slots[name] for name in step.joined),
             infos=self._rename(step.infos),
+            own_ids=self._own,
         )
 
     def _enter(self, name: str) -> None:

@@ -48,6 +48,7 @@ class HostMultiStep:
         info: Info of no agent in particular (`"__common__"`).
         rewards_without_action: Number of rewards of agents that are not present.
         global_state: Global state after the step, None if the environment has none.
+        own_ids: The environment's own ids of agents that are named by slots.
     """
 
     obs: dict[str, PyTree]
@@ -60,6 +61,7 @@ class HostMultiStep:
     info: dict[str, Any]
     rewards_without_action: int = 0
     global_state: PyTree = None
+    own_ids: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     @property
     def is_over(self) -> bool:

@@ -8,6 +8,7 @@ from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.config.agent_mapping import DRAWN, VARIES
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.types import PyTree
+from jaxrl.envs.multi.base import is_slot
 from jaxrl.envs.registry import AnyMadeEnv
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.loggers.run_record import RunRecord
@@ -252,6 +253,11 @@ class ComputeAgentActions:
             return own.compute_several(observations, state, past, unused, policy_id, options)
         if not by_agent:
             unknown = next(str(a) for a in observations if str(a) not in self._mapping)
+            if any(map(is_slot, self._mapping)):
+                raise ConfigError(
+                    f"The agent {unknown!r} is not known, since those of this run come and go: name the "
+                    f"module as policy_id, one of {', '.join(self._modules)}."
+                )
             raise UnknownNameError(
                 f"There is no agent {unknown!r}; there are {', '.join(self._mapping)}."
                 f"{did_you_mean(unknown, self._mapping)} policy_id names a module for other keys."

@@ -106,6 +106,7 @@ OTHER: dict[str, Any] = {
     "algorithm_config_overrides_per_module": {"p0": {"lr": 1e-4}},
     "observe_agent_id": True,
     "share_rewards": "team",
+    "max_agents": 5,
     "num_env_runners": 1,
     "placement": "host",
     "gym_env_vectorize_mode": "async",

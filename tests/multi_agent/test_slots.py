@@ -206,7 +206,12 @@ def test_a_run_has_results_of_modules_alone() -> None:
         runners = result["env_runners"]
         evaluated = algorithm.evaluate()["env_runners"]
         assert algorithm.config.multi_agent_settings.max_agents == 4
-        action = algorithm.compute_single_action(np.zeros(3, np.float32), policy_id="car")
+        obs = np.zeros(3, np.float32)
+        action = algorithm.compute_single_action(obs, policy_id="car")
+        with pytest.raises(
+            ConfigError, match=r"'car_7' is not known, .*as policy_id, one of bus"
+        ):
+            algorithm.compute_actions({"car_7": obs})
     assert set(result) == first
     assert int(action) in (0, 1)
     for name in ("agent_episode_returns_mean", "num_agent_steps_sampled"):
@@ -222,7 +227,8 @@ class Sampled(Traffic):
     """Agents whose module is drawn, all with the same spaces."""
 
     def __init__(self, config: Any = None) -> None:
-        super().__init__({**(config or {}), "kinds": ("car",)})
+        super().__init__(config)
+        self.kinds = ("car",)
 
 
 def test_a_module_is_chosen_once_for_an_agent_and_an_episode() -> None:
@@ -315,7 +321,7 @@ def drop_bus(agent_id: str, *args: Any, **kwargs: Any) -> str:
             "has no effect: .* names its agents",
         ),
         (
-            lambda: make_config(Targets, policies=None),
+            lambda: make_config(Targets, policies=None).environment(env_config={}),
             ConfigError,
             "has no effect: .* is written in JAX",
         ),

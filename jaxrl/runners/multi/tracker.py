@@ -76,13 +76,14 @@ class MultiEpisodeTracker:
                 self._done.append(self._get(row).to_numpy())
 
     def _add_step(self, row: int, step: HostMultiStep) -> None:
+        own = step.own_ids
         self._get(row).add_env_step(
-            self._name(row, step.obs),
+            self._name(row, step.obs, own),
             self._actions[row],
-            self._name(row, step.reward),
-            self._name(row, step.infos),
-            terminateds=self._name(row, step.terminated),
-            truncateds=self._name(row, step.truncated),
+            self._name(row, step.reward, own),
+            self._name(row, step.infos, own),
+            terminateds=self._name(row, step.terminated, own),
+            truncateds=self._name(row, step.truncated, own),
             extra_model_outputs=self._outputs[row],
         )
 
@@ -125,9 +126,21 @@ class MultiEpisodeTracker:
         )
         self._runner.set_episode(row, episode)
 
-    def _name(self, row: int, values: Mapping[str, Any]) -> dict[Any, Any]:
-        """Return values by the environment's own ids, which may be ints."""
-        return {name if name == ALL else self._get_id(row, name): x for name, x in values.items()}
+    def _name(
+        self, row: int, values: Mapping[str, Any], own: Mapping[str, AgentID] | None = None
+    ) -> dict[Any, Any]:
+        """Return values by the environment's own ids, which may be ints.
+
+        Args:
+            row: The environment.
+            values: Values by agent.
+            own: Ids that are not those of the moment, since another episode has begun.
+        """
+        known = {ALL: ALL, **(own or {})}
+        return {
+            known[name] if name in known else self._get_id(row, name): x
+            for name, x in values.items()
+        }
 
     def _get(self, row: int) -> MultiAgentEpisode:
         return self._runner.get_episode(row)
