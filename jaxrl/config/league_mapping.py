@@ -88,11 +88,10 @@ def _pair_roles(league: League) -> list[Pair]:
     mains = league.mains
     number = _PAIRS * len(mains)
     alike = _count_pairs(league.self_play)
-    pairs = [(one, other) for one in mains for other in mains for _ in range(alike)]
-    pairs += [(main, main) for main in mains for _ in range(alike)]  # both seats are its own
-    found: list[Pair] = list(pairs)
+    found: list[Pair] = []
     for main in mains:
-        found += _draw(main, number - alike * len(mains))
+        found += [(main, main)] * (2 * alike)  # another main agent may be too strong for now
+        found += _draw(main, number - alike)
     apart = _count_pairs(1.0 - league.curriculum)
     for exploiter in league.exploiters_of_mains:
         for main in mains:
