@@ -139,10 +139,11 @@ def describe_opponents(assembly: Assembly) -> list[str]:
     pool = getattr(worker, "pool", None)
     if pool is None:
         return []
-    stacks = [kind for kind in pool.kinds if kind.capacity > 1]
+    stacks = [k for k in pool.kinds if pool.draws and k.capacity - len(k.learners) > 1]
     sizes = [kind.capacity * count_bytes(kind.policy.module) for kind in stacks]
     return [
-        f"opponents: {kind.capacity} slots for versions of {kind.name!r}, {size / 2**20:.3g} MiB."
+        f"opponents: {kind.capacity - len(kind.learners)} slots for versions of "
+        f"{' and '.join(kind.learners) or kind.name!r}, {size / 2**20:.3g} MiB."
         for kind, size in zip(stacks, sizes, strict=True)
     ]
 

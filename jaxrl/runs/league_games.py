@@ -105,7 +105,7 @@ def begin_round(state: TrainState, time: int) -> TrainState:
         state,
         games=np.zeros_like(games),
         recent=np.zeros_like(recent),
-        last_round=np.uint32(time % 2**32),
+        last_round=np.asarray(time % 2**32, np.uint32),
     )
 
 

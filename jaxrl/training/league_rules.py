@@ -52,7 +52,7 @@ class Standing:
         found: list[int] = []
         for learner in learners:
             own = [(find_version(learner, name), s) for s, name in enumerate(self.names)]
-            found += [s for number, s in sorted((n, s) for n, s in own if n is not None)]
+            found += [s for _, s in sorted((n, s) for n, s in own if n is not None)]
         return np.array(found, int)
 
 
