@@ -1,15 +1,27 @@
 """Rules of leagues of several learners, against the published pseudocode in plain Python."""
 
+import json
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxrl import Draw, League, PopulationBasedTraining, PopulationPlay, PPOConfig, RandomRLModule
+from jaxrl import (
+    Draw,
+    League,
+    PopulationBasedTraining,
+    PopulationPlay,
+    PPOConfig,
+    QMIXConfig,
+    RandomRLModule,
+    loguniform,
+)
 from jaxrl.config.agent_mapping import Pattern
+from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.league_mapping import make_league_patterns
 from jaxrl.config.multi_agent import resolve_agents
+from jaxrl.config.serialize import serialize_config
 from jaxrl.errors import ConfigError
 from jaxrl.training.league_rules import Standing, is_due, want_shares, weigh_draws
 
@@ -242,6 +254,28 @@ def test_bad_values_are_one_sentence(make: Any, sentence: str) -> None:
         make()
 
 
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (
+            QMIXConfig().environment("TwoStepAnd-v0"),
+            "no effect on QMIX, which trains all agents as one",
+        ),
+        (
+            PPOConfig()
+            .environment("tests.multi_agent.host_envs:Duel")
+            .multi_agent(policies={"random": RandomRLModule}),
+            r"league=League\(...\) is part of the compiled program, and .*Duel is written in Python",
+        ),
+    ],
+    ids=["team", "host"],
+)
+def test_what_cannot_have_a_league_says_why(config: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        config.multi_agent(league=League()).build()
+    assert "\n" not in str(caught.value)
+
+
 LEARNED = {"policies": {"random": RandomRLModule}}
 
 
@@ -337,3 +371,21 @@ def test_what_cannot_be_mutated_is_one_sentence(settings: dict[str, Any], senten
     pbt = PopulationBasedTraining(**settings)
     with pytest.raises(Exception, match=sentence):
         config.multi_agent(league=PopulationPlay(size=2, pbt=pbt)).build()
+
+
+@pytest.mark.parametrize(
+    "league",
+    [
+        League(main=2, max_steps=None),
+        PopulationPlay(
+            pbt=PopulationBasedTraining(
+                hyperparam_mutations={"lr": loguniform(1e-5, 1e-2), "gamma": [0.9, 0.99]}
+            )
+        ),
+    ],
+    ids=["roles", "population"],
+)
+def test_a_league_is_saved_and_loaded(league: Any) -> None:
+    config = PPOConfig().environment("TicTacToe-v0").multi_agent(league=league)
+    data = json.loads(json.dumps(serialize_config(config)))
+    assert deserialize_config(data).league == league
