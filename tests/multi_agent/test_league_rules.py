@@ -175,6 +175,25 @@ def test_every_learner_has_both_seats_equally_often(league: Any) -> None:
         assert any(learner in own.values() for own in patterns)
 
 
+def test_a_mapping_of_ones_own_has_the_same_shares() -> None:
+    """Draws make up what the pairs of the mapping leave, here all games against oneself."""
+    league = League(league_exploiters=0)
+    pairs = [("main", Draw()), ("main_exploiter", Draw()), ("main_exploiter", "main")]
+    mapping = [{"player_0": one, "player_1": other} for one, other in pairs]
+    mapping += [{"player_0": other, "player_1": one} for one, other in pairs]
+    config = PPOConfig().environment("TicTacToe-v0").multi_agent(league=league, mapping=mapping)
+    patterns = resolve_agents(config).patterns
+    names = ("main_v0", "main_v1", "main_exploiter_v1", *league.learners)
+    recent = np.zeros((2, 5, 3), np.int32)
+    recent[0, :3] = (9, 0, 1), (5, 3, 2), (1, 0, 9)
+    standing = Standing(names=names, learners=league.learners, recent=recent)
+    for learner in league.learners:
+        wanted = dict(zip(names, want_shares(league, standing, learner).tolist(), strict=True))
+        found = count_games(patterns, standing, learner, league)
+        assert found == pytest.approx({name: x for name, x in wanted.items() if x})
+    assert wanted["main"] == 1.0
+
+
 def test_an_empty_league_plays_the_first_version_and_itself() -> None:
     config = PPOConfig().environment("TicTacToe-v0").multi_agent(league=League())
     agents = resolve_agents(config)
