@@ -10,7 +10,7 @@ from jaxrl.assembly.learners_league import get_learner
 from jaxrl.config.markers import Marker
 from jaxrl.config.pbt import parse_mutations
 from jaxrl.config.settings.league import League, PopulationPlay, SeveralLearners
-from jaxrl.core.hparams import to_leaf
+from jaxrl.core.hparams import Hyperparameter, to_leaf
 from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter
@@ -162,7 +162,7 @@ class LearnersLeagueMethods:
         return {name: read_value(hparams[name], marker) for name, marker in mutations.items()}
 
 
-def read_value(leaf: Any, marker: Marker) -> float:
+def read_value(leaf: Hyperparameter, marker: Marker) -> float:
     """Return a number of a learner's hyperparameters; of those to choose from, the one it is."""
     if isinstance(leaf, Counter):
         return int(leaf)

@@ -153,7 +153,7 @@ def put_learned(state: TrainState, module: str, learned: dict[str, PyTree]) -> T
     return replace(state, modules={**state.modules, module: changed})
 
 
-def _copy_to(new: Any, old: Any) -> Any:
+def _copy_to(new: PyTree, old: jax.Array) -> jax.Array:
     """Return a copy of an array through the host, placed like another, without compiling."""
     return jax.device_put(to_host(new), old.sharding)
 

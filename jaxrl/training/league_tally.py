@@ -39,7 +39,7 @@ class LeagueTally:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LeaguePlayers:
-    """What a program of a league of several learners is made of.
+    """Players of a league of several learners, as its program is built for them.
 
     Attributes:
         learners: Ids of the learners, in the order of `LeagueTally.slots`.

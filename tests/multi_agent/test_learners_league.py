@@ -19,6 +19,7 @@ from jaxrl import (
     League,
     PopulationBasedTraining,
     PopulationPlay,
+    PPOConfig,
     RandomRLModule,
     uniform,
 )
@@ -405,6 +406,39 @@ def test_a_file_has_the_arguments(tmp_path: Path) -> None:
     assert found == PopulationPlay(
         size=3, pbt=PopulationBasedTraining(hyperparam_mutations={"lr": [0.001, 0.0001]})
     )
+
+
+@pytest.mark.slow
+def test_tic_tac_toe_is_learned_in_a_league() -> None:
+    config = (
+        PPOConfig()
+        .environment("TicTacToe-v0")
+        .env_runners(num_envs_per_env_runner=144)
+        .training(
+            train_batch_size=2304,
+            minibatch_size=256,
+            num_epochs=4,
+            lr=1e-3,
+            lambda_=1.0,
+            entropy_coeff=0.02,
+            use_kl_loss=False,
+        )
+        .multi_agent(
+            policies={"random": RandomRLModule},
+            league=League(league_exploiters=1, min_steps=20_000, max_steps=150_000),
+        )
+        .debugging(loggers=[], seed=1)
+    )
+    with config.build() as algorithm:
+        algorithm.fit({"num_env_steps_sampled_lifetime": 600_000})
+        table = algorithm.get_league()
+        played = algorithm.evaluate(opponents=["random"], module_id="main", num_episodes=400)
+    elo = table.compute_elo()
+    assert elo["main"] > 150
+    assert sum(name.startswith("main_exploiter_v") for name in table.players) >= 2
+    # Random moves lose about 350 of the 800 games against random moves.
+    losses = sum(own["losses"] for own in played["opponents"]["random"].values())
+    assert losses < 150
 
 
 @pytest.mark.slow
