@@ -147,6 +147,8 @@ class LearnersLeagueMethods:
             for i, learner in enumerate(league.learners)
             if played[table.players.index(learner)]
         }
+        if not scores:
+            return
         values = [self._read_values(learner, mutations) for learner in league.learners]
         exploits = scheduler.pair(scores, values, {}, self.iteration)
         state = self.state

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -28,6 +29,7 @@ from jaxrl.config.load import load_experiment
 from jaxrl.core.keys import make_key
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.metrics import LEARNER_KEYS, check_key
+from jaxrl.policy.learners_league import read_value
 from jaxrl.runs import checkpoint
 from jaxrl.runs.league import read_league
 from jaxrl.runs.league_games import make_standing
@@ -375,6 +377,17 @@ def test_games_begin_anew_at_a_round_and_nothing_is_compiled(population: Populat
 def test_a_population_goes_on_from_a_checkpoint_to_the_bit(population: PopulationRun) -> None:
     for name, leaf in population.end.items():
         assert leaf.tobytes() == population.again[name].tobytes(), name
+
+
+def test_values_to_choose_from_are_known_again() -> None:
+    choices = PopulationBasedTraining(hyperparam_mutations={"lr": [0.001, 0.0003]})
+    marker = choices.hyperparam_mutations["lr"]
+    assert read_value(jnp.float32(0.0003), marker) == 0.0003
+    assert read_value(jnp.float32(0.0004), marker) == float(np.float32(0.0004))
+    bounds = PopulationBasedTraining(hyperparam_mutations={"lr": uniform(0.0003, 1)})
+    assert read_value(jnp.float32(0.0003), bounds.hyperparam_mutations["lr"]) == float(
+        np.float32(0.0003)
+    )
 
 
 def test_a_file_has_the_arguments(tmp_path: Path) -> None:
