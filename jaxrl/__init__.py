@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxrl.config.load import load_config
     from jaxrl.config.markers import choice, grid, loguniform, uniform
     from jaxrl.config.pbt import PopulationBasedTraining
+    from jaxrl.config.settings.league import League, PopulationPlay
     from jaxrl.config.settings.multi_agent import Draw, PolicySpec, Seats, SelfPlay
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
@@ -44,11 +45,13 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "HostReplayBuffer",
     "JaxEnv",
     "JaxrlError",
+    "League",
     "MultiRLModuleSpec",
     "Policy",
     "PolicySpec",
     "Population",
     "PopulationBasedTraining",
+    "PopulationPlay",
     "RLModule",
     "RLModuleSpec",
     "RandomRLModule",
@@ -83,6 +86,7 @@ _MODULES = {
     **dict.fromkeys(
         ("Draw", "PolicySpec", "Seats", "SelfPlay"), "jaxrl.config.settings.multi_agent"
     ),
+    **dict.fromkeys(("League", "PopulationPlay"), "jaxrl.config.settings.league"),
     "Population": "jaxrl.sweeps.population",
     "Trials": "jaxrl.sweeps.trials",
     "PopulationBasedTraining": "jaxrl.config.pbt",

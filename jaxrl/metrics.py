@@ -104,7 +104,9 @@ _RUNNER_FAULT_KEYS = (
 )
 _AGENT_FAULT_KEYS = ("num_agent_steps_lost", "num_rewards_without_action")
 LEAGUE_KEYS = ("num_opponents", "num_games", "win_rate_mean", "win_rate_min", "elo")
-"""Keys of the league's part of a result."""
+"""Keys of the league's part of a result, of a league of one learner."""
+LEARNER_KEYS = ("num_games", "num_snapshots", "win_rate_mean", "win_rate_min", "elo")
+"""Keys of each learner of a league of several, below its id."""
 KNOWN_KEYS: tuple[str, ...] = (
     TRAINING_ITERATION,
     "time_this_iter_s",
@@ -212,6 +214,9 @@ def check_key(path: str, used_by: str) -> None:
         UnknownNameError: If the key is unknown; the message suggests the closest known one.
     """
     if path in KNOWN_KEYS or path.startswith(OPEN_PREFIXES):
+        return
+    place, *learner = path.split("/")
+    if place == LEAGUE and len(learner) == 2 and learner[1] in LEARNER_KEYS:
         return
     hint = did_you_mean(RENAMED_KEYS.get(path, path), (*KNOWN_KEYS, *RENAMED_KEYS))
     raise UnknownNameError(f"{used_by} names {path!r}, which no result has.{hint}")

@@ -12,7 +12,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.config.markers import Marker, grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import UnknownNameError
-from jaxrl.sweeps.pbt import Exploit, PBTScheduler, read_schedule
+from jaxrl.runs.exploits import Exploit, PBTScheduler, read_schedule
 from jaxrl.sweeps.population import Population
 from tests.helpers import RATES, assert_close, differs, small
 

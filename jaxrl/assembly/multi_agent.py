@@ -213,7 +213,12 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
     number = len(plan.agents.trained)
     modules = {m: dataclasses.replace(own, num_buffers=number) for m, (own, _) in assembled.items()}
     views = {m: view for m, (_, view) in assembled.items()}
-    drawn_env = _make_drawn_env(made, rows) if isinstance(made, MadeMultiEnv) else None
+    has_learners = config.multi_agent_settings.learners_league is not None
+    drawn_env = (
+        _make_drawn_env(made, rows, everywhere=has_learners)
+        if isinstance(made, MadeMultiEnv)
+        else None
+    )
     policy_step = MultiPolicyStep(
         policies={m: own.policy_step for m, own in modules.items()},
         rows=rows,
@@ -250,9 +255,16 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
     )
 
 
-def _make_drawn_env(made: MadeMultiEnv, rows: AgentRows) -> MadeEnv | None:
-    """Return the environment as opponents that are drawn see it; None without any."""
-    agents = [rows.agents[i] for i in rows.get_positions(DRAWN)]
+def _make_drawn_env(made: MadeMultiEnv, rows: AgentRows, *, everywhere: bool) -> MadeEnv | None:
+    """Return the environment as opponents that are drawn see it; None without any.
+
+    Args:
+        made: Environment of all agents.
+        rows: Agents in rows.
+        everywhere: Whether learners play each agent, and each other.
+    """
+    positions = range(len(rows.agents)) if everywhere else rows.get_positions(DRAWN)
+    agents = [rows.agents[i] for i in positions]
     if not agents:
         return None
     check_drawn_spaces(made, agents)

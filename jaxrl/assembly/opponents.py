@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxrl.assembly.assemble import Assembly, format_space, make_policy_step
+from jaxrl.assembly.learners_league import make_league_players
+from jaxrl.assembly.opponent_kinds import check_opponent_id, find_kind, sort_kinds
 from jaxrl.config.agent_mapping import DRAWN, AgentMapping
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan, compute_module_sizes
 from jaxrl.config.multi_agent import get_module_overrides, make_module_config
@@ -17,13 +19,12 @@ from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.training.agent_rows import AgentRows
-from jaxrl.training.opponents import MAX_ID_BYTES, OpponentKind, OpponentPool
+from jaxrl.training.opponents import OpponentKind, OpponentPool
 
 if TYPE_CHECKING:
     import gymnasium
 
     from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.training.rollout import PolicyStep
 
 
 def make_opponent_pool(
@@ -60,21 +61,25 @@ def make_opponent_pool(
         own.critic_space = critic_space
         kinds = _add_opponent(own, env, modules, kinds, module)
     _check_league(config, agents, kinds, modules)
+    players = None
+    if config.multi_agent_settings.learners_league is not None:
+        kinds, players = make_league_players(config, agents, kinds, modules)
     for kind in kinds:
-        if len(kind.ids) > kind.capacity:
+        if len(kind.ids) > kind.capacity - len(kind.learners):
             raise ConfigError(
                 f"policy_map_capacity={kind.capacity} has no room for the {len(kind.ids)} opponents "
                 f"{', '.join(kind.ids)}: set {len(kind.ids)} or more."
             )
     return OpponentPool(
-        kinds=tuple(sorted(kinds, key=lambda kind: kind.name)),
+        kinds=sort_kinds(kinds),
         draws=agents.draws,
         patterns=tuple(
             {agent: own if isinstance(own, Draw) else None for agent, own in pattern.items()}
             for pattern in agents.patterns
         ),
         rows=rows,
-        counts_games=config.multi_agent_settings.self_play is not None,
+        counts_games=config.multi_agent_settings.any_league is not None,
+        players=players,
     )
 
 
@@ -134,10 +139,11 @@ def describe_opponents(assembly: Assembly) -> list[str]:
     pool = getattr(worker, "pool", None)
     if pool is None:
         return []
-    stacks = [kind for kind in pool.kinds if kind.capacity > 1]
+    stacks = [k for k in pool.kinds if pool.draws and k.capacity - len(k.learners) > 1]
     sizes = [kind.capacity * count_bytes(kind.policy.module) for kind in stacks]
     return [
-        f"opponents: {kind.capacity} slots for versions of {kind.name!r}, {size / 2**20:.3g} MiB."
+        f"opponents: {kind.capacity - len(kind.learners)} slots for versions of "
+        f"{' and '.join(kind.learners) or kind.name!r}, {size / 2**20:.3g} MiB."
         for kind, size in zip(stacks, sizes, strict=True)
     ]
 
@@ -159,15 +165,6 @@ def _check_id(config: "AlgorithmConfig", module: str) -> None:
             )
 
 
-def check_opponent_id(module: str) -> None:
-    """Raise ConfigError if an id is too long for a slot."""
-    if len(module.encode()) > MAX_ID_BYTES:
-        raise ConfigError(
-            f"The id {module!r} has {len(module.encode())} bytes, and opponents have at most "
-            f"{MAX_ID_BYTES}: shorten it."
-        )
-
-
 def _find_learner_kinds(
     config: "AlgorithmConfig",
     agents: AgentMapping,
@@ -183,20 +180,6 @@ def _find_learner_kinds(
         if fits and find_kind(kinds, policy) is None:
             kinds.append(OpponentKind(name=name, policy=policy, capacity=capacity, ids=()))
     return kinds
-
-
-def find_kind(kinds: "list[OpponentKind]", policy: "PolicyStep") -> OpponentKind | None:
-    """Return the kind of a module's architecture, None if there is none."""
-    wanted = describe_architecture(policy)
-    return next((k for k in kinds if describe_architecture(k.policy) == wanted), None)
-
-
-def describe_architecture(policy: "PolicyStep") -> tuple[Any, ...]:
-    """Return what two modules have in common whose parameters may be exchanged."""
-    module = policy.module
-    shapes = jax.eval_shape(module.init, jax.random.key(0))
-    sizes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
-    return type(module), module.model_config, jax.tree.structure(shapes), sizes
 
 
 def _make_opponent_config(

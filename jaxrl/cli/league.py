@@ -7,7 +7,8 @@ from rich.table import Table
 
 from jaxrl.cli.diff import open_console, print_table
 from jaxrl.cli.records import find_run, resolve_checkpoint
-from jaxrl.runs.league import LeagueTable, read_league
+from jaxrl.runs.game_table import GameTable
+from jaxrl.runs.league import read_league
 
 NOTHING = "-"
 
@@ -22,7 +23,7 @@ def show_league(run: str, picture: Path | None) -> None:
         draw_league(table, picture)
 
 
-def make_league_table(table: LeagueTable) -> Table:
+def make_league_table(table: GameTable) -> Table:
     """Return a table with a row for each player: Elo, games, and the share won of each opponent.
 
     Opponents are named by the number of their row.

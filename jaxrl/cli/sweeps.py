@@ -12,8 +12,8 @@ from jaxrl.cli.command import format_command
 from jaxrl.cli.interrupts import Interrupts
 from jaxrl.loggers import text
 from jaxrl.loggers.display import Display
+from jaxrl.runs.exploits import SCHEDULE_FILE
 from jaxrl.sweeps.base import SweepRuns
-from jaxrl.sweeps.pbt import SCHEDULE_FILE
 from jaxrl.sweeps.plot import draw_sweep
 from jaxrl.sweeps.points import SweepPoint
 from jaxrl.sweeps.state import is_sweep_folder, read_sweep

@@ -41,6 +41,8 @@ REGISTERED_DATACLASSES = (
     "jaxrl.config.markers:Marker",
     "jaxrl.config.sweep:Marker",  # its former place, in saved sweeps
     "jaxrl.modules.model_config:DefaultModelConfig",
+    "jaxrl.config.settings.league:League",
+    "jaxrl.config.settings.league:PopulationPlay",
     "jaxrl.config.settings.multi_agent:Draw",
     "jaxrl.config.settings.multi_agent:PolicySpec",
     "jaxrl.config.settings.multi_agent:Seats",

@@ -16,6 +16,12 @@ from jaxrl.config.agent_mapping import (
 )
 from jaxrl.config.agent_slots import give_slots
 from jaxrl.config.host_mapping import Choices, call_host_mapping, read_choices, take_first
+from jaxrl.config.league_mapping import (
+    LeagueDraw,
+    check_league_settings,
+    make_league_patterns,
+    name_draws,
+)
 from jaxrl.config.settings.multi_agent import Draw, Player, PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
@@ -83,12 +89,16 @@ def resolve_agents(config: "AlgorithmConfig", made: AnyMadeMulti | None = None) 
     ids = _list_ids(settings.policies)
     for module in ids:
         check_module_id(module)
+    league = settings.learners_league
+    if ids and league is not None:
+        ids = sorted({*ids, *league.learners})
     agents = find_agents(settings.mapping)
     if made is None and agents is None:
         made = make_agents_env(config)
     if made is not None:
         agents = made.possible_agents
     assert agents is not None
+    check_league_settings(settings, agents)
     patterns, choices = _map_agents(config, agents, made, ids)
     players = [own for pattern in patterns for own in pattern.values()]
     chosen = {module for names in choices.values() for module in names}
@@ -121,7 +131,7 @@ def _find_drawn(draws: list[Draw], modules: tuple[str, ...], ids: list[str]) -> 
             f"Draw names {both[0]!r}, which plays an agent of its own: draw from modules that are not "
             "trained, such as snapshots of it."
         )
-    if draws and not drawn:
+    if draws and not drawn and not isinstance(draws[0], LeagueDraw):
         raise ConfigError(
             "Draw has no module to draw from: name one that is there from the start, such as "
             "policies={'random': RandomRLModule, ...}, before snapshots are added."
@@ -163,13 +173,24 @@ def _map_agents(
     """Return the patterns of a mapping, and the modules that a function chooses from by episode."""
     settings = config.multi_agent_settings
     choices: Choices = {}
-    if isinstance(made, MadeMultiHostEnv) and made.slots is not None:
-        for module in made.slots.spaces:
-            check_module_id(module)
-        return (dict(made.slots.modules),), choices
+    league = settings.learners_league
+    if isinstance(made, MadeMultiHostEnv):
+        if league is not None:
+            raise ConfigError(
+                f"league={type(league).__name__}(...) is part of the compiled program, and {made.id} "
+                "is written in Python: write it as a MultiAgentJaxEnv, or leave league out."
+            )
+        if made.slots is not None:
+            for module in made.slots.spaces:
+                check_module_id(module)
+            return (dict(made.slots.modules),), choices
     if settings.mapping is not None:
         patterns, choices = _read_mapping(config, agents, made)
         source = "mapping"
+        if league is not None:
+            patterns = name_draws(league, patterns)
+    elif league is not None:
+        patterns, source = make_league_patterns(league, agents), "league"
     elif settings.policy_mapping_fn is not None:
         source = "policy_mapping_fn"
         if isinstance(made, MadeMultiHostEnv):
@@ -282,6 +303,7 @@ def prepare_agents(config: "AlgorithmConfig") -> None:
     """Replace functions of ids by what they return, so that a config can be saved and loaded."""
     made = make_agents_env(config)
     agents = resolve_agents(config, made)
+    settings = config.multi_agent_settings
     slots = made.slots if isinstance(made, MadeMultiHostEnv) else None
     config.unset("policies_to_train")
     if slots is not None:
@@ -295,7 +317,7 @@ def prepare_agents(config: "AlgorithmConfig") -> None:
             for agent, module in pattern.items()
         }
         config.multi_agent(mapping=choices)
-    elif config.multi_agent_settings.mapping is None and slots is None:
+    elif slots is None and settings.mapping is None and settings.learners_league is None:
         mapping: list[Any] = [dict(pattern) for pattern in agents.patterns]
         config.multi_agent(mapping=mapping[0] if len(mapping) == 1 else mapping)
     if len(agents.trained) < len(agents.modules):

@@ -9,6 +9,7 @@ from jaxrl.config.multi_agent import (
     make_agents_env,
     resolve_agents,
 )
+from jaxrl.config.settings.league import PopulationPlay
 from jaxrl.config.settings.multi_agent import MultiAgentSettings
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.envs.multi.made import MadeMultiEnv
@@ -94,13 +95,15 @@ def check_agents(config: "AlgorithmConfig") -> None:
             "observe_agent_id=True has no effect: no module is shared, each plays a single agent; "
             "leave it out."
         )
-    if not agents.drawn:
+    if not agents.draws:
         if config.multi_agent_settings.self_play is not None:
             raise ConfigError(
                 "league=SelfPlay(...) has no effect: the mapping draws no opponents; set one such as "
                 "mapping=Seats('main', Draw()), with policies={'main': None, 'random': RandomRLModule}."
             )
         _check_capacity(config, "the mapping draws no opponents")
+    elif isinstance(config.multi_agent_settings.any_league, PopulationPlay):
+        _check_capacity(config, "learners of PopulationPlay(...) meet each other, not snapshots")
     for module in agents.modules:
         check_model_config(config.get_module_config(module))
 

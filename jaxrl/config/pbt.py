@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 TIME_ATTRS = ("training_iteration", "num_env_steps_sampled_lifetime")
 """Result keys whose values are equal in all lanes at any time."""
 
+DEFAULT_METRIC = "env_runners/episode_return_mean"
+"""Result key by which lanes are compared if none is given."""
+
 _FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "synch": ((True,), "all lanes are always at the same iteration"),
     "custom_explore_fn": ((None,), "hyperparam_mutations defines how values change"),
@@ -64,7 +67,7 @@ class PopulationBasedTraining:
         *,
         hyperparam_mutations: Mapping[str, Any] | None = None,
         time_attr: str = "training_iteration",
-        metric: str = "env_runners/episode_return_mean",
+        metric: str = DEFAULT_METRIC,
         mode: str = "max",
         perturbation_interval: float = 10,
         burn_in_period: float = 0,
@@ -109,13 +112,19 @@ def get_scheduler(config: "AlgorithmConfig") -> PopulationBasedTraining | None:
 
 
 def get_mutations(config: "AlgorithmConfig") -> dict[str, Marker]:
-    """Return the settings that a sweep's scheduler changes, each with its parsed distribution.
+    """Return the settings that a sweep's scheduler changes; see `parse_mutations`."""
+    return parse_mutations(config, get_scheduler(config))
+
+
+def parse_mutations(
+    config: "AlgorithmConfig", scheduler: PopulationBasedTraining | None
+) -> dict[str, Marker]:
+    """Return the settings that a scheduler changes, each with its parsed distribution.
 
     Raises:
         UnknownNameError: If a setting does not exist.
         ConfigError: If a setting is not traced, or a value is invalid for it.
     """
-    scheduler = get_scheduler(config)
     table = config.get_name_table()
     mutations: dict[str, Marker] = {}
     for name, marker in ({} if scheduler is None else scheduler.hyperparam_mutations).items():

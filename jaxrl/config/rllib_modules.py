@@ -126,7 +126,7 @@ DECORATORS = (
 """Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
 
 ALGORITHM_ADVICE: Mapping[str, str] = {
-    "AlphaStar": "there are no leagues in this version; PPO and the others train several agents",
+    "AlphaStar": "leagues are multi_agent(league=League(...)) of PPO and other algorithms",
 }
 """Algorithms of RLlib that need what is not here."""
 

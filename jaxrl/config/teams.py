@@ -24,6 +24,7 @@ _PER_MODULE = (
     "mapping",
     "policy_mapping_fn",
     "policies_to_train",
+    "league",
     "algorithm_config_overrides_per_module",
     "max_agents",
 )

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl.runs.league import LeagueTable
+from jaxrl.runs.game_table import GameTable
 
 CELL_INCHES = 0.6
 MARGIN_INCHES = 2.2
 
 
-def draw_league(table: LeagueTable, path: Path) -> None:
+def draw_league(table: GameTable, path: Path) -> None:
     """Draw the matrix of shares with the Elo of each player to an image file.
 
     Args:

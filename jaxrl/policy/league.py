@@ -8,11 +8,13 @@ import numpy as np
 from jaxrl.config.settings.multi_agent import SelfPlay
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import LEAGUE
+from jaxrl.policy.learners_league import LearnersLeagueMethods
 from jaxrl.runs import opponents
 from jaxrl.runs.league import LeagueTable, find_versions
+from jaxrl.runs.league_games import make_payoff_table
+from jaxrl.runs.payoff import PayoffTable
 from jaxrl.training.opponents import OpponentState
 from jaxrl.training.report import to_host
-from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -23,30 +25,30 @@ LEAST_WEIGHT = 1e-6
 """Smallest weight of an opponent beside the largest, 1: smaller ones would be 0 in the program."""
 
 
-class LeagueMethods:
+class LeagueMethods(LearnersLeagueMethods):
     """Methods that read a run's league and advance it after an iteration."""
 
     if TYPE_CHECKING:
         config: AlgorithmConfig
 
         @property
-        def state(self) -> TrainState: ...
-        @state.setter
-        def state(self, state: TrainState) -> None: ...
-        @property
-        def iteration(self) -> int: ...
-        @property
         def _trained(self) -> frozenset[str]: ...
 
         def snapshot(self, module_id: str, *, as_: str) -> None: ...
         def _list_slots(self, module_id: str) -> tuple[set[int], set[int]]: ...
 
-    def get_league(self) -> LeagueTable:
-        """Return the games of the learner and its snapshots, with shares and ratings.
+    def get_league(self) -> LeagueTable | PayoffTable:
+        """Return the games of the learners and their snapshots, with shares and ratings.
 
         Raises:
             ConfigError: If the run has no league.
         """
+        state = self.state.opponents
+        if isinstance(state, OpponentState) and state.league is not None:
+            return make_payoff_table(self.state)
+        return self._get_self_play()
+
+    def _get_self_play(self) -> LeagueTable:
         state = self.state.opponents
         if not isinstance(state, OpponentState) or state.games is None:
             raise ConfigError(
@@ -59,10 +61,13 @@ class LeagueMethods:
 
     def _advance_league(self, result: dict[str, Any]) -> None:
         """Add the league to a result, take a snapshot that is due, and weigh the opponents."""
-        settings = self.config.multi_agent_settings.self_play
+        settings = self.config.multi_agent_settings.any_league
         if settings is None:
             return
-        table = self.get_league()
+        if not isinstance(settings, SelfPlay):
+            self._advance_learners(settings, result)
+            return
+        table = self._get_self_play()
         shares = table.compute_recent_shares()
         met = shares[~np.isnan(shares)]
         result[LEAGUE] = {
@@ -74,7 +79,7 @@ class LeagueMethods:
         }
         if is_snapshot_due(settings, table, self.iteration, is_waiting=self._is_waiting(table)):
             self._take_snapshot(table)
-            table = self.get_league()
+            table = self._get_self_play()
         state = self.state
         after = opponents.advance_windows(state, settings.least_games)
         after = opponents.weigh_slots(after, weigh(settings, table))

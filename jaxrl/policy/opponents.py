@@ -12,8 +12,9 @@ import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
-from jaxrl.assembly.opponents import check_opponent_id, find_kind
-from jaxrl.config.agent_mapping import Mapped
+from jaxrl.assembly.opponent_kinds import check_opponent_id, find_kind
+from jaxrl.config.agent_mapping import AgentMapping, Mapped
+from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.multi_agent import check_module_id
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
@@ -202,9 +203,10 @@ class OpponentMethods(LeagueMethods):
             UnknownNameError: If the mapping names an opponent that there is not.
         """
         pool = self._get_pool("set_mapping(...)")
-        if self.config.multi_agent_settings.self_play is not None:
+        league = self.config.multi_agent_settings.any_league
+        if league is not None:
             raise ConfigError(
-                "set_mapping(...) has no effect with league=SelfPlay(...), which weighs the opponents "
+                f"set_mapping(...) has no effect with league={type(league).__name__}(...), which weighs the opponents "
                 "after every iteration: leave out one of them."
             )
         trained = sorted(self._trained)
@@ -321,8 +323,18 @@ class OpponentMethods(LeagueMethods):
 
     def _list_slots(self, module_id: str) -> tuple[set[int], set[int]]:
         """Return the slots for snapshots of a module that are empty, and those that are free now."""
-        pool = self._get_pool("league=SelfPlay(...)")
+        pool = self._get_pool("league=...")
         return opponents.list_empty_slots(pool, self.state, self._find_kind_of(pool, module_id))
+
+    def _list_alike(self, module_id: str) -> list[str]:
+        """Return the learners of the same architecture in a league of several."""
+        return list(self._find_kind_of(self._get_pool("league=..."), module_id).learners)
+
+    @property
+    def _agents(self) -> AgentMapping:
+        plan = self._assembly.plan
+        assert isinstance(plan, MultiAgentPlan)
+        return plan.agents
 
     @property
     def _trained(self) -> frozenset[str]:

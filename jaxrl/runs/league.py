@@ -8,22 +8,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxrl.config.multi_agent import is_module_id
 from jaxrl.errors import CheckpointError
 from jaxrl.runs import checkpoint as ckpt
+from jaxrl.runs.game_table import GameTable, are_counts, compute_shares, find_ids
 from jaxrl.runs.host_state import check_metadata
+from jaxrl.runs.payoff import PAYOFF, read_payoff
 from jaxrl.training.opponents import decode_names
 
 NAMES, GAMES, PLAYED = "opponents.names", "opponents.games", "carry.opponents.games"
 """Leaves of a state that the table is made of."""
-ELO_SCALE = 400.0
-_NUM_STEPS = 200
-_TOLERANCE = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LeagueTable:
-    """Games of the players of a league.
+class LeagueTable(GameTable):
+    """Games of a learner and its opponents.
 
     Attributes:
         learner: Id of the module that is trained.
@@ -36,8 +34,6 @@ class LeagueTable:
     """
 
     learner: str
-    opponents: tuple[str, ...]
-    games: Int[np.ndarray, "P O 3"]
     recent: Int[np.ndarray, "O 3"]
 
     @staticmethod
@@ -80,79 +76,14 @@ class LeagueTable:
             name for name, own in zip(self.opponents, self.games, strict=False) if own.any()
         )
 
-    def count_games(self) -> Int[np.ndarray, "P O"]:
-        """Return the number of games of each pair."""
-        return self.games.sum(axis=2)
-
-    def compute_shares(self) -> Float[np.ndarray, "P O"]:
-        """Return the shares won by each player against each opponent; NaN without a game.
-
-        A draw counts half.
-        """
-        number = self.count_games()
-        points = self.games[..., 0] + 0.5 * self.games[..., 1]
-        return np.where(number > 0, points / np.maximum(number, 1), np.nan)
-
     def compute_recent_shares(self) -> Float[np.ndarray, " O"]:
         """Return the shares of its recent games that the learner won; NaN without a game."""
-        number = self.recent.sum(axis=1)
-        points = self.recent[:, 0] + 0.5 * self.recent[:, 1]
-        return np.where(number > 0, points / np.maximum(number, 1), np.nan)
+        return compute_shares(self.recent)
 
     def smooth_shares(self) -> Float[np.ndarray, " O"]:
         """Return the recent shares with one win and one loss more; 1/2 without a game."""
         won, drawn, _ = self.recent.T
         return (won + 0.5 * drawn + 1.0) / (self.recent.sum(axis=1) + 2.0)
-
-    def compute_elo(self) -> dict[str, float]:
-        """Return the Elo rating of each player, by a fit to all games at once.
-
-        The ratings maximize the likelihood of the Bradley-Terry model (Bradley & Terry 1952), in which
-        a draw is half a win, with one more draw of every player against the first opponent, so that
-        they are finite. The first opponent has 0. Newton's method, with a search along each step.
-        """
-        if not self.opponents:
-            return {self.learner: 0.0}
-        number = len(self.players)
-        pairs, points = np.zeros((number, number)), np.zeros((number, number))
-        pairs[:, :-1] = self.count_games()
-        points[:, :-1] = self.games[..., 0] + 0.5 * self.games[..., 1]
-        pairs[:, 0] += 1.0
-        points[:, 0] += 0.5
-        pairs[0, 0] = points[0, 0] = 0.0
-        strength = _fit_strengths((points + (pairs - points).T).sum(axis=1), pairs + pairs.T)
-        ratings = ELO_SCALE / np.log(10.0) * strength
-        return {name: float(rating) for name, rating in zip(self.players, ratings, strict=True)}
-
-
-def _fit_strengths(
-    wins: Float[np.ndarray, " P"], pairs: Float[np.ndarray, "P P"]
-) -> Float[np.ndarray, " P"]:
-    """Return the logarithms of the players' strengths that maximize the likelihood, the first 0.
-
-    Args:
-        wins: Games won by each player, draws counting half.
-        pairs: Numbers of games of each pair, symmetric.
-    """
-
-    def compute_likelihood(strength: Float[np.ndarray, " P"]) -> float:
-        both = np.logaddexp(strength[:, None], strength[None])
-        return float(wins @ strength - 0.5 * (pairs * both).sum())
-
-    strength = np.zeros(len(wins))
-    for _ in range(_NUM_STEPS):
-        chance = 1.0 / (1.0 + np.exp(strength[None] - strength[:, None]))
-        slope = (wins - (pairs * chance).sum(axis=1))[1:]
-        spread = pairs * chance * (1.0 - chance)
-        curvature = (np.diag(spread.sum(axis=1)) - spread)[1:, 1:]
-        step = np.concatenate([[0.0], np.linalg.solve(curvature, slope)])
-        size, before = 1.0, compute_likelihood(strength)
-        while compute_likelihood(strength + size * step) < before and size > _TOLERANCE:
-            size *= 0.5
-        strength = strength + size * step
-        if np.abs(size * step).max() < _TOLERANCE:
-            break
-    return strength
 
 
 def find_versions(learner: str, names: Sequence[str]) -> dict[int, str]:
@@ -165,7 +96,7 @@ def find_versions(learner: str, names: Sequence[str]) -> dict[int, str]:
     }
 
 
-def read_league(path: str | Path) -> LeagueTable:
+def read_league(path: str | Path) -> GameTable:
     """Return the table of the newest checkpoint of a run, or of a checkpoint.
 
     Raises:
@@ -175,6 +106,8 @@ def read_league(path: str | Path) -> LeagueTable:
     metadata = ckpt.read_metadata(found)
     check_metadata(metadata, found)
     leaves = ckpt.read_leaves(found, metadata)
+    if PAYOFF in leaves:
+        return read_payoff(leaves, found)
     missing = [name for name in (NAMES, GAMES, PLAYED) if name not in leaves]
     if missing:
         raise CheckpointError(
@@ -182,18 +115,13 @@ def read_league(path: str | Path) -> LeagueTable:
         )
     names, games, played = (np.asarray(leaves[name]) for name in (NAMES, GAMES, PLAYED))
     slots = names.shape[0] if names.ndim == 2 else -1
+    ids = find_ids(names)
     if games.shape != (slots + 3, slots, 3) or played.shape[1:] != (slots, 3):
         raise CheckpointError(
             f"{found} cannot be loaded: its league has names {names.shape}, games {games.shape} and "
             f"played games {played.shape}, which do not fit each other."
         )
-    ids = [name for name in decode_names(names) if name] if names.dtype == np.uint8 else [""]
-    counts = (games, played)
-    if (
-        len(set(ids)) < len(ids)
-        or not all(map(is_module_id, ids))
-        or any(x.dtype != np.int32 or (x < 0).any() for x in counts)
-    ):
+    if ids is None or not are_counts(games, played):
         raise CheckpointError(f"{found} cannot be loaded: its league has invalid ids or numbers.")
     learner = _find_learner(metadata, leaves, found)
     return LeagueTable.from_arrays(learner, names, games, played.sum(axis=0, dtype=np.int32))

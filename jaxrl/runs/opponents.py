@@ -11,6 +11,7 @@ from jaxrl.config.settings.multi_agent import Draw, Player, Seats
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.runs.league_games import forget_slot
 from jaxrl.training.opponents import (
     OpponentKind,
     OpponentPool,
@@ -33,7 +34,7 @@ def list_opponents(state: TrainState) -> dict[str, int]:
     if not isinstance(state.opponents, OpponentState):
         return {}
     names = decode_names(to_host(state.opponents.names))
-    return {name: slot for slot, name in enumerate(names) if name}
+    return {name: slot for slot, name in enumerate(names) if name and name not in state.modules}
 
 
 def find_slot(state: TrainState, module: str) -> int:
@@ -115,9 +116,10 @@ def find_free_slot(pool: OpponentPool, state: TrainState, kind: OpponentKind) ->
             f"Every one of the {len(empty)} slots of removed opponents still plays an episode: train "
             "on before another one is added, or set a larger policy_map_capacity."
         )
-    held = [name for name in names[first : first + kind.capacity] if name]
+    capacity = kind.capacity - len(kind.learners)
+    held = [name for name in names[first : first + capacity] if name]
     raise ConfigError(
-        f"policy_map_capacity={kind.capacity} has no room for another opponent beside "
+        f"policy_map_capacity={capacity} has no room for another opponent beside "
         f"{', '.join(held)}: remove_module one of them, or set a larger one."
     )
 
@@ -149,17 +151,19 @@ def write_opponent(
     names, weights = (np.array(to_host(x)) for x in (opponents.names, opponents.weights))
     names[slot] = encode_name(module)
     weights[:, slot] = np.asarray(to_host(opponents.is_open), np.float32)
-    return _forget_games(_replace_tables(state, names=names, weights=weights), slot)
+    return _forget_games(replace_tables(state, names=names, weights=weights), slot)
 
 
 def _forget_games(state: TrainState, slot: int) -> TrainState:
     """Return the state without the games of whoever was in a slot before."""
+    if state.opponents.league is not None:
+        return forget_slot(state, slot)
     if state.opponents.games is None:
         return state
     games, played = read_games(state)
     games[slot], games[:, slot] = 0, 0
     games[-3:, slot] = played[slot]
-    return _replace_tables(state, games=games)
+    return replace_tables(state, games=games)
 
 
 def read_games(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
@@ -173,7 +177,7 @@ def record_snapshot(state: TrainState, slot: int) -> TrainState:
     games, played = read_games(state)
     games[slot] = played - games[-1]
     games[-3:] = played
-    return _replace_tables(state, games=games)
+    return replace_tables(state, games=games)
 
 
 def advance_windows(state: TrainState, num_games: int) -> TrainState:
@@ -183,7 +187,7 @@ def advance_windows(state: TrainState, num_games: int) -> TrainState:
     if not is_full.any():
         return state
     games[-3, is_full], games[-2, is_full] = games[-2, is_full], played[is_full]
-    return _replace_tables(state, games=games)
+    return replace_tables(state, games=games)
 
 
 def weigh_slots(state: TrainState, weights: Mapping[str, float]) -> TrainState:
@@ -193,7 +197,7 @@ def weigh_slots(state: TrainState, weights: Mapping[str, float]) -> TrainState:
     before = np.asarray(to_host(state.opponents.weights))
     if (before == row).all():
         return state
-    return _replace_tables(state, weights=np.broadcast_to(row, before.shape).copy())
+    return replace_tables(state, weights=np.broadcast_to(row, before.shape).copy())
 
 
 def remove_opponent(state: TrainState, module: str) -> TrainState:
@@ -212,7 +216,7 @@ def remove_opponent(state: TrainState, module: str) -> TrainState:
             f"remove_module({module!r}) leaves nothing to draw: add another opponent first, or give "
             "a mapping that draws others."
         )
-    return _replace_tables(state, names=names, weights=weights)
+    return replace_tables(state, names=names, weights=weights)
 
 
 def weigh_opponents(
@@ -244,7 +248,7 @@ def weigh_opponents(
     names = decode_names(to_host(state.opponents.names))
     weights = np.stack([weigh_names(draw, names) for draw in draws])
     is_open = np.array([not draw.ids for draw in draws])
-    return _replace_tables(state, weights=weights, is_open=is_open)
+    return replace_tables(state, weights=weights, is_open=is_open)
 
 
 def _match_draws(pool: OpponentPool, patterns: tuple[Pattern, ...]) -> list[Draw]:
@@ -280,7 +284,8 @@ def _match_draws(pool: OpponentPool, patterns: tuple[Pattern, ...]) -> list[Draw
     return [found[draw] for draw in pool.draws]
 
 
-def _replace_tables(state: TrainState, **tables: np.ndarray) -> TrainState:
+def replace_tables(state: TrainState, **tables: np.ndarray) -> TrainState:
+    """Return the state with other tables of its opponents."""
     before: OpponentState = state.opponents
     after: dict[str, Any] = {
         name: jax.device_put(value, getattr(before, name).sharding)

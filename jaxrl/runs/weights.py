@@ -13,6 +13,7 @@ from jaxrl.errors import ModuleError, did_you_mean
 from jaxrl.learners.target_network import TargetNetwork
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runs import checkpoint as ckpt
+from jaxrl.runs.league_games import remember_first
 from jaxrl.runs.opponents import get_opponent, list_opponents, write_actor
 from jaxrl.training.report import to_host
 from jaxrl.training.train_state import TrainState
@@ -69,7 +70,7 @@ def set_weights(
         else:
             modules[name], own = set_parameters(modules[name], params, strict=strict)
         problems += [f"{name}: {problem}" for problem in own]
-    return replace(state, modules=modules), problems
+    return remember_first(replace(state, modules=modules), list(weights)), problems
 
 
 def get_parameters(state: TrainState) -> PyTree:

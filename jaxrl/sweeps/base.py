@@ -16,11 +16,11 @@ from jaxrl.loggers import RunFolder
 from jaxrl.loggers.recorder import note_close_failure
 from jaxrl.metrics import get_score
 from jaxrl.runs import host_state as host
+from jaxrl.runs.exploits import Exploit
 from jaxrl.runs.results import ENV_STEPS, TRAINED_STEPS
 from jaxrl.runtime.exclusive import ExclusiveLock
 from jaxrl.sweeps import state as sweep_state
 from jaxrl.sweeps.grouping import check_lane
-from jaxrl.sweeps.pbt import Exploit
 from jaxrl.sweeps.points import SweepPoint, group_points
 
 if TYPE_CHECKING:

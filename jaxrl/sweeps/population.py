@@ -18,6 +18,7 @@ from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
 from jaxrl.errors import DivergenceError, summarize_exception
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.recorder import SaveSchedule
+from jaxrl.runs.exploits import Exploit, PBTScheduler, read_schedule
 from jaxrl.runs.run_folder import is_run_folder
 from jaxrl.runtime.exclusive import single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
@@ -34,7 +35,7 @@ from jaxrl.sweeps.lane_data import LaneData, read_lane_data
 from jaxrl.sweeps.lane_group import LaneGroup
 from jaxrl.sweeps.lane_run import LaneRun
 from jaxrl.sweeps.lanes import choose_lane_devices
-from jaxrl.sweeps.pbt import Exploit, PBTScheduler, check_mutations, check_population, read_schedule
+from jaxrl.sweeps.pbt import check_mutations, check_population
 from jaxrl.sweeps.points import SweepPoint, group_points
 
 if TYPE_CHECKING:

@@ -56,18 +56,20 @@ class MultiAgentRunner(MultiLearning, CompiledLoop):
         )
         if worker.pool is None:
             return state
-        first = min(self.trained)
         opponents = worker.pool.init(
             jax.random.fold_in(keys.learner, len(self.steps)),
-            self.steps[first].make_actor_state(state.modules[first]),
+            super().make_actor_state(state),
+            state.modules,
+            min(self.trained),
         )
         return replace(state, opponents=strip_weak_types(opponents))
 
     def make_actor_state(self, state: TrainState) -> Actors:
         """Return the inputs of acting of every module, and of opponents that are drawn."""
         actors = super().make_actor_state(state)
-        if self.rollout_worker.pool is not None:
-            actors[DRAWN] = state.opponents
+        pool = self.rollout_worker.pool
+        if pool is not None:
+            actors[DRAWN] = pool.place_learners(state.opponents, actors)
         return actors
 
     @functools.cached_property
@@ -99,6 +101,12 @@ class MultiAgentRunner(MultiLearning, CompiledLoop):
             actors, state.env, state.carry, state.env_params, self.num_steps, self.explore
         )
         after, metrics = self.learn(state, recorded, env.index)
+        if worker.pool is not None and carry.opponents is not None:
+            steps = after.progress.env_steps.low - state.progress.env_steps.low
+            opponents, own = worker.pool.add_games(
+                state.opponents, carry.opponents, steps, env.index.shape[0], self.axis_name
+            )
+            after, carry = replace(after, opponents=opponents), replace(carry, opponents=own)
         return replace(after, env=env, carry=carry), recorded, metrics
 
     @functools.cached_property

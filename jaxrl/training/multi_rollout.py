@@ -213,13 +213,15 @@ class MultiRolloutWorker(MultiPolicyStep):
                     reward = jnp.where(rows[m].mask, rows[m].reward, before)
             acting[m] = self._advance(m, state, new_state, carry, outs[m], reward)
         new_carry = MultiCarry(acting=acting, pending=pending)
-        if self.pool is not None and played is not None and carry.opponents is not None:
-            agent_step = self._make_agent_step(DRAWN, step, (), self.rows.select(rewards, DRAWN))
-            acts = self.rows.gather(state.acts, DRAWN)
-            is_first = self.rows.gather(new_state.is_first, DRAWN)
-            opponents, rows[DRAWN] = self.pool.advance(
-                played[1], carry.opponents, acts, agent_step, is_first
-            )
+        if self.pool is not None and carry.opponents is not None:
+            opponents = carry.opponents
+            if played is not None:
+                own = self._make_agent_step(DRAWN, step, (), self.rows.select(rewards, DRAWN))
+                acts = self.rows.gather(state.acts, DRAWN)
+                is_first = self.rows.gather(new_state.is_first, DRAWN)
+                opponents, rows[DRAWN] = self.pool.advance(
+                    played[1], carry.opponents, acts, own, is_first
+                )
             opponents = self.pool.count_games(
                 opponents,
                 self.rows.gather_all(step.reward),

@@ -6,13 +6,13 @@ number in the carry of each row. Adding one writes a slot, so that nothing is co
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt8
+from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.config.settings.multi_agent import Draw
@@ -26,8 +26,10 @@ from jaxrl.training.completed_rows import (
     complete_rows,
     make_no_rows,
 )
+from jaxrl.training.league_tally import LeaguePlayers, LeagueTally, add_games
 from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep
 from jaxrl.training.row_blocks import choose_block_size, compute_in_blocks, put, take
+from jaxrl.training.train_state import TrainState
 
 MAX_ID_BYTES = 64
 """Maximum length of the id of an opponent, in bytes."""
@@ -47,7 +49,8 @@ class OpponentState:
         games: Numbers of games that the snapshot in a slot had won, drawn and lost against the
             opponent in another when it was taken. The last three rows are the values of
             `OpponentCarry.games`, over all rows, when the two latest windows of games began, the
-            older one first, and when the latest snapshot was taken. None without a league.
+            older one first, and when the latest snapshot was taken. None without SelfPlay.
+        league: Games of a league of several learners, None without.
     """
 
     actors: dict[str, ActorState]
@@ -55,6 +58,7 @@ class OpponentState:
     weights: Float[Array, "D S"]
     is_open: Bool[Array, " D"]
     games: Int[Array, "S+3 S 3"] | None = None
+    league: LeagueTally | None = None
 
 
 @pytree
@@ -62,15 +66,17 @@ class OpponentCarry:
     """Opponents between steps, `[R, ...]`: the slot that plays each row, and what it remembers.
 
     `slot` is valid within an episode. `pending` is None where rows complete at once. With a league,
-    `lead` is by how much the others' returns in the episode exceed that of the row's agent, and
-    `games` are the numbers of episodes that the others won, drew and lost against each slot.
+    `lead` `[C]` is by how much the others' returns in the episode exceed that of the counted agent,
+    which is the row's, and `games` are the numbers of episodes that the others won, drew and lost
+    against each slot. With several learners, the second agent of copies with a fixed pair of them
+    is counted, too, and the games are those of the train batch.
     """
 
     slot: Int[Array, " R"]
     acting: dict[str, ActorCarry]
     pending: PendingRows | None
-    lead: Float[Array, " R"] | None = None
-    games: Int[Array, "R S 3"] | None = None
+    lead: Float[Array, " C"] | None = None
+    games: Int[Array, "C S 3"] | None = None
 
 
 @pytree
@@ -113,12 +119,15 @@ class OpponentKind:
         policy: Module and connectors.
         capacity: Number of slots.
         ids: Opponents that are there from the start, in the first slots.
+        learners: Modules that are trained and met as they are, in the last slots: their parameters
+            are those of the present, and are not part of the state.
     """
 
     name: str
     policy: PolicyStep
     capacity: int
     ids: tuple[str, ...]
+    learners: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,6 +141,7 @@ class OpponentPool:
             are not drawn.
         rows: Agents in rows.
         counts_games: Whether outcomes are counted, for a league.
+        players: Players of a league of several learners, None without.
     """
 
     kinds: tuple[OpponentKind, ...]
@@ -139,6 +149,7 @@ class OpponentPool:
     patterns: tuple[Mapping[str, Draw | None], ...]
     rows: AgentRows
     counts_games: bool = False
+    players: LeaguePlayers | None = None
 
     @functools.cached_property
     def first_slots(self) -> dict[str, int]:
@@ -161,28 +172,42 @@ class OpponentPool:
         index = slot - self.first_slots[kind.name]
         return jax.tree.map(lambda x: x[index], state.actors[kind.name])
 
-    def init(self, key: Key, like: ActorState) -> OpponentState:
+    def init(
+        self,
+        key: Key,
+        actors: Mapping[str, ActorState],
+        modules: Mapping[str, TrainState],
+        trained: str,
+    ) -> OpponentState:
         """Return the opponents at the start of a run. Consumes the key.
 
         Args:
             key: Key of their parameters.
-            like: Inputs of acting of a module that is trained, for its hyperparameters.
+            actors: Inputs of acting of the run's own modules.
+            modules: Their states.
+            trained: A module that is trained, for its hyperparameters.
         """
-        names, actors = [""] * self.num_slots, dict[str, ActorState]()
-        for kind in self.kinds:
+        names, stacks = list_names(self.kinds), dict[str, ActorState]()
+        firsts = {} if self.players is None else self.players.first_versions
+        for kind in self.kinds if self.draws else ():
             first = self.first_slots[kind.name]
-            names[first : first + len(kind.ids)] = kind.ids
             keys = [jax.random.fold_in(key, first + i) for i in range(len(kind.ids))]
-            actors[kind.name] = self._stack(kind, keys, like)
+            stack = self._stack(kind, keys, actors[trained])
+            for i, name in enumerate(kind.ids):
+                if name in firsts:
+                    stack = put(stack, i, actors[firsts[name]])
+            stacks[kind.name] = stack
         weights = [weigh_names(draw, names) for draw in self.draws]
+        players, number = self.players, self.num_slots
         return OpponentState(
-            actors=actors,
+            actors=stacks,
             names=jnp.asarray(np.stack([encode_name(name) for name in names])),
-            weights=jnp.asarray(np.stack(weights)),
-            is_open=jnp.asarray([not draw.ids for draw in self.draws]),
-            games=jnp.zeros((self.num_slots + 3, self.num_slots, 3), jnp.int32)
-            if self.counts_games
+            weights=jnp.asarray(np.stack(weights) if players is None else players.weights),
+            is_open=jnp.asarray([not draw.ids for draw in self.draws], bool),
+            games=jnp.zeros((number + 3, number, 3), jnp.int32)
+            if self.counts_games and players is None
             else None,
+            league=None if players is None else players.init(number, modules),
         )
 
     def _stack(self, kind: OpponentKind, keys: list[Key], like: ActorState) -> ActorState:
@@ -211,19 +236,24 @@ class OpponentPool:
         begun = BegunRow(
             obs=(), action=(), extras={}, is_first=jnp.zeros((number,), bool), carry=()
         )
+        kinds = self.kinds if self.draws else ()
+        counted = len(self.get_counted(num_envs))
         return OpponentCarry(
             slot=jnp.zeros((number,), jnp.int32),
-            acting={kind.name: kind.policy.initial_carry(number) for kind in self.kinds},
-            pending=None if completes_at_once else make_no_rows(begun),
-            lead=jnp.zeros((number,), jnp.float32) if self.counts_games else None,
-            games=jnp.zeros((number, self.num_slots, 3), jnp.int32) if self.counts_games else None,
+            acting={kind.name: kind.policy.initial_carry(number) for kind in kinds},
+            pending=None if completes_at_once or not kinds else make_no_rows(begun),
+            lead=jnp.zeros((counted,), jnp.float32) if self.counts_games else None,
+            games=jnp.zeros((counted, self.num_slots, 3), jnp.int32) if self.counts_games else None,
         )
 
-    def sample_inputs(self, keys: Keys) -> OpponentInputs:
+    def sample_inputs(self, keys: Keys) -> OpponentInputs | None:
         """Draw the random inputs of steps, `[T, R]`, given the keys of environments `[T, B]`.
 
-        A module draws what it does where it plays the agent in every episode.
+        A module draws what it does where it plays the agent in every episode. None if nothing is
+        drawn.
         """
+        if not self.draws:
+            return None
         own = self.rows.derive_keys(keys, DRAWN)
         fold = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (0, None))
         draw_uniform = jax.vmap(jax.vmap(jax.random.uniform))
@@ -234,6 +264,50 @@ class OpponentPool:
                 for kind in self.kinds
             },
         )
+
+    def get_counted(self, num_envs: int) -> np.ndarray:
+        """Return the environment and the agent whose opponent's games are counted, int32 `[C, 2]`.
+
+        That is the agent of each row, and with several learners also the second agent of each copy
+        in which two of them meet.
+        """
+        if self.players is None:
+            return self.rows.get_cells(DRAWN, num_envs)
+        return self.players.list_counted(self.rows, num_envs)
+
+    def place_learners(
+        self, state: OpponentState, actors: Mapping[str, ActorState]
+    ) -> OpponentState:
+        """Return the opponents with the learners that are met as they are."""
+        stacks = dict(state.actors)
+        for kind in self.kinds if self.draws else ():
+            for i, name in enumerate(reversed(kind.learners)):
+                stacks[kind.name] = put(stacks[kind.name], kind.capacity - 1 - i, actors[name])
+        return replace(state, actors=stacks)
+
+    def add_games(
+        self,
+        state: OpponentState,
+        carry: OpponentCarry,
+        steps: UInt32[Array, ""],
+        num_envs: int,
+        axis_name: str | None,
+    ) -> tuple[OpponentState, OpponentCarry]:
+        """Move the games of a train batch to the state, with several learners.
+
+        Args:
+            state: Opponents.
+            carry: Their carry after the batch.
+            steps: Environment steps of the batch, over all devices.
+            num_envs: Number of environments.
+            axis_name: Mesh axis that environments are sharded over, or None.
+        """
+        if state.league is None or carry.games is None:
+            return state, carry
+        assert self.players is not None
+        homes = self.players.find_homes(self.rows, num_envs)
+        tally = add_games(state.league, homes, carry.games, steps, axis_name)
+        return replace(state, league=tally), replace(carry, games=jnp.zeros_like(carry.games))
 
     def get_draw_index(self, num_envs: int) -> np.ndarray:
         """Return the index of the Draw of each row, int32 `[R]`."""
@@ -332,13 +406,17 @@ class OpponentPool:
         """
         if carry.lead is None or carry.games is None:
             return carry
-        own = self.rows.select(rewards, DRAWN)
-        total = self.rows.repeat(rewards.sum(axis=1), DRAWN)
+        num_envs = rewards.shape[0]
+        envs, agents = self.get_counted(num_envs).T
+        own, total = rewards[envs, agents], rewards.sum(axis=1)[envs]
         lead = carry.lead + total - 2.0 * own
         outcome = 1 - jnp.sign(lead).astype(jnp.int32)
-        counts = self.rows.repeat(ended, DRAWN).astype(jnp.int32)
-        games = carry.games.at[jnp.arange(own.shape[0]), carry.slot, outcome].add(counts)
-        lead = jnp.where(self.rows.repeat(begins, DRAWN), 0.0, lead)
+        players, met = self.players, carry.slot
+        if players is not None:
+            met = players.find_met(self.rows, carry.slot, num_envs)
+        counts = ended[envs].astype(jnp.int32)
+        games = carry.games.at[jnp.arange(own.shape[0]), met, outcome].add(counts)
+        lead = jnp.where(begins[envs], 0.0, lead)
         return replace(carry, lead=lead, games=games)
 
 
@@ -371,6 +449,15 @@ def draw_slots(weights: Float[Array, "R S"], who: Float[Array, " R"]) -> Int[Arr
     number = weights.shape[1]
     last = number - 1 - jnp.argmax(weights[:, ::-1] > 0.0, axis=1).astype(jnp.int32)
     return jnp.minimum(slot, last)  # a product may be rounded up to the sum
+
+
+def list_names(kinds: Sequence[OpponentKind]) -> list[str]:
+    """Return the id in each slot at the start of a run, "" in an empty one."""
+    names: list[str] = []
+    for kind in kinds:
+        empty = kind.capacity - len(kind.ids) - len(kind.learners)
+        names += [*kind.ids, *[""] * empty, *kind.learners]
+    return names
 
 
 def encode_name(name: str) -> np.ndarray:

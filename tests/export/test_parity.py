@@ -35,6 +35,7 @@ SEVERAL_POLICIES = {
     "multi_agent/multiagentcartpole-ppo",
     "multi_agent/rockpaperscissors-lstm-ppo",
     "multi_agent/rockpaperscissors-ppo",
+    "multi_agent/tictactoe-league-ppo",
     "multi_agent/tictactoe-ppo",
     "multi_agent/speakerlistener-ppo",
     "sweeps/cartpole-ppo",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jaxrl.config.fields import count, field
 from jaxrl.config.imports import RL_MODULE
+from jaxrl.config.settings.league import League, PopulationPlay
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -197,11 +198,12 @@ class MultiAgentSettings:
         doc="Number of opponents of one architecture that the compiled program holds where a mapping "
         "draws them. Each takes the memory of a module's parameters.",
     )
-    league: SelfPlay | dict[str, Any] | None = field(
+    league: SelfPlay | League | PopulationPlay | dict[str, Any] | None = field(
         default=None,
         doc="SelfPlay(...), or a dictionary of its arguments: a league of the learner and its "
-        "snapshots, against which it plays where the mapping has a Draw without ids. None takes no "
-        "snapshots.",
+        "snapshots, against which it plays where the mapping has a Draw without ids. League(...) or "
+        "PopulationPlay(...) of several learners makes the mapping; their dictionaries name them, such "
+        "as {'type': 'League', 'main': 1}. None takes no snapshots.",
     )
     count_steps_by: Literal["env_steps", "agent_steps"] = field(
         default="env_steps",
@@ -233,7 +235,7 @@ class MultiAgentSettings:
     )
 
     @property
-    def self_play(self) -> SelfPlay | None:
+    def any_league(self) -> SelfPlay | League | PopulationPlay | None:
         """League, made of its arguments where they are a dictionary.
 
         Raises:
@@ -241,8 +243,34 @@ class MultiAgentSettings:
         """
         if not isinstance(self.league, Mapping):
             return self.league
-        known = [own.name for own in dataclasses.fields(SelfPlay)]
-        for name in self.league:
+        arguments = dict(self.league)
+        kind = arguments.pop("type", "SelfPlay")
+        if kind not in _LEAGUES:
+            raise ConfigError(
+                f"league has the type {kind!r}, which must be one of {', '.join(_LEAGUES)}."
+                f"{did_you_mean(str(kind), list(_LEAGUES))}"
+            )
+        known = [own.name for own in dataclasses.fields(_LEAGUES[kind])]
+        for name in arguments:
             if name not in known:
                 raise ConfigError(f"league has no argument {name!r}.{did_you_mean(name, known)}")
-        return SelfPlay(**self.league)
+        return _LEAGUES[kind](**arguments)
+
+    @property
+    def self_play(self) -> SelfPlay | None:
+        """League of one learner; see `any_league`."""
+        league = self.any_league
+        return league if isinstance(league, SelfPlay) else None
+
+    @property
+    def learners_league(self) -> League | PopulationPlay | None:
+        """League of several learners; see `any_league`."""
+        league = self.any_league
+        return None if isinstance(league, SelfPlay) else league
+
+
+_LEAGUES: dict[str, Any] = {
+    "SelfPlay": SelfPlay,
+    "League": League,
+    "PopulationPlay": PopulationPlay,
+}

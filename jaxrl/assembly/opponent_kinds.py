@@ -1,0 +1,40 @@
+"""Architectures of opponents: what modules have in common whose parameters may be exchanged."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxrl.errors import ConfigError
+from jaxrl.training.opponents import MAX_ID_BYTES, OpponentKind
+
+if TYPE_CHECKING:
+    from jaxrl.training.rollout import PolicyStep
+
+
+def check_opponent_id(module: str) -> None:
+    """Raise ConfigError if an id is too long for a slot."""
+    if len(module.encode()) > MAX_ID_BYTES:
+        raise ConfigError(
+            f"The id {module!r} has {len(module.encode())} bytes, and opponents have at most "
+            f"{MAX_ID_BYTES}: shorten it."
+        )
+
+
+def find_kind(kinds: Sequence[OpponentKind], policy: "PolicyStep") -> OpponentKind | None:
+    """Return the kind of a module's architecture, None if there is none."""
+    wanted = describe_architecture(policy)
+    return next((k for k in kinds if describe_architecture(k.policy) == wanted), None)
+
+
+def describe_architecture(policy: "PolicyStep") -> tuple[Any, ...]:
+    """Return what two modules have in common whose parameters may be exchanged."""
+    module = policy.module
+    shapes = jax.eval_shape(module.init, jax.random.key(0))
+    sizes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
+    return type(module), module.model_config, jax.tree.structure(shapes), sizes
+
+
+def sort_kinds(kinds: Sequence[OpponentKind]) -> tuple[OpponentKind, ...]:
+    """Return kinds in the order of their slots."""
+    return tuple(sorted(kinds, key=lambda kind: kind.name))
