@@ -638,7 +638,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
 
     def compute_single_action(
         self,
-        obs: object,
+        observation: object,
         state: PyTree = None,
         *,
         explore: bool | None = None,
@@ -653,7 +653,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         """Compute the action for one observation, including all connectors.
 
         Args:
-            obs: Observation as returned by the environment, NumPy.
+            observation: Observation as returned by the environment, NumPy.
             state: State that `full_fetch` returned for the previous observation, if the module or
                 a connector (stacked frames, previous rewards) is stateful; None at an episode's
                 start.
@@ -679,7 +679,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         past = {"prev_action": prev_action, "prev_reward": prev_reward}
         explore = self._resolve_explore(explore)
         options = ActionOptions(explore, full_fetch, unsquash_action, clip_action)
-        return self._actions.compute_one(obs, state, past, unused, policy_id, options)
+        return self._actions.compute_one(observation, state, past, unused, policy_id, options)
 
     def compute_actions(
         self,

@@ -36,7 +36,9 @@ def test_actions_are_those_of_the_module_through_the_whole_pipeline() -> None:
         want = np.clip(np.asarray(out["actions"][0]) * 2.0, -2.0, 2.0)  # torque in [-2, 2]
         np.testing.assert_allclose(action, want, rtol=1e-3)
         assert action.shape == (1,)
-        batch = algorithm.compute_actions([obs, obs], explore=False)
+        by_name = algorithm.compute_single_action(observation=obs, explore=False)  # RLlib's name
+        np.testing.assert_array_equal(by_name, action)
+        batch = algorithm.compute_actions(observations=[obs, obs], explore=False)
         np.testing.assert_allclose(batch[1], action, rtol=1e-6)
         named = algorithm.compute_actions({"a": obs}, explore=False)
         np.testing.assert_allclose(named["a"], action, rtol=1e-6)
