@@ -227,12 +227,18 @@ class Setting:
         return f"{self.name} must be {self.type_description}, got {format_value(value)}.{hint}"
 
 
+_LONGEST_VALUE = 200
+
+
 def format_value(value: object) -> str:
-    """Format a value for a message; Python does not convert very long integers to strings."""
+    """Format a value for a message, as one line of a length that leaves the message readable."""
     try:
-        return repr(value)
-    except ValueError:
+        shown = repr(value)
+    except ValueError:  # Python does not convert very long integers to strings
         return "a number of thousands of digits"
+    if "\n" in shown:  # such as modules of flax
+        shown = " ".join(shown.split())
+    return shown if len(shown) <= _LONGEST_VALUE else f"{shown[:_LONGEST_VALUE]}..."
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from jaxrl.config.fields import format_value
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ def _select_spec(config: "AlgorithmConfig") -> "RLModuleSpec":
         return RLModuleSpec(module_class=spec)
     if not isinstance(spec, RLModuleSpec):
         raise ConfigError(
-            f"rl_module_spec must be an RLModuleSpec or a subclass of RLModule, got {spec!r}; set "
-            "a network of flax or of functions by rl_module(network=...)."
+            f"rl_module_spec must be an RLModuleSpec or a subclass of RLModule, got "
+            f"{format_value(spec)}; set a network of flax or of functions by rl_module(network=...)."
         )
     return spec
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from jaxrl.config.exploration import translate_exploration
-from jaxrl.config.fields import Setting, get_settings
+from jaxrl.config.fields import Setting, format_value, get_settings
 from jaxrl.config.rllib_defaults import (
     DEPRECATED_NAMES,
     DEPRECATED_VALUE,
@@ -121,10 +121,12 @@ class NameTable:
             quiet = old.is_quiet
             return [self._resolve_renamed(name, old.new_name, value, quiet=quiet)]
         if name in REFUSED:
-            raise ConfigError(f"'{name}' (got {value!r}) has no effect here: {REFUSED[name]}.")
+            raise ConfigError(
+                f"'{name}' (got {format_value(value)}) has no effect here: {REFUSED[name]}."
+            )
         where = f"{GROUP_METHODS[group]}()" if group else "The config"
         raise UnknownSettingError(
-            f"{where} has no setting {name!r} (got {value!r}).{self._hint(name, group)}"
+            f"{where} has no setting {name!r} (got {format_value(value)}).{self._hint(name, group)}"
         )
 
     def is_neutral(self, name: str, value: object) -> bool:
@@ -142,7 +144,7 @@ class NameTable:
             if name in LEARNER_SETTINGS_IN_TRAINING:
                 return self._resolve_renamed(f"training({name})", name, value)
             raise UnknownSettingError(
-                f"'{name}' (got {value!r}) is a setting of {GROUP_METHODS[actual_group]}(), "
+                f"'{name}' (got {format_value(value)}) is a setting of {GROUP_METHODS[actual_group]}(), "
                 f"not {GROUP_METHODS[group]}()."
             )
         return ResolvedSetting(actual_group, self.get_setting(name), value)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import pytest
 
 from jaxrl.algorithms.dqn import DQNConfig
@@ -55,6 +56,17 @@ CASES: list[Case] = [
         "typo that belongs to another group",
         lambda: PPOConfig().env_runners(evaluation_intervall=5),
         ["'evaluation_intervall'", "5", "'evaluation_interval' of evaluation()"],
+    ),
+    (
+        "unknown setting of thousands of digits",
+        lambda: ppo(gama=10**5000),
+        ["'gama'", "a number of thousands of digits", "Did you mean 'gamma'?"],
+    ),
+    ("long value", lambda: ppo(gamma=10**400), ["gamma", f"got 1{'0' * 199}...."]),
+    (
+        "value of several lines",
+        lambda: ppo(rl_module_spec=nn.Dense(3)).validate(),
+        ["got Dense( # attributes features = 3", "rl_module(network=...)"],
     ),
     ("reading what is not there", lambda: ppo()["gama"], ["'gama'", "Did you mean 'gamma'?"]),
     ("wrong type", lambda: ppo(lr="3e-4"), ["lr", "must be a number", "'3e-4'"]),
