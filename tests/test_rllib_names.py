@@ -33,6 +33,8 @@ def algorithm(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("logdir", "run_dir"),
         ("training_iteration", "iteration"),
         ("add_policy", "add_module"),
+        ("save_to_path", "save"),
+        ("restore_from_path", "restore"),
     ],
 )
 def test_an_old_name_of_an_algorithm_is_the_new_one(
