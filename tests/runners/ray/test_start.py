@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -130,6 +132,46 @@ def test_ray_is_started_once_and_ends_with_the_process(tmp_path: Path) -> None:
     assert "os.fork" not in done.stderr
     assert said["children"]
     assert not [pid for pid in said["children"] if psutil.pid_exists(pid)]
+
+
+KILLED = """
+import json, os, signal
+import psutil
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.runners.ray.start import ensure_ray
+ensure_ray(PPOConfig())
+print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process runs; one that nobody reaps does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ray_ends_after_a_process_that_was_killed(tmp_path: Path) -> None:
+    """Its agents wait a minute for the server that died with the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED],
+        cwd=ROOT,
+        env={**os.environ, "HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL
+    started = json.loads(done.stdout.splitlines()[-1])
+    assert started
+    deadline = time.monotonic() + 180.0
+    while left := [pid for pid in started if is_running(pid)]:
+        assert time.monotonic() < deadline, [psutil.Process(pid).name() for pid in left]
+        time.sleep(1.0)
 
 
 def test_a_ray_that_does_not_start_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
