@@ -228,7 +228,7 @@ def test_metrics_of_a_step_are_means_over_the_batches_that_were_learned_from() -
             None,
         )
         want = algorithm._totals.make_result(1)
-    assert algorithm._totals.learned_batches == 3
+    assert algorithm._totals.learned.learned_batches == 3
     assert got
     for name, value in got.items():
         assert value == pytest.approx(want["learners"]["default_policy"][name])
