@@ -11,7 +11,6 @@ from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
 from jaxrl.envs.multi.host_env import AgentID, MultiAgentEnv
 from jaxrl.envs.multi.host_slots import AgentSlotPlan, SlottedEnv
 
-
 AnyCheckedEnv: TypeAlias = CheckedMultiAgentEnv | SlottedEnv
 """An environment whose agents are named by their ids, or by their slots."""
 

@@ -208,9 +208,7 @@ def test_a_run_has_results_of_modules_alone() -> None:
         assert algorithm.config.multi_agent_settings.max_agents == 4
         obs = np.zeros(3, np.float32)
         action = algorithm.compute_single_action(obs, policy_id="car")
-        with pytest.raises(
-            ConfigError, match=r"'car_7' is not known, .*as policy_id, one of bus"
-        ):
+        with pytest.raises(ConfigError, match=r"'car_7' is not known, .*as policy_id, one of bus"):
             algorithm.compute_actions({"car_7": obs})
     assert set(result) == first
     assert int(action) in (0, 1)
