@@ -274,9 +274,7 @@ def _import(module_name: str, name: str) -> Any:
         raise EnvError(f"pettingzoo:{name} lacks the package {missing!r}; {hint}.") from error
     except (ImportError, AttributeError) as error:  # PettingZoo's own words on old versions
         raise EnvError(f"pettingzoo:{name} cannot be imported: {error}") from error
-    except (
-        Exception
-    ) as error:  # a package that registers at every attempt to import it may raise any
+    except Exception as error:  # of a package that registers at every attempt
         raise EnvError(
             f"pettingzoo:{name} cannot be imported: {summarize_exception(error)}."
         ) from error

@@ -5,8 +5,9 @@ Runners see slots as agents, so that the number of rows never depends on who is 
 """
 
 import dataclasses
+import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import gymnasium
 
@@ -16,10 +17,38 @@ from jaxrl.envs.multi.base import ALL, SLOT_MARK
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
-from jaxrl.episodes.multi_agent import MultiAgentEpisode
 from jaxrl.errors import EnvError, did_you_mean
 
-SpacePair = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+SpacePair: TypeAlias = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+
+
+class OpenEpisode(Protocol):
+    """Episode that knows the module of every agent that took part; runners have whole ones."""
+
+    def module_for(self, agent_id: AgentID) -> str:
+        """Return the module that plays an agent, the same to the episode's end."""
+        ...
+
+
+Mapped: TypeAlias = Callable[[AgentID, Any], str]
+EpisodeMaker: TypeAlias = Callable[[Mapped], OpenEpisode]
+"""Function from one of an agent's id and an episode, which returns a module, to a new episode."""
+
+
+class CheckedEpisode:
+    """Episode of a check before the run, with what a mapping function may read."""
+
+    def __init__(self, choose: Mapped) -> None:
+        """Begin an episode."""
+        self.id_ = uuid.uuid4().hex
+        self.env_t = self.env_t_started = 0
+        self._choose, self._modules = choose, dict[AgentID, str]()
+
+    def module_for(self, agent_id: AgentID) -> str:
+        """Return the module that plays an agent, the same to the episode's end."""
+        if agent_id not in self._modules:
+            self._modules[agent_id] = self._choose(agent_id, self)
+        return self._modules[agent_id]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +64,7 @@ class AgentSlotPlan:
 
     number: int
     spaces: Mapping[str, SpacePair]
-    mapping_fn: Callable[..., Any] | None
+    mapping_fn: Callable[..., object] | None
 
     @property
     def modules(self) -> dict[str, str]:
@@ -44,7 +73,7 @@ class AgentSlotPlan:
             f"{m}{SLOT_MARK}{place}": m for m in sorted(self.spaces) for place in range(self.number)
         }
 
-    def choose(self, agent_id: AgentID, episode: MultiAgentEpisode) -> str:
+    def choose(self, agent_id: AgentID, episode: OpenEpisode) -> str:
         """Return the module of an agent.
 
         Raises:
@@ -58,8 +87,8 @@ class AgentSlotPlan:
             raise EnvError(
                 f"policy_mapping_fn raised {type(error).__name__} for the agent {agent_id!r}: {error}."
             ) from error
-        if module not in self.spaces:
-            known = list(self.spaces)
+        known = list(self.spaces)
+        if not isinstance(module, str) or module not in known:
             raise EnvError(
                 f"policy_mapping_fn gives the agent {agent_id!r} the module {module!r}, but the modules "
                 f"are {', '.join(known)}: name all of them in policies."
@@ -76,6 +105,7 @@ class SlottedEnv:
 
     Attributes:
         episode: Ongoing episode, which knows the module of every agent that took part.
+        make_episode: Function that makes the next one.
     """
 
     def __init__(self, inner: CheckedMultiAgentEnv, plan: AgentSlotPlan) -> None:
@@ -87,7 +117,8 @@ class SlottedEnv:
         self._slots: dict[str, str] = {}
         self._own: dict[str, AgentID] = {}
         self._ended: list[str] = []
-        self.episode = MultiAgentEpisode(agent_to_module_mapping_fn=plan.choose)
+        self.make_episode: EpisodeMaker = CheckedEpisode
+        self.episode: OpenEpisode = CheckedEpisode(plan.choose)
 
     @property
     def possible_agents(self) -> tuple[str, ...]:
@@ -106,7 +137,7 @@ class SlottedEnv:
 
     @property
     def leaves_agents_waiting(self) -> bool:
-        """Whether agents have been present without an observation."""
+        """True if agents have been present without an observation."""
         return self.inner.leaves_agents_waiting
 
     @property
@@ -139,7 +170,7 @@ class SlottedEnv:
         self._free = {m: [] for m in self._plan.spaces}
         for slot, m in reversed(self._plan.modules.items()):
             self._free[m].append(slot)
-        self.episode = MultiAgentEpisode(agent_to_module_mapping_fn=self._plan.choose)
+        self.episode = self.make_episode(self._plan.choose)
         start = self.inner.reset(seed, options)
         for name in start.obs:
             self._enter(name)

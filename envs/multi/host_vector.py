@@ -33,9 +33,8 @@ from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.checked import NonFiniteValueError
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_made import AnyCheckedEnv, MadeMultiHostEnv
-from jaxrl.envs.multi.host_slots import SlottedEnv
+from jaxrl.envs.multi.host_slots import EpisodeMaker, OpenEpisode, SlottedEnv
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
-from jaxrl.episodes.multi_agent import MultiAgentEpisode
 from jaxrl.errors import EnvError, summarize_exception
 
 Outcome: TypeAlias = HostMultiStart | HostMultiStep
@@ -160,13 +159,18 @@ class MultiHostVector:
         """Return whether agents are those of slots, which know their episodes."""
         return self._made.slots is not None
 
-    def get_episode(self, row: int) -> MultiAgentEpisode:
+    def set_episode_maker(self, make_episode: EpisodeMaker) -> None:
+        """Set the function that makes the episodes of copies with slots."""
+        for copy in self._copies:
+            copy.make_episode = make_episode
+
+    def get_episode(self, row: int) -> OpenEpisode:
         """Return the ongoing episode of a copy with slots, which knows the modules of its agents."""
         env = self._copies[row].env
         assert isinstance(env, SlottedEnv)
         return env.episode
 
-    def set_episode(self, row: int, episode: MultiAgentEpisode) -> None:
+    def set_episode(self, row: int, episode: OpenEpisode) -> None:
         """Replace it by its next chunk."""
         env = self._copies[row].env
         assert isinstance(env, SlottedEnv)
@@ -208,6 +212,7 @@ class _Copy:
         self._restart_failed, self._reads_state = restart_failed, reads_state
         self._env: AnyCheckedEnv | None = None
         self._restarts = self._num_consecutive = 0
+        self.make_episode: EpisodeMaker | None = None
 
     @property
     def first_seed(self) -> int:
@@ -221,6 +226,8 @@ class _Copy:
             self._env = self._made.make_checked(
                 self._context, trains=True, reads_state=self._reads_state
             )
+            if isinstance(self._env, SlottedEnv) and self.make_episode is not None:
+                self._env.make_episode = self.make_episode
         return self._env
 
     def reset(self, seed: int | None) -> tuple[HostMultiStart, list[HostFault]]:

@@ -219,7 +219,7 @@ def test_a_row_has_the_states_of_its_own_turns() -> None:
 
 
 def test_joint_observations_in_turns_are_the_latest_ones() -> None:
-    """Whose turn it is not has its latest observation, and none before its first turn."""
+    """An agent that waits has its latest observation, and none before its first turn."""
     rows = sample_rows(make_config(critic_input="joint"), 40)
     mask, seen = rows.mask, rows.obs.state
     left = np.arange(mask.shape[1]) % 2 == 0

@@ -10,9 +10,12 @@ import pytest
 
 from jaxrl import Algorithm
 from jaxrl.algorithms.impala import IMPALAConfig
+from jaxrl.algorithms.mappo import MAPPOConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from tests.multi_agent.host_envs import Duel
+from tests.multi_agent.test_host_critics import Watched
 from tests.multi_agent.test_host_training import MAPPING, get_leaves
+from tests.multi_agent.test_slots import Sampled, find_kind
 
 pytestmark = [
     pytest.mark.ray,
@@ -53,6 +56,42 @@ def test_actors_sample_what_this_process_does_and_resume(tmp_path: Path) -> None
     ):
         assert found["env_runners"][name] == pytest.approx(expected["env_runners"][name])
     assert found["fault_tolerance"]["num_agent_steps_lost"] == 0
+
+
+def test_critics_in_actors_see_what_they_see_in_this_process(tmp_path: Path) -> None:
+    """Also after a checkpoint within episodes."""
+
+    def make(runners: int) -> Any:
+        config = make_config(runners, MAPPOConfig).environment(Watched)
+        return config.training(critic_input="joint", num_epochs=1)
+
+    with make(0).build() as local:
+        for _ in range(2):
+            local.train()
+        leaves = get_leaves(local)
+    with make(2).build() as remote:
+        remote.train()
+        path = remote.save(str(tmp_path / "saved"))
+    with Algorithm.from_checkpoint(path) as resumed:
+        resumed.train()
+        for one, other in zip(get_leaves(resumed), leaves, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_agents_that_come_and_go_have_slots_in_actors() -> None:
+    found: list[Any] = []
+    for runners in (0, 2):
+        config = make_config(runners).environment(Sampled, env_config={"places": 3})
+        config.multi_agent(
+            mapping=None, policies=["car"], policy_mapping_fn=find_kind, max_agents=4
+        )
+        with config.build() as algorithm:
+            for _ in range(2):
+                result = algorithm.train()
+            found.append((result["env_runners"]["num_module_steps_sampled"], get_leaves(algorithm)))
+    assert found[0][0] == found[1][0]
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def test_steps_of_an_actor_that_dies_are_counted_and_training_goes_on() -> None:

@@ -159,7 +159,7 @@ def test_a_state_that_is_restored_goes_on_exactly() -> None:
 
 
 def test_members_in_turns_have_their_latest_observations() -> None:
-    """Whose turn it is not does not act, and its action is ignored."""
+    """A member that waits does not act, and its action is ignored."""
     _, host = make_host_team("VDN", Duel)
     obs, _ = host.reset(seed=0)
     assert obs["member_mask"].tolist() == [1, 0]

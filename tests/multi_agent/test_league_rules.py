@@ -340,7 +340,7 @@ LEARNED = {"policies": {"random": RandomRLModule}}
             },
             "mapping draws no opponents for 'main_exploiter'",
         ),
-        ("TicTacToe-v0", {"league": {"type": "Leage"}}, "type 'Leage'.*Did you mean 'League'"),
+        ("TicTacToe-v0", {"league": {"type": "Leagues"}}, "type 'Leagues'.*Did you mean 'League'"),
         ("TicTacToe-v0", {"league": {"type": "League", "mains": 1}}, "no argument 'mains'"),
         ("TicTacToe-v0", {"policy_map_capacity": 8}, "policy_map_capacity=8 is too small .* set 9"),
         (

@@ -128,7 +128,9 @@ def make_config(env: Any = Traffic, algo: Any = PPOConfig, **settings: Any) -> A
     }
     config = algo().environment(env, env_config={"places": 3})
     config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=16)
-    config.training(train_batch_size=32, minibatch_size=8, num_epochs=1)
+    config.training(train_batch_size=32)
+    if algo is PPOConfig:
+        config.training(minibatch_size=8, num_epochs=1)
     config.rl_module(model_config={"fcnet_hiddens": [4]}).debugging(loggers=[], seed=3)
     return config.multi_agent(**settings)
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.types import CentralObs, PyTree
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
@@ -82,7 +83,7 @@ class CriticScenes:
         after: CriticRows = {m: rows[: len(rows) // 2] for m, rows in found.items()}
         return after, {m: rows[len(rows) // 2 :] for m, rows in found.items()}
 
-    def _compute(self, obs: PyTree, is_there: Any, state: PyTree) -> PyTree:
+    def _compute(self, obs: PyTree, is_there: Bool[Array, "B A"], state: PyTree) -> PyTree:
         flags = {agent: is_there[:, i] for agent, i in self._position.items()}
         scene = Scene(obs=obs, is_there=flags, global_state=state)
         return {m: critic(scene) for m, critic in self._critics.items()}
@@ -134,7 +135,7 @@ def with_central(unflatten: Callable[[Sequence[Any]], PyTree]) -> Callable[[Sequ
     return build
 
 
-def _make_zeros(space: Any, rows: int) -> PyTree:
+def _make_zeros(space: gymnasium.Space[Any], rows: int) -> PyTree:
     shapes = jax.eval_shape(lambda: make_zeros(space, (rows,)))
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 

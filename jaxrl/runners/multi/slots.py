@@ -1,7 +1,7 @@
 """Rows of agents in the modules that play them, with the episodes that choose these modules."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -37,6 +37,9 @@ class AgentSlots:
         self.rows, self.env_index = rows, env_index
         self._mapping_fn, self._get_own_id = mapping_fn, vector.get_own_id
         self._vector, self._has_slots = vector, vector.has_slots
+        vector.set_episode_maker(
+            lambda choose: MultiAgentEpisode(agent_to_module_mapping_fn=choose)
+        )
         self.members = {
             m: tuple(rows.agents[i] for i in rows.get_positions(m)) for m in rows.modules
         }
@@ -54,7 +57,7 @@ class AgentSlots:
         """Make a new episode of an environment, in which modules are chosen anew."""
         self._modules[row] = {}
         if self._has_slots:
-            return self._vector.get_episode(row)
+            return cast("MultiAgentEpisode", self._vector.get_episode(row))
         return MultiAgentEpisode(agent_to_module_mapping_fn=self._choose)
 
     def begin_episode(self, row: int) -> MultiAgentEpisode:
