@@ -345,7 +345,7 @@ LEARNED = {"policies": {"random": RandomRLModule}}
             {"evaluation_num_envs": 5},
             "evaluation_num_envs=5 leaves no environment to 'league_exploiter_0', .* set 24, or leave",
         ),
-        ("TicTacToe-v0", {"league": {"type": "Leage"}}, "type 'Leage'.*Did you mean 'League'"),
+        ("TicTacToe-v0", {"league": {"type": "Leagues"}}, "type 'Leagues'.*Did you mean 'League'"),
         ("TicTacToe-v0", {"league": {"type": "League", "mains": 1}}, "no argument 'mains'"),
         ("TicTacToe-v0", {"policy_map_capacity": 8}, "policy_map_capacity=8 is too small .* set 9"),
         (
