@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from jaxrl.config.agent_mapping import AgentMapping
 from jaxrl.config.modules import check_model_config
 from jaxrl.config.multi_agent import (
     AnyMadeMulti,
@@ -95,6 +96,7 @@ def check_agents(config: "AlgorithmConfig") -> None:
             "observe_agent_id=True has no effect: no module is shared, each plays a single agent; "
             "leave it out."
         )
+    _check_evaluated(config, agents)
     if not agents.draws:
         if config.multi_agent_settings.self_play is not None:
             raise ConfigError(
@@ -106,6 +108,21 @@ def check_agents(config: "AlgorithmConfig") -> None:
         _check_capacity(config, "learners of PopulationPlay(...) meet each other, not snapshots")
     for module in agents.modules:
         check_model_config(config.get_module_config(module))
+
+
+def _check_evaluated(config: "AlgorithmConfig", agents: AgentMapping) -> None:
+    """Raise ConfigError if a module plays in none of the environments of an evaluation."""
+    number = config.evaluation_settings.evaluation_num_envs
+    if not isinstance(number, int):
+        return
+    playing = {module for own in agents.players[:number] for module in own.values()}
+    absent = next((m for m in agents.modules if m not in playing and not agents.choices), None)
+    if absent is not None:
+        raise ConfigError(
+            f"evaluation_num_envs={number} leaves no environment to {absent!r}, because the mapping "
+            f"differs between {len(agents.patterns)} successive ones: set {len(agents.patterns)}, or "
+            "leave it out."
+        )
 
 
 def check_placed(config: "AlgorithmConfig", made: AnyMadeMulti) -> None:

@@ -12,6 +12,7 @@ from jaxrl.metrics import RENAMED_KEYS, check_key
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.learners.learner import LearnerState
 
 TIME_ATTRS = ("training_iteration", "num_env_steps_sampled_lifetime")
 """Result keys whose values are equal in all lanes at any time."""
@@ -154,7 +155,7 @@ def _require_numbers(name: str, marker: Marker) -> Marker:
     return marker
 
 
-def check_mutable(mutations: Mapping[str, Marker], learner: Any) -> None:
+def check_mutable(mutations: Mapping[str, Marker], learner: "LearnerState") -> None:
     """Raise if a mutated setting is not a number in the learner state, or only an initial value.
 
     Args:

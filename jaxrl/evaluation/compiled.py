@@ -20,6 +20,7 @@ from jaxrl.training.evaluate import (
     EvaluationResult,
     Evaluator,
 )
+from jaxrl.training.multi_rollout import MultiRolloutWorker
 from jaxrl.training.report import to_host
 from jaxrl.training.rollout import RolloutWorker
 
@@ -186,7 +187,9 @@ class OwnCompiledEvaluation:
 
 
 def make_evaluator(
-    config: "AlgorithmConfig", rollout_worker: RolloutWorker, made: MadeEnv | MadeMultiEnv
+    config: "AlgorithmConfig",
+    rollout_worker: RolloutWorker | MultiRolloutWorker,
+    made: MadeEnv | MadeMultiEnv,
 ) -> Evaluator:
     """Return the compiled evaluation's function for an evaluation config.
 
@@ -206,6 +209,10 @@ def make_evaluator(
     min_duration = MIN_EPISODES_PER_ENV * limit if by_steps else 1
     num_envs = choose_num_envs(settings.evaluation_num_envs, duration, min_duration)
     env_duration = -(-duration // num_envs)
+    if isinstance(rollout_worker, MultiRolloutWorker):
+        least = _count_copies(rollout_worker, num_envs)
+        if least > num_envs:  # then each plays as if it was the only one of its mapping
+            num_envs, env_duration = least, max(min_duration, -(-duration // least))
     if by_steps:
         return Evaluator(
             rollout_worker=rollout_worker,
@@ -223,6 +230,13 @@ def make_evaluator(
         max_recorded_episodes=env_duration,
         explore=explore,
     )
+
+
+def _count_copies(worker: MultiRolloutWorker, num_envs: int) -> int:
+    """Return the number of environments in which every module plays, at least the one given."""
+    rows = worker.rows
+    is_complete = all(rows.count_rows(m, num_envs) for m in rows.modules)
+    return num_envs if is_complete else len(rows.patterns)
 
 
 def choose_num_envs(setting: "int | Auto", duration: int, min_duration: int) -> int:

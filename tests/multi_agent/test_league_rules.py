@@ -340,6 +340,11 @@ LEARNED = {"policies": {"random": RandomRLModule}}
             },
             "mapping draws no opponents for 'main_exploiter'",
         ),
+        (
+            "TicTacToe-v0",
+            {"evaluation_num_envs": 5},
+            "evaluation_num_envs=5 leaves no environment to 'league_exploiter_0', .* set 24, or leave",
+        ),
         ("TicTacToe-v0", {"league": {"type": "Leagues"}}, "type 'Leagues'.*Did you mean 'League'"),
         ("TicTacToe-v0", {"league": {"type": "League", "mains": 1}}, "no argument 'mains'"),
         ("TicTacToe-v0", {"policy_map_capacity": 8}, "policy_map_capacity=8 is too small .* set 9"),
@@ -372,6 +377,9 @@ def test_what_contradicts_a_league_is_one_sentence(
 ) -> None:
     config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=24)
     config.training(train_batch_size=240, minibatch_size=20)
+    number = settings.get("evaluation_num_envs", "auto")
+    config.evaluation(evaluation_num_envs=number)
+    settings = {name: x for name, x in settings.items() if name != "evaluation_num_envs"}
     with pytest.raises(ConfigError, match=sentence) as caught:
         config.multi_agent(**{"league": League(), **settings}).build()
     assert "\n" not in str(caught.value)

@@ -24,10 +24,12 @@ from jaxrl import (
     RandomRLModule,
     uniform,
 )
+from jaxrl.assembly.assemble import assemble
 from jaxrl.cli.app import app
 from jaxrl.config.load import load_experiment
 from jaxrl.core.keys import make_key
 from jaxrl.errors import CheckpointError, ConfigError
+from jaxrl.evaluation.compiled import make_evaluator
 from jaxrl.metrics import LEARNER_KEYS, check_key
 from jaxrl.policy.learners_league import read_value
 from jaxrl.runs import checkpoint
@@ -225,6 +227,16 @@ def test_a_league_goes_on_from_a_checkpoint_to_the_bit(run: Run) -> None:
     assert run.again.keys() == run.end.keys()
     for name, leaf in run.end.items():
         assert leaf.tobytes() == run.again[name].tobytes(), name
+
+
+@pytest.mark.parametrize(("episodes", "copies"), [(5, 12), (10, 10)])
+def test_every_learner_is_evaluated(episodes: int, copies: int) -> None:
+    """The first 6 of the 12 successive copies leave the exploiter out."""
+    config = make_config(SMALL, 12).evaluation(evaluation_duration=episodes)
+    assembly: Any = assemble(config)
+    worker = assembly.train_step.rollout_worker
+    evaluator = make_evaluator(config, worker, assembly.made)
+    assert (evaluator.num_envs, evaluator.episodes_per_env) == (copies, 1)
 
 
 def test_results_have_each_learner(run: Run) -> None:
