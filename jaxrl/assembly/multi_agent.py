@@ -371,7 +371,7 @@ def _assemble_module(
     _check_policy_spaces(config, env, module)
     own.critic_space = None if view.critic is None else view.critic.space
     policy_step = with_sequences(own, make_policy_step(own, env))
-    fields = make_train_step_fields(own, env, policy_step, in_graph=True)
+    fields = make_train_step_fields(own, env, policy_step, in_graph=isinstance(made, MadeMultiEnv))
     if not own.is_trained:
         settings = own.training_settings
         fields["learner"] = FixedLearner(module=policy_step.module, settings=settings)

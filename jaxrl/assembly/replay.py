@@ -90,6 +90,12 @@ def _choose_buffer_class(
     Raises:
         ConfigError: If the storage, or a class of a user's, is incompatible with the run.
     """
+    if settings.storage == HOST and config.module_id is not None:
+        raise ConfigError(
+            f"{_describe_host_storage(settings)} is not supported with several agents, whose buffers are "
+            "in the memory of the learner's device: set 'storage' to 'device' and 'type' to 'uniform' "
+            "or 'prioritized'."
+        )
     if settings.storage == HOST and in_graph:
         instead = "subclass jaxrl.ReplayBuffer" if settings.host_class else "'storage' to 'device'"
         raise ConfigError(

@@ -6,7 +6,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxrl.buffers.replay import Priorities, ReplayBuffer, ReplayState, select_stored
+from jaxrl.buffers.replay import (
+    ColumnSources,
+    Priorities,
+    ReplayBuffer,
+    ReplayState,
+    select_stored,
+)
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Keys, Rollout
@@ -51,7 +57,7 @@ class PackedReplayBuffer(ReplayBuffer):
             env_index: Index of each column.
             env_step: Number of the environment's steps before each row.
         """
-        del env_index, env_step  # columns go on where they ended
+        rollout, streams = _cut_streams(state.streams, rollout, env_index, env_step)
         by_column = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), select_stored(rollout))
         place = self._get_places(state, by_column.mask)
         columns = jnp.arange(place.shape[0], dtype=jnp.int32)[:, None]
@@ -68,7 +74,7 @@ class PackedReplayBuffer(ReplayBuffer):
             is_full=state.rows.is_full | (end >= self.length),
         )
         priorities = self.add_priorities(state, by_column.mask)
-        return ReplayState(rows=rows, priorities=priorities, streams=None)
+        return ReplayState(rows=rows, priorities=priorities, streams=streams)
 
     def add_priorities(self, state: ReplayState, mask: Bool[Array, "B T"]) -> Priorities | None:
         """Return the priorities after the transitions among rows are written.
@@ -130,3 +136,26 @@ class PackedReplayBuffer(ReplayBuffer):
         number = jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1
         place = (state.rows.current_index[:, None] + number) % self.length
         return jnp.where(mask, place, self.length)
+
+
+def _cut_streams(
+    streams: ColumnSources | None,
+    rollout: Rollout,
+    env_index: Int[Array, " B"],
+    env_step: UInt32[Array, "T B"],
+) -> tuple[Rollout, ColumnSources | None]:
+    """Mark the first transition of each column that does not go on where the latest one ended.
+
+    A column without a transition stays cut until it has one.
+
+    Returns:
+        The rollout, and where its columns end.
+    """
+    if streams is None:
+        return rollout, None
+    continues, mask = streams.continue_with(env_index, env_step), rollout.mask
+    is_begin = mask & (jnp.cumsum(mask, axis=0) == 1) & ~continues[None]
+    ends = ColumnSources(
+        env_index=jnp.where(continues | mask.any(axis=0), env_index, -1), env_step=env_step[-1]
+    )
+    return replace(rollout, is_first=rollout.is_first | is_begin), ends

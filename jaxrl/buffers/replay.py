@@ -57,6 +57,12 @@ class ColumnSources:
     env_index: Int[Array, " B"]
     env_step: UInt32[Array, " B"]
 
+    def continue_with(
+        self, env_index: Int[Array, " B"], env_step: UInt32[Array, "T B"]
+    ) -> Bool[Array, " B"]:
+        """Return whether each column of a rollout goes on where the latest one ended."""
+        return (self.env_index == env_index) & (self.env_step + 1 == env_step[0])
+
 
 @pytree
 class ReplayState:
@@ -201,7 +207,7 @@ class ReplayBuffer:
         """
         before, streams = state.streams, None
         if before is not None:
-            continues = (before.env_index == env_index) & (before.env_step + 1 == env_step[0])
+            continues = before.continue_with(env_index, env_step)
             is_first = rollout.is_first.at[0].set(rollout.is_first[0] | ~continues)
             rollout = replace(rollout, is_first=is_first)
             streams = ColumnSources(env_index=env_index, env_step=env_step[-1])

@@ -12,7 +12,6 @@ from jaxrl.config.multi_agent import (
 )
 from jaxrl.config.settings.league import PopulationPlay
 from jaxrl.config.settings.multi_agent import MultiAgentSettings
-from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError
 
@@ -131,12 +130,6 @@ def check_placed(config: "AlgorithmConfig", made: AnyMadeMulti) -> None:
         check_compiled(config)
         return
     _check_allowed(config, _ALLOWED_ON_HOST)
-    training, number = config.training_settings, config.env_runners_settings.num_env_runners
-    if isinstance(training, OffPolicyTraining) and number:
-        raise ConfigError(
-            f"num_env_runners={number} is not supported with several agents and replay buffers, whose "
-            "environments are stepped in this process; set 0, or use PPO, IMPALA or APPO."
-        )
 
 
 def check_team_on_host(config: "AlgorithmConfig") -> None:

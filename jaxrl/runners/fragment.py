@@ -47,8 +47,8 @@ class Fragment:
     `MetricsLogger` merges.
 
     With several agents, `rollout` is a `MultiRollout`. `num_agent_steps_lost` counts the rows that
-    were begun and never completed because a copy failed, and `rewards_without_action` the rewards of
-    agents that were not present.
+    were begun and never completed because a copy failed, `num_pending_rows` those that go on in the
+    next fragment, and `rewards_without_action` the rewards of agents that were not present.
     """
 
     worker_index: int
@@ -63,4 +63,5 @@ class Fragment:
     faults: tuple[RunnerFault, ...] = ()
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     num_agent_steps_lost: int = 0
+    num_pending_rows: int = 0
     rewards_without_action: int = 0

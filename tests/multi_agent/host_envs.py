@@ -64,6 +64,67 @@ class Duel(Forgetful):
         self.time, self.number, self.wanted, self.total_steps = map(int, state)
 
 
+class Streams(MultiAgentEnv):
+    """Agents that act, come, leave, die and are paid at random times, whatever they do.
+
+    An observation is (seed of the copy, episode, agent, time), so that a row tells where it is from.
+    """
+
+    possible_agents = ("a", "b", "c")
+    observation_spaces = dict.fromkeys(
+        possible_agents, gymnasium.spaces.Box(0.0, 1e6, (4,), np.float32)
+    )
+    action_spaces = dict.fromkeys(possible_agents, gymnasium.spaces.Discrete(3))
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.origin = self.number = self.time = 0
+        self.here: list[str] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.origin, self.number = seed % 100_000, 0
+        self.number, self.time = self.number + 1, 0
+        self.here = [agent for agent in self.possible_agents if self._draw(agent, 0) < 0.6]
+        self.here = self.here or ["a"]
+        return {agent: self._observe(agent) for agent in self.here}, {}
+
+    def _draw(self, agent: str, what: int) -> float:
+        place = self.origin, self.number, self.time, self.possible_agents.index(agent), what
+        return float(np.random.default_rng(place).random())
+
+    def _observe(self, agent: str) -> Any:
+        index = self.possible_agents.index(agent)
+        return np.asarray([self.origin, self.number, index, self.time], np.float32)
+
+    def step(self, action_dict: dict[Any, Any]) -> Any:
+        self.time += 1
+        agents = self.possible_agents
+        over, cut = self._draw("a", 1) < 0.06, self._draw("a", 2) < 0.06
+        gone = {agent: self._draw(agent, 3) for agent in self.here}
+        terminated = {agent: True for agent, draw in gone.items() if draw < 0.1}
+        truncated = {agent: True for agent, draw in gone.items() if 0.1 <= draw < 0.2}
+        acts = [a for a in agents if a not in {**terminated, **truncated}]
+        acts = [agent for agent in acts if self._draw(agent, 4) < 0.5]
+        reward = {agent: self._draw(agent, 5) for agent in self.here}
+        ended = [*self.here] if over or cut else [*terminated, *truncated]
+        obs = {agent: self._observe(agent) for agent in {*acts, *ended}}
+        self.here = [a for a in agents if (a in self.here and a not in ended) or a in acts]
+        ends = {**terminated, "__all__": over}, {**truncated, "__all__": cut and not over}
+        return obs, reward, *ends, {}
+
+    def get_state(self) -> Any:
+        here = [agent in self.here for agent in self.possible_agents]
+        return np.asarray([self.origin, self.number, self.time, *here])
+
+    def set_state(self, state: Any) -> None:
+        self.origin, self.number, self.time = (int(x) for x in state[:3])
+        self.here = [
+            a for a, is_here in zip(self.possible_agents, state[3:], strict=True) if is_here
+        ]
+
+
 class CartPoles(MultiAgentEnv):
     """CartPoles with an agent each, as RLlib's MultiAgentCartPole."""
 

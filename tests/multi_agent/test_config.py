@@ -282,7 +282,7 @@ BAD: dict[str, tuple[Callable[[], AlgorithmConfig], list[str]]] = {
     ),
     "a buffer on the host": (
         lambda: dqn({"storage": "host"}),
-        ["replay_buffer_config['storage']='host' keeps the buffer where the compiled program"],
+        ["replay_buffer_config['storage']='host' is not supported with several agents", "'device'"],
     ),
     "memory over replayed turns": (
         lambda: dqn({}, env=Torture).rl_module(model_config={"use_lstm": True, "max_seq_len": 4}),

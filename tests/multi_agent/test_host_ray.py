@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from jaxrl import Algorithm
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.mappo import MAPPOConfig
 from jaxrl.algorithms.ppo import PPOConfig
-from tests.multi_agent.host_envs import Duel
+from jaxrl.algorithms.sac import SACConfig
+from tests.multi_agent.host_envs import Duel, Streams
 from tests.multi_agent.test_host_critics import Watched
 from tests.multi_agent.test_host_training import MAPPING, get_leaves
 from tests.multi_agent.test_slots import Sampled, find_kind
@@ -118,3 +120,100 @@ def test_steps_of_an_actor_that_dies_are_counted_and_training_goes_on() -> None:
         faults["num_env_steps_trained_lifetime"]
         == (result["env_runners"]["num_env_steps_sampled_lifetime"])
     )
+
+
+def make_replay_config(runners: int, env: Any = Streams, algo: Any = DQNConfig) -> Any:
+    """Four environments in this process, or in actors of two each, and buffers of all their rows."""
+    mapping = {"a": "one", "b": "two", "c": "one"} if env is Streams else MAPPING
+    config = algo().environment(env).multi_agent(mapping=mapping)
+    config.env_runners(num_env_runners=runners, num_envs_per_env_runner=2 if runners else 4)
+    config.env_runners(rollout_fragment_length=4)
+    config.training(
+        train_batch_size=8,
+        num_steps_sampled_before_learning_starts=40,
+        replay_buffer_config={"type": "prioritized", "capacity": 2048},
+        n_step=3,
+    )
+    if runners:
+        config.env_runners(num_cpus_per_env_runner=0.5)
+    config.rl_module(model_config={"fcnet_hiddens": [8]})
+    config.reporting(min_sample_timesteps_per_iteration=160)
+    return config.debugging(loggers=[], seed=3)
+
+
+def get_stored_rows(algorithm: Algorithm) -> dict[str, list[tuple[float, ...]]]:
+    """The transitions that each module's buffer holds, sorted."""
+    rows: dict[str, list[tuple[float, ...]]] = {}
+    for m, own in algorithm.state.modules.items():
+        stored: Any = own.buffer
+        held = stored.rows.experience
+        mask = np.arange(held.mask.shape[1]) < np.asarray(stored.rows.current_index)[:, None]
+        columns = [held.obs, held.final_obs, held.action, held.reward, held.terminated]
+        columns += [held.truncated, held.is_first]
+        flat = [np.asarray(x)[mask].reshape(mask.sum(), -1) for x in columns]
+        rows[m] = sorted(map(tuple, np.concatenate(flat, axis=1).round(4).tolist()))
+    return rows
+
+
+@pytest.mark.parametrize("algo", [DQNConfig, SACConfig])
+def test_actors_feed_every_modules_buffer_with_the_rows_of_this_process(
+    algo: Any, tmp_path: Path
+) -> None:
+    with make_replay_config(0, algo=algo).build() as local:
+        local.train()
+        first = get_stored_rows(local)
+        expected = local.train()
+        both = get_stored_rows(local)
+    with make_replay_config(2, algo=algo).build() as remote:
+        found = remote.train()
+        assert get_stored_rows(remote) == first
+        path = remote.save(str(tmp_path / "saved"))
+    faults = found["fault_tolerance"]
+    assert faults["num_agent_steps_lost"] == 0
+    assert faults["num_env_steps_received_lifetime"] == 160
+    assert faults["num_env_steps_trained_lifetime"] == 160
+    for m, rows in first.items():
+        assert len(rows) == found["replay_buffer"][m]["num_module_steps_stored"] > 40
+        assert found["learners"][m]["num_updates_lifetime"] > 0
+    with Algorithm.from_checkpoint(path) as resumed:
+        result = resumed.train()
+        # pending rows went on; which actions are greedy may differ in the last bit
+        where = {m: [row[:8] for row in rows] for m, rows in get_stored_rows(resumed).items()}
+        assert where == {m: [row[:8] for row in rows] for m, rows in both.items()}
+    for name in ("num_agent_steps_sampled_lifetime", "num_env_steps_sampled_lifetime"):
+        assert result["env_runners"][name] == expected["env_runners"][name]
+
+
+def count_pending(runner: Any) -> int:
+    """Rows of a runner that are not complete."""
+    state = runner.get_state()["modules"].values()
+    return sum(int(own["pending"]["has_row"].sum()) for own in state)
+
+
+@pytest.mark.parametrize("algo", [PPOConfig, DQNConfig])
+def test_the_pending_rows_of_an_actor_that_dies_are_counted(algo: Any) -> None:
+    """In a duel one agent acts at each step, so rows, pending and lost ones add up to the steps."""
+    config = make_config(2) if algo is PPOConfig else make_replay_config(2, Duel)
+    with config.fault_tolerance(restart_failed_env_runners=True).build() as algorithm:
+        algorithm.train()
+        group = algorithm.env_runner_group
+        pending = group.foreach_env_runner(count_pending)
+        assert pending == [2, 2]
+        pids = group.foreach_env_runner(lambda runner: os.getpid())
+        os.kill(pids[0], signal.SIGKILL)
+        result: dict[str, Any] = {"fault_tolerance": {"num_env_runner_restarts": 0}}
+        while not result["fault_tolerance"]["num_env_runner_restarts"]:
+            result = algorithm.train()
+        while group.num_healthy_env_runners < 2:
+            result = algorithm.train()
+        result = algorithm.train()
+        pending = group.foreach_env_runner(count_pending)
+    faults, sampled = result["fault_tolerance"], result["env_runners"]
+    assert faults["num_agent_steps_lost"] == 2
+    discarded = sum(faults["num_env_steps_discarded_lifetime"].values())
+    assert faults["num_env_steps_received_lifetime"] == (
+        faults["num_env_steps_trained_lifetime"] + discarded
+    )
+    rows = sum(sampled["num_agent_steps_sampled_lifetime"].values())
+    assert discarded == 0
+    assert rows + 2 + sum(pending) == sampled["num_env_steps_sampled_lifetime"]

@@ -28,10 +28,9 @@ LENGTH, NUMBER, SHARDS = 12, 24, 4
 
 
 def make_buffer(**settings: Any) -> PackedReplayBuffer:
-    given: dict[str, Any] = {"n_step": (1, 1), "batch_size": 4096, "learning_starts": 1, **settings}
-    return PackedReplayBuffer(
-        length=LENGTH, num_envs=NUMBER, num_shards=SHARDS, num_updates=1, **given
-    )
+    given: dict[str, Any] = {"n_step": (1, 1), "batch_size": 4096, "learning_starts": 1}
+    given |= {"length": LENGTH, **settings}
+    return PackedReplayBuffer(num_envs=NUMBER, num_shards=SHARDS, num_updates=1, **given)
 
 
 def fill(
@@ -170,3 +169,38 @@ def test_a_shard_without_rows_draws_nothing_to_learn_from() -> None:
     weight = np.asarray(draw(replay, state).weight).reshape(SHARDS, -1)
     assert not weight[0].any()
     assert weight[1:].all()
+
+
+def test_columns_that_do_not_go_on_are_cut_at_their_next_transition() -> None:
+    """The rollouts of two windows are lost, and in another one a column is that of another copy."""
+    window, lost = 3, (3, 9)
+    streams = make_streams(NUMBER, 4)
+    rollouts = [jax.tree.map(jnp.asarray, rollout) for rollout in record(streams, window)]
+    replay = make_buffer(n_step=(3, 3), allow_gaps=True, length=NUM_STEPS)
+    state, add = replay.init(rollouts[0]), jax.jit(replay.add)
+    held: list[list[Row]] = [[] for _ in range(NUMBER)]
+    windows = [walk_windows(streams, column, window) for column in range(NUMBER)]
+    kept = [part for rows in windows for i, part in enumerate(rows) if i not in lost]
+    before = sum(row.is_first for part in kept for row in part)
+    is_cut = [False] * NUMBER
+    for number, rollout in enumerate(rollouts):
+        if number in lost:
+            is_cut = [True] * NUMBER
+            continue
+        index = np.arange(NUMBER)
+        if number == 6:
+            index[0], is_cut[0] = NUMBER, True
+        elif number == 7:
+            is_cut[0] = True
+        steps = np.broadcast_to(number * window + np.arange(window)[:, None], (window, NUMBER))
+        state = add(state, rollout, jnp.asarray(index), jnp.asarray(steps, jnp.uint32))
+        for column, rows in enumerate(windows):
+            here = rows[number]
+            if here and is_cut[column]:
+                here[0].is_first, is_cut[column] = True, False
+            held[column] += here
+    total = max(map(len, held))
+    stored = np.asarray(state.rows.experience.is_first)[:, :total]
+    for column, rows in enumerate(held):
+        assert stored[column, : len(rows)].tolist() == [row.is_first for row in rows]
+    assert sum(row.is_first for rows in held for row in rows) > before

@@ -116,7 +116,9 @@ def _make_common_replay_plan(config: "AlgorithmConfig", agents: AgentMapping) ->
     """
     runners = config.env_runners_settings
     given, steps = runners.num_envs_per_env_runner, runners.rollout_fragment_length
-    num_envs = given if isinstance(given, int) else 1
+    num_runners = max(1, runners.num_env_runners)
+    envs_per_runner = given if isinstance(given, int) else 1
+    num_envs = num_runners * envs_per_runner
     num_shards = _parse_num_shards(config, num_envs)
     notes = () if given else ("num_envs_per_env_runner: 1.",)
     if config.multi_agent_settings.count_steps_by != "env_steps":
@@ -127,14 +129,15 @@ def _make_common_replay_plan(config: "AlgorithmConfig", agents: AgentMapping) ->
     if steps == "auto":
         steps = 1
         for m in sorted(agents.trained):
-            sizes = {"num_envs_per_env_runner": agents.count_rows(m, num_envs)}
+            sizes = {"num_envs_per_env_runner": agents.count_rows(m, envs_per_runner)}
             plan = make_module_config(
                 config, agents, m, sizes | _scale_intensity(config, agents, m)
             )
             steps = math.lcm(steps, plan.plan().rollout_fragment_length)
     return BatchPlan(
         num_envs=num_envs,
-        envs_per_runner=num_envs,
+        num_env_runners=num_runners,
+        envs_per_runner=envs_per_runner,
         rollout_fragment_length=steps,
         train_batch_size=num_envs * steps,
         minibatch_size=num_envs * steps,

@@ -12,8 +12,8 @@ class AgentCounts:
     """Lifetime counts of a run of several agents.
 
     Attributes:
-        num_agent_steps_lost: Actions of agents that became no row, because a copy failed before the
-            row was complete.
+        num_agent_steps_lost: Actions of agents that became no row, because a copy or an actor failed
+            before the row was complete.
         num_rewards_without_action: Rewards of agents that were not present, which are learned from
             by none.
     """

@@ -28,7 +28,7 @@ from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
 from jaxrl.runners.multi.rows import CompletedRows, RowStep
 from jaxrl.runners.multi.scenes import CriticScenes, with_central
 from jaxrl.runners.multi.slots import AgentSlots
-from jaxrl.runners.multi.state import AgentStepArrays, ModuleState
+from jaxrl.runners.multi.state import AgentStepArrays, ModuleState, count_pending_rows
 from jaxrl.runners.multi.tracker import MultiEpisodeTracker
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.runtime.program import Program
@@ -390,6 +390,7 @@ class MultiEnvRunner(FormerNames):
             faults=tuple(self._faults),
             metrics=self.metrics.take(),
             num_agent_steps_lost=lost,
+            num_pending_rows=sum(own.num_pending for own in self._modules.values()),
             rewards_without_action=self.vector.take_rewards_without_action(),
         )
 
@@ -443,8 +444,7 @@ class MultiEnvRunner(FormerNames):
         self._env_keys = jax.device_put(key, self._policy.device)
         self._transition_count = np.array(state["count"], np.uint32)
         if state["env"] is None:
-            saved = state["modules"].values()
-            self._num_dropped += sum(int(own["pending"]["has_row"].sum()) for own in saved)
+            self._num_dropped += count_pending_rows(state)
             self._reset(make_episode_seeds(self.seed, self.env_index, self._transition_count))
             return
         for own in self._modules.values():

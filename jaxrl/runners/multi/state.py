@@ -66,6 +66,11 @@ class ModuleState:
         self.reward[:] = 0.0
         return self.pending.drop()
 
+    @property
+    def num_pending(self) -> int:
+        """Number of rows that are not complete."""
+        return int(self.pending.has_row.sum())
+
     def begin_episode(self, env: int) -> None:
         """Clear the rows of an environment, whose episode ended."""
         own = self.get_rows(env)
@@ -128,6 +133,11 @@ class ModuleState:
 
     def _by_env(self, x: np.ndarray) -> np.ndarray:
         return x.reshape(-1, self.size, *x.shape[1:]).copy()
+
+
+def count_pending_rows(state: PyTree) -> int:
+    """Return the number of rows that are not complete in the state of a runner of several agents."""
+    return sum(int(np.sum(own["pending"]["has_row"])) for own in state["modules"].values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

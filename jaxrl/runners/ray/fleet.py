@@ -274,6 +274,7 @@ class Fleet:
         self.num_sub_env_restarts += len(raised)
         if self.agent_counts is not None:
             self.agent_counts.add(fragment)
+            member.num_pending_rows = fragment.num_pending_rows
         for fault in raised:
             if not fault.silent:
                 self.log.add(
@@ -367,6 +368,8 @@ class Fleet:
         is_first_start = member.phase is Phase.STARTING and member.incarnation == 0
         self.backend.kill(member.handle)
         self.ledger = self.ledger.lose(sum(request.steps for request in member.requests))
+        if self.agent_counts is not None:
+            self.agent_counts.num_agent_steps_lost += member.num_pending_rows
         member.env_steps += len(member.requests) * self._fragment_length
         member.clear_actor()
         member.phase = Phase.GONE

@@ -15,6 +15,7 @@ from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.multi.counts import AgentCounts
+from jaxrl.runners.multi.state import count_pending_rows
 from jaxrl.runners.protocols import call_runner
 from jaxrl.runners.ray.actors import RayBackend
 from jaxrl.runners.ray.env_runner import ActorJob, pack_job, start_new_episodes
@@ -270,6 +271,8 @@ class RayEnvRunnerGroup(FormerNames):
         members = self._fleet.members
         if state is None:
             counts = [member.env_steps for member in members]
+            for member in members:  # its runner counts the rows that it drops
+                member.num_pending_rows = 0
             call_all(self._fleet, start_new_episodes, counts)
             return
         size, saved = self._shape.num_envs, len(state["count"])
@@ -283,6 +286,7 @@ class RayEnvRunnerGroup(FormerNames):
         parts = [jax.tree.map(lambda leaf, r=r: leaf[r], state) for r in rows]
         for member, part in zip(members, parts, strict=True):
             member.env_steps = int(np.max(part["count"]))
+            member.num_pending_rows = _count_pending(part)
         call_all(self._fleet, lambda runner, part: runner.set_state(part), parts)
 
     @property
@@ -338,6 +342,12 @@ def _make_backend(config: "AlgorithmConfig", shape: GroupShape, job: bytes) -> R
     )
     options = make_actor_options(bundle, make_actor_env_vars(bundle["CPU"], extra))
     return RayBackend(job, options, reserve_bundles(wanted))
+
+
+def _count_pending(state: dict[str, PyTree]) -> int:
+    """Return the number of agents' rows that go on where a runner's state is restored."""
+    goes_on = "modules" in state and state["env"] is not None
+    return count_pending_rows(state) if goes_on else 0
 
 
 def _describe(counts: AgentCounts | None) -> dict[str, int]:

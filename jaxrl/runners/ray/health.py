@@ -88,6 +88,8 @@ class FleetMember:
         weights_version: Version of the latest weights sent to this actor; -1 for none.
         num_published: Number of weights that had been published when it was last called.
         last_number: Number of the latest fragment of this actor; -1 for none.
+        num_pending_rows: Number of agents' rows that this actor had begun and not completed at the end
+            of its latest fragment.
         num_consecutive_failures: Number of failures since the latest reply.
     """
 
@@ -103,6 +105,7 @@ class FleetMember:
     weights_version: int = -1
     num_published: int = 0
     last_number: int = -1
+    num_pending_rows: int = 0
     num_consecutive_failures: int = 0
     num_restarts: int = 0
 
@@ -116,7 +119,7 @@ class FleetMember:
         self.handle = self.start_future = None
         self.requests.clear()
         self.weights_version = self.last_number = -1
-        self.num_published = 0
+        self.num_published = self.num_pending_rows = 0
 
 
 class RestartLog:
