@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -217,3 +218,39 @@ def test_the_pending_rows_of_an_actor_that_dies_are_counted(algo: Any) -> None:
     rows = sum(sampled["num_agent_steps_sampled_lifetime"].values())
     assert discarded == 0
     assert rows + 2 + sum(pending) == sampled["num_env_steps_sampled_lifetime"]
+
+
+def test_parameters_of_modules_that_are_not_trained_are_sent_once() -> None:
+    config = make_config(2).multi_agent(policies_to_train=["one"])
+    config.fault_tolerance(restart_failed_env_runners=True)
+    with config.build() as algorithm:
+        group: Any = algorithm.env_runner_group
+
+        def get_params() -> list[Any]:
+            return group.foreach_env_runner(
+                lambda runner: {
+                    m: jax.tree.map(np.asarray, own.params)
+                    for m, own in runner._policy._actor.items()
+                }
+            )
+
+        for _ in range(3):
+            algorithm.train()
+        assert group._fleet.num_kept_params_sent == 2
+        weights = {m: jax.tree.map(np.array, own) for m, own in algorithm.get_weights().items()}
+        weights["two"] = jax.tree.map(lambda x: x + 1.0, weights["two"])
+        algorithm.set_weights(weights)
+        algorithm.train()
+        algorithm.train()
+        assert group._fleet.num_kept_params_sent == 4
+        found = get_params()
+        os.kill(group.foreach_env_runner(lambda runner: os.getpid())[0], signal.SIGKILL)
+        while group._fleet.num_restarts == 0 or group.num_healthy_env_runners < 2:
+            algorithm.train()
+        algorithm.train()
+        assert group._fleet.num_kept_params_sent == 5
+        found += get_params()
+    for own in found:
+        jax.tree.map(np.testing.assert_array_equal, own["two"], weights["two"])
+        trained = zip(*map(jax.tree.leaves, (own["one"], weights["one"])), strict=True)
+        assert any(np.any(one != other) for one, other in trained)

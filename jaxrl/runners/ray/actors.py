@@ -14,6 +14,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.backend import ExceptionInfo, RunnerDiedError
 from jaxrl.runners.ray.env_runner import RayEnvRunner
+from jaxrl.runners.ray.kept_params import KeptParams
 from jaxrl.runners.ray.start import with_placement
 
 
@@ -49,8 +50,8 @@ class RayBackend:
     ) -> "ObjectRef[Any]":
         return getattr(handle, method).remote(*args)
 
-    def put(self, weights: Weights) -> "ObjectRef[Weights]":
-        return ray.put(weights)
+    def put(self, value: Weights | KeptParams) -> "ObjectRef[Any]":
+        return ray.put(value)
 
     def wait(self, futures: "Sequence[ObjectRef[Any]]", timeout_s: float) -> "list[ObjectRef[Any]]":
         if not futures:

@@ -17,6 +17,7 @@ from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.ray.backend import ExceptionInfo
+from jaxrl.runners.ray.kept_params import KeptParams, join_kept_params
 from jaxrl.runtime.compilation_cache import enable_compilation_cache
 from jaxrl.runtime.devices import disable_async_dispatch
 
@@ -139,6 +140,7 @@ class RayEnvRunner:
     def __init__(self) -> None:
         self._env_runner: EnvRunner | None = None
         self._fragment_length = 0
+        self._kept: KeptParams | None = None
 
     @property
     def _runner(self) -> "EnvRunner":
@@ -181,21 +183,28 @@ class RayEnvRunner:
             self._runner.get_state()  # resets the environments
 
     @_return_exceptions
-    def sample(self, weights: Weights | None) -> Fragment:
-        """Sample one fragment, with new weights if given."""
-        runner = self._update_runner(weights)
+    def sample(self, weights: Weights | None, kept: KeptParams | None) -> Fragment:
+        """Sample one fragment, with new weights, and parameters that are kept, if given."""
+        runner = self._update_runner(weights, kept)
         if runner.config.env_runners_settings.batch_mode == "complete_episodes":
             return runner.sample_complete_episodes(self._fragment_length)
         return runner.sample(self._fragment_length)
 
     @_return_exceptions
-    def evaluate(self, weights: Weights | None, method: str, kwargs: dict[str, object]) -> object:
+    def evaluate(
+        self,
+        weights: Weights | None,
+        kept: KeptParams | None,
+        method: str,
+        kwargs: dict[str, object],
+    ) -> object:
         """Call a method of the runner, with new weights if given."""
-        return getattr(self._update_runner(weights), method)(**kwargs)
+        return getattr(self._update_runner(weights, kept), method)(**kwargs)
 
-    def _update_runner(self, weights: Weights | None) -> "EnvRunner":
+    def _update_runner(self, weights: Weights | None, kept: KeptParams | None) -> "EnvRunner":
+        self._kept = self._kept if kept is None else kept
         if weights is not None:
-            self._runner.set_weights(weights)
+            self._runner.set_weights(join_kept_params(weights, self._kept))
         return self._runner
 
     @_return_exceptions

@@ -22,6 +22,7 @@ from jaxrl.runners.ray.health import (
     RestartLog,
     append_traceback,
 )
+from jaxrl.runners.ray.kept_params import KeptParams
 from jaxrl.runners.step_ledger import StepLedger, check_delivery
 
 
@@ -70,7 +71,10 @@ class Fleet:
         self._fragment_length = fragment_length
         self._steps_per_fragment = fragment_length * num_envs
         self._weights: tuple[int, object] = (-1, None)
-        self._num_published = 0
+        self._kept_params: object = None
+        self._num_published = self._num_published_kept = 0
+        self.num_kept_params_sent = 0
+        """Number of calls that parameters which training does not change were sent with."""
         self._num_consecutive_failures = 0
         self._recreated: list[int] = []
         self._fatal_error: JaxrlError | None = None
@@ -104,12 +108,22 @@ class Fleet:
             indices, self._recreated = self._recreated, []
         return indices
 
-    def publish(self, weights: Weights) -> None:
-        """Store weights once for all members, which receive them with their next request."""
+    def publish(self, weights: Weights, kept: KeptParams | None = None) -> None:
+        """Store weights once for all members, which receive them with their next request.
+
+        Args:
+            weights: Weights.
+            kept: Parameters that are not among them, because training does not change them; None
+                for those that were published last.
+        """
         reference = self.backend.put(weights)
+        kept_reference = None if kept is None else self.backend.put(kept)
         with self.lock:
             self._weights = (weights.version, reference)
             self._num_published += 1
+            if kept is not None:
+                self._kept_params = kept_reference
+                self._num_published_kept += 1
 
     # --- requests ---
 
@@ -139,8 +153,8 @@ class Fleet:
 
         Args:
             member: Member to call; nothing happens if it has failed in the meantime.
-            method: Name of a method whose first argument is the weights, None if the actor is up
-                to date.
+            method: Name of a method whose first arguments are the weights and the parameters that
+                are kept apart, each None if the actor is up to date.
             *args: Other arguments of the method.
             steps: Number of environment steps that are lost without a reply.
             tag: Object returned with the reply.
@@ -153,9 +167,13 @@ class Fleet:
             weights = reference if member.num_published != self._num_published else None
             if not member.requests:
                 member.oldest_request_time = self.backend.now()
-            future = self.backend.call(member.handle, method, weights, *args)
+            is_kept = member.num_published_kept == self._num_published_kept
+            kept = None if is_kept else self._kept_params
+            future = self.backend.call(member.handle, method, weights, kept, *args)
             member.weights_version = version
             member.num_published = self._num_published
+            member.num_published_kept = self._num_published_kept
+            self.num_kept_params_sent += not is_kept
             member.requests.append(
                 PendingCall(future=future, weights_version=version, steps=steps, tag=tag)
             )

@@ -21,6 +21,7 @@ from jaxrl.runners.ray.actors import RayBackend
 from jaxrl.runners.ray.env_runner import ActorJob, pack_job, start_new_episodes
 from jaxrl.runners.ray.fleet import Fleet
 from jaxrl.runners.ray.health import FaultPolicy
+from jaxrl.runners.ray.kept_params import KeptParamsSplitter, find_frozen_modules
 from jaxrl.runners.ray.rounds import EvaluationRound, call_all, close_envs
 from jaxrl.runners.ray.sampling import AsyncSampler, SyncSampler
 from jaxrl.runners.ray.start import (
@@ -139,6 +140,7 @@ class RayEnvRunnerGroup(FormerNames):
             self._sampling = AsyncSampler(fleet, batch, in_flight, queue_size)
         else:
             self._sampling = SyncSampler(fleet, batch, in_flight)
+        self._kept_params = KeptParamsSplitter(find_frozen_modules(assembly.plan))
         self._waited_s, self._metrics_since = 0.0, fleet.backend.now()
         # Not a bound method, which would keep this object from being garbage-collected.
         self._finalizer = weakref.finalize(self, _release, self._sampling, fleet)
@@ -170,7 +172,7 @@ class RayEnvRunnerGroup(FormerNames):
     def sync_weights(self, weights: Weights) -> None:
         actor = jax.device_get(weights.actor)
         self._backend.task = weights.task
-        self._fleet.publish(dataclasses.replace(weights, actor=actor))
+        self._fleet.publish(*self._kept_params.split(dataclasses.replace(weights, actor=actor)))
 
     def set_task(self, task: PyTree) -> None:
         self._backend.task = task

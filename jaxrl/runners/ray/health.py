@@ -87,6 +87,7 @@ class FleetMember:
         oldest_request_time: Time since which the oldest of `requests` has been pending.
         weights_version: Version of the latest weights sent to this actor; -1 for none.
         num_published: Number of weights that had been published when it was last called.
+        num_published_kept: The same for parameters that are kept apart from the weights.
         last_number: Number of the latest fragment of this actor; -1 for none.
         num_pending_rows: Number of agents' rows that this actor had begun and not completed at the end
             of its latest fragment.
@@ -104,6 +105,7 @@ class FleetMember:
     oldest_request_time: float = 0.0
     weights_version: int = -1
     num_published: int = 0
+    num_published_kept: int = 0
     last_number: int = -1
     num_pending_rows: int = 0
     num_consecutive_failures: int = 0
@@ -119,7 +121,7 @@ class FleetMember:
         self.handle = self.start_future = None
         self.requests.clear()
         self.weights_version = self.last_number = -1
-        self.num_published = self.num_pending_rows = 0
+        self.num_published = self.num_published_kept = self.num_pending_rows = 0
 
 
 class RestartLog:

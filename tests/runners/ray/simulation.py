@@ -62,6 +62,7 @@ class Actor:
     number: int = 0
     dies_at: float = float("inf")
     killed: bool = False
+    kept: list[Any] = dataclasses.field(default_factory=list)
     pending: list[Future] = dataclasses.field(default_factory=list)
 
 
@@ -97,7 +98,8 @@ class Simulation:
         what = self._behaviour(handle, number)
         if method in ("apply", "close"):
             return self._task(handle, what, lambda: (handle.worker_index, *args))
-        weights, *others = args
+        weights, kept, *others = args
+        handle.kept += [] if kept is None else [kept]
         if weights is not None:
             handle.version = weights.version
         if method == "evaluate":
@@ -122,8 +124,9 @@ class Simulation:
         actor.pending.append(future)
         return future
 
-    def put(self, weights: Weights) -> Weights:
-        self.put_versions.append(weights.version)
+    def put(self, weights: Any) -> Any:
+        if isinstance(weights, Weights):
+            self.put_versions.append(weights.version)
         return weights
 
     def wait(self, futures: Sequence[Future], timeout_s: float) -> list[Future]:

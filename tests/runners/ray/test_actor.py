@@ -50,7 +50,7 @@ def test_a_runner_started_again_draws_what_was_not_drawn_before() -> None:
     for incarnation, env_steps in ((0, 0), (1, 4)):
         actor = RayEnvRunner()
         assert actor.start(job, 2, incarnation, env_steps) is None
-        fragments.append(actor.sample(weights))
+        fragments.append(actor.sample(weights, None))
         assert actor.close() is None
     first, second = fragments
     assert first.env_index.tolist() == second.env_index.tolist() == [2, 3]
@@ -66,17 +66,17 @@ def test_batch_mode_is_the_runners_too() -> None:
     job, weights = job_for(config), weights_for(config)
     actor = RayEnvRunner()
     actor.start(job, 1, 0, 0)
-    fragment = actor.sample(weights)
+    fragment = actor.sample(weights, None)
     assert fragment.rollout.terminated.any(axis=0).all()
     assert fragment.num_env_steps == 20  # two episodes of ten steps
-    fewer = actor.evaluate(None, "sample", {"num_steps": 3})
+    fewer = actor.evaluate(None, None, "sample", {"num_steps": 3})
     assert fewer.rollout.reward.shape == (3, 2)
     assert fewer.weights_version == 1
     assert actor.apply(lambda runner, add: runner.worker_index + add, 10) == 11
 
 
 def test_what_fails_is_returned() -> None:
-    asked_too_early = RayEnvRunner().sample(None)
+    asked_too_early = RayEnvRunner().sample(None, None)
     assert isinstance(asked_too_early, ExceptionInfo)
     assert "before it was started" in asked_too_early.message
     actor = RayEnvRunner()

@@ -321,3 +321,19 @@ def test_under_any_faults_batches_are_whole_and_accounts_balance(
         # Every fragment that was ever asked for is in exactly one place.
         assert asked == ledger.received + ledger.maybe_lost + STEPS * in_flight
         assert ledger.queued == 0
+
+
+def test_kept_parameters_go_to_each_actor_once_and_to_one_that_takes_its_place() -> None:
+    group = Group(on(2, 1, DIED), size=2)
+    group.fleet.publish(Weights(version=0, actor=None), {"old": 1})
+    for version in range(1, 6):
+        group.batch(version)
+    first, second, third = group.backend.actors
+    assert third.worker_index == 2
+    assert first.kept == second.kept == third.kept == [{"old": 1}]
+    assert group.fleet.num_kept_params_sent == 3
+    group.fleet.publish(Weights(version=6, actor=None), {"old": 2})
+    for version in range(7, 9):
+        group.batch(version)
+    assert first.kept == third.kept == [{"old": 1}, {"old": 2}]
+    assert group.fleet.num_kept_params_sent == 5
