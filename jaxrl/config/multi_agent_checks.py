@@ -38,9 +38,14 @@ _ALLOWED_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
     **{
         name: rule
         for name, rule in _ALLOWED.items()
-        if name not in ("num_env_runners", "evaluation_num_env_runners", "broadcast_interval")
+        if name
+        not in (
+            "num_env_runners",
+            "num_learners",
+            "evaluation_num_env_runners",
+            "broadcast_interval",
+        )
     },
-    "num_learners": ((0,), "the modules of several agents are trained in this process; set 0"),
     "placement": (
         ("auto", "host"),
         "the environment is written in Python, which runs on the host; leave it out",
@@ -54,7 +59,6 @@ _ALLOWED_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
         "copies of an environment of several agents are stepped in one process; leave it out",
     ),
     "env_runner_cls": ((None,), "agents have a runner of their own kind; leave it out"),
-    "num_devices": (("auto", 1), "the modules are trained on one device; set 1"),
     "reset_mode": (("auto",), "a Python environment is reset where its episode ends; leave it out"),
 }
 """The same where the environment is written in Python."""

@@ -140,16 +140,26 @@ def _slice_columns(leaves: Sequence[np.ndarray], axis: int, first: int, end: int
     return np.ascontiguousarray(pieces[0]) if len(pieces) == 1 else np.concatenate(pieces, axis)
 
 
-def slice_fragment_columns(fragments: Sequence[Fragment], first: int, end: int) -> RolloutBatch:
-    """Return the columns from `first` to `end` of the concatenated fragments, for one learner.
+def slice_fragment_columns(
+    fragments: Sequence[Fragment], part: int, num_parts: int
+) -> RolloutBatch:
+    """Return an equal part of the columns of the concatenated fragments, for one learner.
 
-    `num_env_steps` is the count over all columns.
+    With several agents, it is the same part of the rows of each module. `num_env_steps` is the count
+    over all columns.
+
+    Args:
+        fragments: Fragments in the order of the columns.
+        part: Number of the part, from 0 on.
+        num_parts: Number of parts, which divides the environments.
     """
     parts = pad_to_longest([as_rollout_batch(fragment) for fragment in fragments])
 
     def cut(spec: PartitionSpec, *leaves: np.ndarray) -> np.ndarray:
         if spec == REPLICATED:
             return _sum_leaves(leaves)
-        return _slice_columns(leaves, len(spec) - 1, first, end)
+        axis = len(spec) - 1
+        size = sum(leaf.shape[axis] for leaf in leaves) // num_parts
+        return _slice_columns(leaves, axis, part * size, (part + 1) * size)
 
     return jax.tree.map(cut, data_specs(parts[0]), *parts)

@@ -57,8 +57,6 @@ def choose_devices(
                 f"number from 0 to {len(devices) - 1}."
             )
         return [devices[index]], f"Local device {index}, as set."
-    if isinstance(assembly, MultiAgentAssembly) and not assembly.is_in_graph:
-        return devices[:1], "1 device: the modules of agents that are stepped on the host share it."
     requested = config.learners_settings.num_devices
     preferred = config.preferred_devices
     if requested == "auto" and preferred is not None:

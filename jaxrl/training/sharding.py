@@ -328,7 +328,7 @@ def make_train_step_program(
             devices,
             partial(train, to_per_device(runner)),
             (specs, data_specs(data), *(REPLICATED for _ in dataset)),
-            (specs, summary_specs()),
+            (specs, summary_specs(tuple(state.modules))),
         )
         return sharded(state, data, *dataset)
 
@@ -383,9 +383,15 @@ def state_shardings(state: TrainState, devices: list[Device]) -> PyTree:
     if len(devices) == 1:
         return jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state)
     mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
-    specs = state_specs(state)
+    specs = _replicate_per_env(state_specs(state))
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+
+def _replicate_per_env(specs: TrainState) -> TrainState:
+    """Return specs of a state in which every device has the connectors' state of each environment."""
     whole = jax.tree.map(lambda _: REPLICATED, specs.connectors.per_env)
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), replace_per_env(specs, whole))
+    modules = {name: _replicate_per_env(own) for name, own in specs.modules.items()}
+    return dataclasses.replace(replace_per_env(specs, whole), modules=modules)
 
 
 def to_per_device(runner: RunnerT) -> RunnerT:

@@ -277,7 +277,6 @@ def test_every_module_replays_its_own_rows(config_class: Any, tmp_path: Path) ->
     ("change", "match"),
     [
         (lambda c: c.env_runners(placement="in_graph"), "placement='in_graph' is not supported"),
-        (lambda c: c.learners(num_learners=2), "num_learners=2 is not supported"),
         (
             lambda c: c.env_runners(batch_mode="complete_episodes"),
             "batch_mode='complete_episodes' is not supported",

@@ -76,6 +76,8 @@ def make_multi_agent_plan(config: "AlgorithmConfig") -> MultiAgentPlan:
     replays = isinstance(config.training_settings, OffPolicyTraining)
     make_common = _make_common_replay_plan if replays else _make_common_plan
     common = make_common(config, agents)
+    if config.learners_settings.num_learners:
+        _check_learners(config, common.num_envs, len(agents.patterns))
     if config.env_runners_settings.num_env_runners == 0:
         common = dataclasses.replace(common, envs_per_runner=common.num_envs)
     shards = _choose_num_shards(config, common, agents)
@@ -163,6 +165,16 @@ def _parse_num_shards(config: "AlgorithmConfig", num_envs: int) -> int:
             f"{find_nearest(divisors(num_envs), wanted)}."
         )
     return wanted
+
+
+def _check_learners(config: "AlgorithmConfig", num_envs: int, period: int) -> None:
+    """Raise ConfigError if learners do not have equally many environments of each pattern."""
+    learners = max(1, config.learners_settings.num_learners)
+    if num_envs % (learners * period):
+        raise ConfigError(
+            f"{num_envs} environments cannot be divided over num_learners={learners}; set "
+            f"num_envs_per_env_runner to a multiple of {learners * period}."
+        )
 
 
 def _scale_intensity(

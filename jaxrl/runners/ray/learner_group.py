@@ -254,11 +254,9 @@ class RayLearnerGroup:
     ) -> TrainReport:
         """Call a method of all learners, each with its columns of a batch as last argument."""
         self._cached_state = None
-        columns = self._assembly.plan.num_envs
-        size = columns // self._num_learners
         futures = [
             learner.call.remote(
-                method, *args, slice_fragment_columns(fragments, rank * size, (rank + 1) * size)
+                method, *args, slice_fragment_columns(fragments, rank, self._num_learners)
             )
             for rank, learner in enumerate(self._learners)
         ]
