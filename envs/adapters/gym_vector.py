@@ -15,7 +15,12 @@ from jaxtyping import Bool
 from jaxrl.core.spaces import map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.barrier import close_quietly, reraise_interrupts
-from jaxrl.envs.adapters.gym_processes import close_processes, describe_dead_processes
+from jaxrl.envs.adapters.gym_processes import (
+    RemoteTraceback,
+    close_processes,
+    describe_dead_processes,
+    get_processes,
+)
 from jaxrl.envs.adapters.host_arrays import (
     SubEnvInfos,
     all_finite,
@@ -29,13 +34,6 @@ from jaxrl.envs.space_checks import leaf_dtype
 from jaxrl.errors import EnvError, summarize_exception
 
 ResultT = TypeVar("ResultT")
-
-
-class RemoteTraceback(Exception):  # noqa: N818  (the cause of an error)
-    """Traceback of an exception in another process, as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 class GymVector:
@@ -338,7 +336,7 @@ class GymVector:
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             self._failed = True
             raise EnvError(
-                f"{self._name}: {describe_dead_processes(self.vector)}; check its output, or use "
+                f"{self._name}: {describe_dead_processes(get_processes(self.vector))}; check its output, or use "
                 f"gym_env_vectorize_mode='sync'."
             ) from error
         except multiprocessing.TimeoutError as error:

@@ -55,8 +55,8 @@ _ALLOWED_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
         "rows that are pending at the end of a train batch go on in the next one; leave it out",
     ),
     "gym_env_vectorize_mode": (
-        ("sync",),
-        "copies of an environment of several agents are stepped in one process; leave it out",
+        ("sync", "async"),
+        "each copy of an environment of several agents is stepped by itself; use 'sync' or 'async'",
     ),
     "env_runner_cls": ((None,), "agents have a runner of their own kind; leave it out"),
     "reset_mode": (("auto",), "a Python environment is reset where its episode ends; leave it out"),
@@ -70,7 +70,10 @@ _ALLOWED_FOR_TEAM_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
         ((0,), "a team in Python is stepped and trained in this process; set 0"),
     ),
     "placement": _ALLOWED_ON_HOST["placement"],
-    "gym_env_vectorize_mode": _ALLOWED_ON_HOST["gym_env_vectorize_mode"],
+    "gym_env_vectorize_mode": (
+        ("sync",),
+        "copies of a team's environment are stepped in one process; leave it out",
+    ),
 }
 """The same for a team whose environment is written in Python."""
 
@@ -134,6 +137,13 @@ def check_placed(config: "AlgorithmConfig", made: AnyMadeMulti) -> None:
         check_compiled(config)
         return
     _check_allowed(config, _ALLOWED_ON_HOST)
+    number, runners = config.multi_agent_settings.max_agents, config.env_runners_settings
+    if number is not None and runners.gym_env_vectorize_mode == "async":
+        raise ConfigError(
+            f"gym_env_vectorize_mode='async' is not supported with max_agents={number!r}, because agents "
+            "without known ids have their modules from the process that acts; use 'sync', or "
+            "num_env_runners for actors."
+        )
 
 
 def check_team_on_host(config: "AlgorithmConfig") -> None:

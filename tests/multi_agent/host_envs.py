@@ -109,7 +109,7 @@ class Streams(MultiAgentEnv):
         acts = [agent for agent in acts if self._draw(agent, 4) < 0.5]
         reward = {agent: self._draw(agent, 5) for agent in self.here}
         ended = [*self.here] if over or cut else [*terminated, *truncated]
-        obs = {agent: self._observe(agent) for agent in {*acts, *ended}}
+        obs = {a: self._observe(a) for a in agents if a in acts or a in ended}
         self.here = [a for a in agents if (a in self.here and a not in ended) or a in acts]
         ends = {**terminated, "__all__": over}, {**truncated, "__all__": cut and not over}
         return obs, reward, *ends, {}

@@ -282,8 +282,8 @@ def test_every_module_replays_its_own_rows(config_class: Any, tmp_path: Path) ->
             "batch_mode='complete_episodes' is not supported",
         ),
         (
-            lambda c: c.env_runners(gym_env_vectorize_mode="async"),
-            "gym_env_vectorize_mode='async' is not supported",
+            lambda c: c.env_runners(gym_env_vectorize_mode="vector_entry_point"),
+            "gym_env_vectorize_mode='vector_entry_point' is not supported",
         ),
         (lambda c: c.multi_agent(share_rewards="team"), "share_rewards='team'"),
         (lambda c: c.multi_agent(count_steps_by="agent_steps"), "does not declare max_acting"),

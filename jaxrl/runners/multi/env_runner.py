@@ -14,9 +14,10 @@ from jaxtyping import Bool, Int
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import HostFault
+from jaxrl.envs.multi.host_copy import CopyStep
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
-from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
+from jaxrl.envs.multi.host_vector import MultiHostVector
 from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
 from jaxrl.runners.episode_tracker import EnvsView, announce_envs, is_tracking

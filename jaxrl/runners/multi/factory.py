@@ -40,6 +40,8 @@ def make_multi_env_runner(
         worker_index=worker_index,
         num_workers=num_workers,
         seed=config.debugging_settings.run_seed if seed is None else seed,
+        mode=config.env_runners_settings.gym_env_vectorize_mode,
+        timeout_s=config.env_runners_settings.sample_timeout_s,
         restart_failed=config.fault_tolerance_settings.restart_failed_sub_environments,
         reads_state=policy_step.reads_state,
         check=not environment.disable_env_checking,

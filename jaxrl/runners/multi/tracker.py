@@ -9,9 +9,9 @@ from jaxtyping import Bool
 
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.multi.base import ALL
+from jaxrl.envs.multi.host_copy import CopyStep
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
-from jaxrl.envs.multi.host_vector import CopyStep
 from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.runners.hooks import RunnerHooks
 
