@@ -1,6 +1,7 @@
 """Several devices and learners train modules on the rows of Python environments as one does."""
 
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,20 @@ from tests.multi_agent.host_envs import Streams
 pytestmark = pytest.mark.allow_key_reuse
 
 MAPPING = {"a": "one", "b": "two", "c": "one"}
+DRAWN = {"a": ["one", "two"], "b": "two", "c": ["one", "two"]}
 
 
-def make_config(algo: Any = PPOConfig, **learners: Any) -> Any:
+def make_mapping_fn() -> Any:
+    """Return a function that draws who plays the agents that two modules may play."""
+    rng = random.Random(5)
+    return lambda agent, *args, **kwargs: "two" if agent == "b" else rng.choice(["one", "two"])
+
+
+def make_config(algo: Any = PPOConfig, mapping: Any = MAPPING, **learners: Any) -> Any:
     """Four environments, in two shards, and connectors that keep a state of each environment."""
-    config = algo().environment(Streams).multi_agent(mapping=MAPPING)
+    config = algo().environment(Streams).multi_agent(mapping=mapping)
+    if mapping is DRAWN:
+        config.multi_agent(policy_mapping_fn=make_mapping_fn())
     config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=8)
     config.rl_module(model_config={"fcnet_hiddens": [8]}).debugging(loggers=[], seed=3)
     if algo is DQNConfig:
@@ -68,11 +78,13 @@ def assert_same_results(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", [PPOConfig, DQNConfig])
-def test_two_devices_equal_one(algo: Any) -> None:
-    with make_config(algo, num_devices=1).build() as one:
+@pytest.mark.parametrize(
+    ("algo", "mapping"), [(PPOConfig, MAPPING), (PPOConfig, DRAWN), (DQNConfig, MAPPING)]
+)
+def test_two_devices_equal_one(algo: Any, mapping: Any) -> None:
+    with make_config(algo, mapping, num_devices=1).build() as one:
         expected = [one.train() for _ in range(2)]
-        with make_config(algo, num_devices=2).build() as two:
+        with make_config(algo, mapping, num_devices=2).build() as two:
             found = [two.train() for _ in range(2)]
             assert len(two.devices) == 2
             assert_same_states(two, one)
