@@ -115,7 +115,7 @@ def test_two_learners_equal_one_and_resume(algo: Any, tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_actors_and_learners_train_together_and_a_killed_learner_is_noticed() -> None:
-    config = make_config(num_learners=2, num_shards=2)
+    config = make_config(num_learners=2)
     config.env_runners(num_env_runners=2, num_envs_per_env_runner=2, num_cpus_per_env_runner=0.5)
     with make_config(num_learners=0).build() as one, config.build() as both:
         one.train()

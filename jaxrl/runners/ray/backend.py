@@ -2,13 +2,11 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from jaxrl.errors import JaxrlError
 from jaxrl.runners.fragment import Weights
-
-if TYPE_CHECKING:
-    from jaxrl.runners.ray.kept_params import KeptParams
+from jaxrl.runners.ray.kept_params import KeptParams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +50,7 @@ class Backend(Protocol):
         """Call a method of an actor; return the future of its result or exception."""
         ...
 
-    def put(self, value: "Weights | KeptParams") -> object:
+    def put(self, value: Weights | KeptParams) -> object:
         """Store weights or parameters once for all actors; return a reference to pass to `call`."""
         ...
 
