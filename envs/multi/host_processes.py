@@ -143,7 +143,7 @@ def _call(copy: EnvCopy, method: str, arguments: tuple[Any, ...]) -> tuple[bool,
         return True, (str(error), trace)
 
 
-def _reply(pipe: Connection, method: str, is_error: bool, value: Any) -> None:
+def _reply(pipe: Connection, method: str, is_error: bool, value: object) -> None:
     try:
         pipe.send((is_error, value))
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -51,8 +51,7 @@ class KeptParamsSplitter:
             return weights, None
         actors = cast("Actors", weights.actor)
         kept = {m: actors[m].params for m in self._modules}
-        others: Any = {**actors, **{m: replace(actors[m], params=None) for m in self._modules}}
-        rest = dataclasses.replace(weights, actor=others)
+        rest = _replace_params(weights, dict.fromkeys(self._modules))
         if self._latest is not None and _is_equal(kept, self._latest):
             return rest, None
         self._latest = kept
@@ -61,11 +60,13 @@ class KeptParamsSplitter:
 
 def join_kept_params(weights: Weights, kept: KeptParams | None) -> Weights:
     """Return weights with the parameters that were split off."""
-    if kept is None:
-        return weights
+    return weights if kept is None else _replace_params(weights, kept)
+
+
+def _replace_params(weights: Weights, params: KeptParams) -> Weights:
     actors = cast("Actors", weights.actor)
-    joined: Any = {**actors, **{m: replace(actors[m], params=own) for m, own in kept.items()}}
-    return dataclasses.replace(weights, actor=joined)
+    replaced = {m: replace(actors[m], params=own) for m, own in params.items()}
+    return dataclasses.replace(weights, actor=cast("Any", {**actors, **replaced}))
 
 
 def _is_equal(one: PyTree, other: PyTree) -> bool:
