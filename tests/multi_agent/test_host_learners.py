@@ -14,6 +14,7 @@ from jaxrl import Algorithm
 from jaxrl.algorithms.appo import APPOConfig
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
+from jaxrl.algorithms.mappo import MAPPOConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import ConfigError, LearnerError
 from tests.helpers import assert_close, assert_equal
@@ -49,8 +50,10 @@ def make_config(algo: Any = PPOConfig, mapping: Any = MAPPING, **learners: Any) 
     else:
         config.env_runners(observation_filter="MeanStdFilter", normalize_rewards=True)
         config.training(train_batch_size=32)
-    if algo is PPOConfig:
+    if issubclass(algo, PPOConfig):
         config.training(minibatch_size=None, num_epochs=1)
+    if algo is MAPPOConfig:
+        config.training(critic_input="joint")
     if learners.get("num_learners"):
         config.learners(num_cpus_per_learner=0.5)
     return config.learners(num_shards=2, **learners)
@@ -79,7 +82,8 @@ def assert_same_results(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algo", "mapping"), [(PPOConfig, MAPPING), (PPOConfig, DRAWN), (DQNConfig, MAPPING)]
+    ("algo", "mapping"),
+    [(PPOConfig, MAPPING), (PPOConfig, DRAWN), (DQNConfig, MAPPING), (MAPPOConfig, MAPPING)],
 )
 def test_two_devices_equal_one(algo: Any, mapping: Any) -> None:
     with make_config(algo, mapping, num_devices=1).build() as one:

@@ -367,6 +367,11 @@ def drop_bus(agent_id: str, *args: Any, **kwargs: Any) -> str:
             "max_agents=3 has no effect on QMIX",
         ),
         (
+            lambda: make_config().env_runners(gym_env_vectorize_mode="async"),
+            ConfigError,
+            "'async' is not supported with max_agents=.*; use 'sync', or num_env_runners",
+        ),
+        (
             lambda: PPOConfig().environment("CartPole-v1").multi_agent(max_agents=3),
             ConfigError,
             "max_agents=3 has no effect: the environment has a single agent",
