@@ -76,6 +76,16 @@ class LeagueTable(GameTable):
             name for name, own in zip(self.opponents, self.games, strict=False) if own.any()
         )
 
+    def compute_elo(self) -> dict[str, float]:
+        """Return the Elo rating of each player, by a fit to all games at once.
+
+        A learner that has not played since its latest snapshot has the rating of it.
+        """
+        ratings = super().compute_elo()
+        if self.snapshots and not self.games[-1].any():
+            ratings[self.learner] = ratings[self.snapshots[-1]]
+        return ratings
+
     def compute_recent_shares(self) -> Float[np.ndarray, " O"]:
         """Return the shares of its recent games that the learner won; NaN without a game."""
         return compute_shares(self.recent)

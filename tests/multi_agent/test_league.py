@@ -196,6 +196,14 @@ def test_ratings_of_two_players_are_in_closed_form() -> None:
     assert table.compute_elo() == pytest.approx({"o0": 0.0, "main": expected}, abs=1e-6)
 
 
+def test_a_learner_without_games_has_the_rating_of_its_latest_snapshot() -> None:
+    table = make_table(((0, 0, 0), (0, 0, 0)), ((12, 3, 5), (0, 0, 0)), ((0, 0, 0), (0, 0, 0)))
+    elo = table.compute_elo()
+    assert elo["main"] == elo["o1"] > 50
+    table = make_table(((0, 0, 0), (0, 0, 0)), ((0, 0, 0), (0, 0, 0)))
+    assert table.compute_elo()["main"] == 0.0
+
+
 def test_ratings_maximize_the_likelihood() -> None:
     table = make_table(((0, 0, 0), (0, 0, 0)), ((12, 3, 5), (0, 0, 0)), ((30, 4, 6), (11, 2, 7)))
     elo = table.compute_elo()
