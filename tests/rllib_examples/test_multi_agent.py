@@ -12,7 +12,7 @@ import pytest
 import jaxrl
 from jaxrl.errors import ConfigError
 from jaxrl.modules.model_config import DefaultModelConfig
-from tests.multi_agent.host_envs import Takeaway
+from tests.multi_agent.host_envs import Pennies, Takeaway
 from tests.rllib_examples.loading import load, load_example
 
 pytestmark = [
@@ -47,7 +47,8 @@ def load_self_play(name: str, *given: str, hidden: int = 32) -> tuple[Any, Any]:
         f"multi_agent/{name}",
         *given,
         **{callback: load_callback(file, callback)},
-        OpenSpielEnv=lambda game: Takeaway(),
+        # the league's function counts calls by two, for a game whose players begin together
+        OpenSpielEnv=lambda game: Pennies() if league else Takeaway(),
         DefaultModelConfig=lambda **widths: DefaultModelConfig(fcnet_hiddens=[hidden]),
         Environment=None,
         ask_user_for_action=None,
