@@ -53,6 +53,7 @@ from jaxrl.policy.compute_actions import ActionOptions
 from jaxrl.policy.opponents import OpponentMethods
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.recording import RecordingMethods
+from jaxrl.policy.weight_methods import attach_writer, find_rllib_weights
 from jaxrl.run_parts import OwnRunParts, RunParts
 from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 from jaxrl.runners.data_flow import DispatchedDataFlow, check_updates_alone, raise_without_progress
@@ -67,7 +68,7 @@ from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
 from jaxrl.runs.results import RunResult
 from jaxrl.runs.saved_run import SavedRun
-from jaxrl.runs.weights import get_weights, list_modules, refresh_snapshot, set_weights
+from jaxrl.runs.weights import list_modules, refresh_snapshot
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
@@ -81,7 +82,6 @@ from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.modules.rl_module import RLModule
 
 _EVALUATION_SALT = 0x6576616C
 """Constant folded into the seed's key for evaluation draws."""
@@ -175,13 +175,19 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         self._loop = parts.make_loop(config, assembly, self._learners, callbacks, self)
         self._batches_to_run = 1
         self._count_fit_iterations_left: Callable[[], int] = lambda: sys.maxsize
+        self._connect(parts)
+        parts.attach(self._record, self._load)
+
+    def _connect(self, parts: RunParts) -> None:
+        """Make what follows from the learners, the first ones or those of changed modules."""
+        config, assembly = self.config, self._assembly
+        attach_writer(self, self._learners)
         self._totals = self._make_totals()
         self._flow = DispatchedDataFlow(config, assembly.train_step, self._learners, self._loop)
         self._acting = parts.make_acting_state(config, assembly, self._learners, self._devices)
         self._actions = make_actions(
             config, assembly, self._acting, self._keys, self._record, self._use
         )
-        parts.attach(self._record, self._load)
 
     def _make_totals(self) -> IterationTotals:
         assembly = self._assembly
@@ -308,6 +314,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             RetraceError: If a program would be compiled more often than `max_retraces` allows.
         """
         started = time.perf_counter()
+        self._follow_changes()
         self._recorder.begin(self._devices)
         compiled_before = total_compile_seconds(self._programs)
         reporting = self.config.reporting_settings
@@ -711,37 +718,6 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
 
     # --- module, weights, state ---
 
-    def get_module(self, module_id: str = DEFAULT_MODULE) -> "RLModule":
-        """Return the RLModule; calls with a batch, as in RLlib, use the current weights."""
-        return self._actions.get_module(module_id)
-
-    @single_threaded
-    def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
-        """Return `{module_id: parameters}` as NumPy copies, for all or the given modules."""
-        state = self.state
-        selected = list_modules(state) if module_ids is None else module_ids
-        return get_weights(state, [self._actions.check_id(name) for name in selected])
-
-    @single_threaded
-    def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:
-        """Replace the module's parameters, e.g. for a warm start from another run.
-
-        A target network becomes a copy of them; optimizers keep their state.
-
-        Args:
-            weights: Weights in the form returned by `get_weights` of this or another Algorithm.
-            strict: Whether to raise on mismatches. False loads the matching parameters and keeps
-                the others.
-
-        Returns:
-            One phrase per mismatch; empty if all parameters matched.
-
-        Raises:
-            ModuleError: If `strict` and any parameter does not match.
-        """
-        self.state, problems = set_weights(self.state, weights, strict=strict)
-        return problems
-
     @single_threaded
     def get_state(self) -> dict[str, Any]:
         """Return the contents of a checkpoint: all leaves of the TrainState and the metadata."""
@@ -766,6 +742,9 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         Raises:
             CheckpointError: If the state does not fit; nothing is changed.
         """
+        if (weights := find_rllib_weights(state)) is not None:
+            self.set_weights(weights)
+            return
         host.check_state(state)
         saved: Mapping[str, np.ndarray] = state["train_state"]
         prefixes = host.get_component_prefixes(component, self.state.modules)
@@ -928,3 +907,4 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
 
     def _call(self, hook: str, **kwargs: object) -> None:
         self._callbacks.call(hook, algorithm=self, metrics_logger=self.metrics, **kwargs)
+        self._follow_changes()

@@ -208,7 +208,7 @@ RLLIB_PACKAGES = {
 """Modules of RLlib, and packages with all of their modules, that are not modules here."""
 
 RLLIB_PARENTS = {
-    *("callbacks", "learners.learner", "modules.rl_module"),
+    *("callbacks", "learners.learner", "modules.rl_module", "policy.policy"),
     *(f"algorithms.{name}" for name in ("ppo", "appo", "impala", "dqn", "sac", "tqc", "td3")),
 }
 """Modules here that are packages in RLlib, as in `algorithms.ppo.ppo`."""

@@ -1,6 +1,7 @@
 """Independent copies of a single-agent environment as one environment of several agents."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -35,16 +36,22 @@ class Copies(MultiAgentJaxEnv[CopiesState, Any]):
 
     spec: EnvSpec = ""
 
-    def __init__(self, num_agents: int = 1, **arguments: Any) -> None:
+    def __init__(
+        self, config: Mapping[str, Any] | None = None, *, num_agents: int = 1, **arguments: Any
+    ) -> None:
         """Create the environment.
 
         Args:
+            config: The same settings in a dictionary, as RLlib's class takes them.
             num_agents: Number of agents and copies.
             **arguments: Constructor arguments of the copied environment.
 
         Raises:
             EnvError: If the number is not positive, or the environment is no `JaxEnv`.
         """
+        if config is not None:
+            arguments = {"num_agents": num_agents, **arguments, **config}
+            num_agents = arguments.pop("num_agents")
         check_count("num_agents", num_agents)
         made = make(self.spec, arguments)
         if not isinstance(made, MadeEnv):
@@ -146,3 +153,9 @@ def make_multi_agent(env: EnvSpec) -> type[Copies] | type[HostCopies]:
 
 MultiAgentCartPole = make_multi_agent("CartPole-v1")
 """Poles on carts side by side, RLlib's example."""
+
+MultiAgentMountainCar = make_multi_agent("MountainCarContinuous-v0")
+"""Cars in valleys of their own, RLlib's example."""
+
+MultiAgentPendulum = make_multi_agent("Pendulum-v1")
+"""Pendulums side by side, RLlib's example."""

@@ -59,6 +59,7 @@ class GroupedAgents(MultiAgentEnv):
             **self._join_spaces(env.get_action_space, act_space, "act_space"),
             **{agent: env.get_action_space(agent) for agent in alone},
         }
+        self.observation_space, self.action_space = obs_space, act_space
         self.state_space = getattr(env, "state_space", None)
 
     def reset(

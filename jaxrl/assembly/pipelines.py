@@ -69,6 +69,7 @@ def make_action_pipeline(
         PipelineBuilder(ActionConnector, defaults),
         should_prepend=True,
         offers=offers,
+        agents=config.module_agents,
     )
     pipeline = fit_action_pipeline(connectors, action_space)
     check_action_pipeline(pipeline)
@@ -117,6 +118,7 @@ def make_observation_pipeline(
         PipelineBuilder(ObservationConnector, defaults),
         should_prepend=True,
         offers=offers,
+        agents=config.module_agents,
     )
     pipeline = fit_observation_pipeline(connectors, observation_space, action_space)
     check_observation_pipeline(pipeline, action_space)
@@ -168,6 +170,7 @@ def make_learner_pipeline(
             "input_observation_space": lambda: policy_step.obs_pipeline.space,
             "input_action_space": lambda: policy_step.module.action_space,
         },
+        agents=config.module_agents,
         accept=lambda piece: _is_done_by_runners(piece, policy_step.obs_pipeline),
     )
     pipeline, plan = LearnerPipeline(connectors), config.plan()

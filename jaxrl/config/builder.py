@@ -38,6 +38,8 @@ _OWN_ATTRIBUTES = (
     "in_evaluation",
     "is_recorded",
     "is_trained",
+    "live_settings",
+    "module_agents",
     "module_id",
     "preferred_devices",
 )
@@ -58,6 +60,10 @@ class ConfigBuilder:
     in_evaluation: bool
     is_trained: bool
     """False for a module of several that plays without being trained."""
+    live_settings: frozenset[str]
+    """Settings that may be set though the config is frozen, because a run reads them anew."""
+    module_agents: tuple[str, ...] | None
+    """Agents of the module that a copy describes; None for the config of a run."""
     module_id: str | None
     """Module that a copy describes in a run of several agents; None for the config of a run."""
     preferred_devices: tuple[int, str] | None
@@ -89,6 +95,8 @@ class ConfigBuilder:
             critic_space=None,
             in_evaluation=False,
             is_trained=True,
+            live_settings=frozenset(),
+            module_agents=None,
             module_id=None,
             preferred_devices=None,
             is_recorded=False,
@@ -131,7 +139,7 @@ class ConfigBuilder:
     def _apply(self, values: Mapping[str, object], group: str | None = None) -> None:
         """Set all values or, if one is invalid, none."""
         for name in values:
-            if self._frozen:
+            if self._frozen and name not in self.live_settings:
                 self._refuse_frozen(name)
         parsed = [
             (resolved, resolved.setting.parse(resolved.value))
@@ -339,6 +347,13 @@ class ConfigBuilder:
     def freeze(self) -> None:
         """Freeze the config, so that setting an attribute raises ConfigError."""
         self.__dict__["_frozen"] = True
+
+    def copy_live(self, *names: str) -> Self:
+        """Return a frozen copy, of which the named settings may still be set."""
+        new = self.copy(copy_frozen=False)
+        new.live_settings = frozenset(names)
+        new.freeze()
+        return new
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings, flat, and the names of the explicit ones under `explicit_settings`.

@@ -70,6 +70,8 @@ def _coerce_generic(value: Any, origin: Any, args: tuple[Any, ...]) -> object:
 
 
 def _coerce_sequence(value: Any, origin: object, args: tuple[Any, ...]) -> object:
+    if isinstance(value, set | frozenset) and origin is list and args == (str,):
+        value = sorted(map(str, value))  # which has no order of its own, and RLlib takes for ids
     _require_fit(value, isinstance(value, list | tuple))
     if origin is list:
         return [coerce(item, args[0]) for item in value]

@@ -8,7 +8,7 @@ from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.errors import ConfigError
 
-_NUM_CALLS = 64
+_NUM_CALLS = 256
 """Number of episodes that a function is asked about, to see whether it chooses."""
 
 Choices = dict[str, tuple[str, ...]]
@@ -48,7 +48,7 @@ def call_host_mapping(function: Mapped, made: MadeMultiHostEnv, ids: Sequence[st
     """Return the modules that a user's function gives each agent.
 
     An agent for which the function gives several may be played by any module of `policies` that has
-    its spaces.
+    its spaces, but by none that is always another agent's and was never its own.
 
     Args:
         function: Function of an agent and an episode.
@@ -72,6 +72,8 @@ def _find_choices(
 
     def may_play(module: str) -> bool:
         others = [other for other, modules in found.items() if module in modules]
+        if any(found[other] == (module,) for other in others):
+            return False
         return all(is_same_space(by[agent], by[other]) for by in spaces for other in others)
 
     given = found[agent]

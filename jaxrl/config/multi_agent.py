@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.agent_mapping import (
+    DRAWN,
     AgentMapping,
     Mapped,
     Pattern,
@@ -31,6 +32,9 @@ from jaxrl.metrics import DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+LIVE_SETTINGS = ("policies_to_train", "policy_mapping_fn")
+"""Settings that may be set on the config of a runner or a learner while a run goes on."""
 
 _MODULE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
@@ -343,6 +347,7 @@ def make_module_config(
     """
     own = config.copy(copy_frozen=False)
     own.module_id = module
+    own.module_agents = agents.get_agents(DRAWN if module in agents.drawn else module)
     own.is_trained = module in agents.trained
     overrides, spec = get_module_overrides(config, module), _get_policy(config, module)
     if isinstance(spec, PolicySpec):

@@ -261,8 +261,6 @@ def get_former_attribute(owner: object, kind: str, name: str) -> Any:
     """
     if name.startswith("_"):
         raise AttributeError(name)
-    if (kind, name) == ("algorithm", "env_runner"):
-        return owner.env_runner_group.local_env_runner  # pyright: ignore
     owner_name = type(owner).__name__
     current = RENAMED_METHODS.get(kind, {}).get(name)
     if current is not None:

@@ -68,9 +68,10 @@ MOVED_NAMES: Mapping[str, str] = {
     "env.wrappers.open_spiel.OpenSpielEnv": "jaxrl.envs.OpenSpielEnv",
     "env.wrappers.pettingzoo_env.ParallelPettingZooEnv": "jaxrl.envs.ParallelPettingZooEnv",
     "env.wrappers.pettingzoo_env.PettingZooEnv": "jaxrl.envs.PettingZooEnv",
-    "examples.envs.classes.multi_agent.MultiAgentCartPole": (
-        "jaxrl.envs.multi.copies.MultiAgentCartPole"
-    ),
+    **{
+        f"examples.envs.classes.multi_agent.{name}": f"jaxrl.envs.multi.copies.{name}"
+        for name in ("MultiAgentCartPole", "MultiAgentMountainCar", "MultiAgentPendulum")
+    },
     "examples.rl_modules.classes.AlwaysSameHeuristicRLM": "jaxrl.envs.multi.opponents.AlwaysSame",
     "examples.rl_modules.classes.BeatLastHeuristicRLM": "jaxrl.envs.multi.opponents.BeatLast",
     "examples.rl_modules.classes.random_rlm.RandomRLModule": "jaxrl.RandomRLModule",

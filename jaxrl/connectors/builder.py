@@ -5,7 +5,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from jaxrl.connectors.base import Connector
 from jaxrl.connectors.pipelines import find_connector, get_names
-from jaxrl.connectors.rllib_pieces import ImpliedPiece
+from jaxrl.connectors.rllib_pieces import ImpliedPiece, is_for_agents
 from jaxrl.connectors.signatures import Offers, choose_arguments
 from jaxrl.errors import ConfigError
 
@@ -103,6 +103,7 @@ def merge_user_connectors(
     *,
     should_prepend: bool,
     offers: Offers | None = None,
+    agents: Sequence[str] | None = None,
     accept: Callable[[object], bool] = lambda piece: False,
 ) -> tuple[C, ...]:
     """Merge the user's connectors into the default ones.
@@ -114,6 +115,7 @@ def merge_user_connectors(
         builder: Builder with the default connectors.
         should_prepend: Whether returned connectors come before the default ones instead of after them.
         offers: RLlib's arguments for the function; None for none.
+        agents: Agents whose pipeline it is, of several; None for a single agent.
         accept: Function of a returned object that is True if its work is done elsewhere; it is then
             left out.
 
@@ -129,7 +131,8 @@ def merge_user_connectors(
     try:
         returned = function(*arguments, **named)
         pieces = _list_returned(returned, builder, was_taken=builder in arguments)
-        kept = [piece for piece in pieces if not (accept(piece) or isinstance(piece, ImpliedPiece))]
+        own = [piece for piece in pieces if is_for_agents(piece, agents)]
+        kept = [piece for piece in own if not (accept(piece) or isinstance(piece, ImpliedPiece))]
         for connector in reversed(kept) if should_prepend else kept:
             _ = builder.prepend(connector) if should_prepend else builder.append(connector)
     except ConfigError as error:

@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import gymnasium
@@ -22,9 +22,9 @@ INPUT_ENV_SINGLE_SPACES = "__env_single__"
 """Key of the spaces of a single environment in the `spaces` that RLlib passes."""
 
 _SPACE_ARGUMENTS = ("input_observation_space", "input_action_space")
+_AGENT_ARGUMENTS: Mapping[str, object] = {"multi_agent": False, "agent_ids": None}
+"""Arguments of RLlib's pieces for several agents, with their defaults."""
 _NEUTRAL_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
-    "multi_agent": (False,),
-    "agent_ids": (None,),
     "keys_to_remove": (None, []),
     "de_mean_to_zero": (True,),
     "de_std_to_one": (True,),
@@ -33,8 +33,6 @@ _NEUTRAL_ARGUMENTS: Mapping[str, tuple[object, ...]] = {
 }
 """Arguments of RLlib's pieces that have no counterpart, with the values that change nothing here."""
 _REASONS: Mapping[str, str] = {
-    "multi_agent": "a pipeline here has the rows of one module, also with several agents",
-    "agent_ids": "a pipeline here has the rows of one module; the mapping says whose they are",
     "keys_to_remove": "write an ObservationConnector that leaves parts out",
     "de_mean_to_zero": "the filter subtracts the mean and divides by the standard deviation",
     "de_std_to_one": "the filter subtracts the mean and divides by the standard deviation",
@@ -62,13 +60,53 @@ def take_rllib_arguments(**renamed: str) -> Callable[[type[C]], type[C]]:
                     args = args[1:]
             own = inspect.signature(init).parameters
             named = {renamed.get(name, name): value for name, value in kwargs.items()}
-            _check_rllib_arguments(cls.__name__, {n: v for n, v in named.items() if n not in own})
+            others = {n: v for n, v in named.items() if n not in own}
+            _set_agents(self, others)
+            _check_rllib_arguments(cls.__name__, others)
             init(self, *args, **{n: v for n, v in named.items() if n in own})
 
         cls.__init__ = initialize
         return cls
 
     return decorate
+
+
+def _set_agents(piece: object, arguments: dict[str, Any]) -> None:
+    """Move RLlib's arguments for several agents, where they say something, to the piece itself."""
+    given = {name: arguments.pop(name, default) for name, default in _AGENT_ARGUMENTS.items()}
+    if given != _AGENT_ARGUMENTS:
+        object.__setattr__(piece, "_rllib_agents", given)
+
+
+def is_for_agents(piece: object, agents: Sequence[str] | None) -> bool:
+    """Return whether a piece is part of the pipeline of a module.
+
+    Args:
+        piece: Connector or piece of RLlib's, for the agents of its `agent_ids` alone, if it has any.
+        agents: Agents of the module; None for the pipeline of a single agent.
+
+    Raises:
+        ConfigError: If there is a single agent, or the piece is for some of the module's agents.
+    """
+    given: Mapping[str, Any] = getattr(piece, "_rllib_agents", _AGENT_ARGUMENTS)
+    name, ids = type(piece).__name__, given["agent_ids"]
+    if agents is None:
+        set_ = next((n for n, default in _AGENT_ARGUMENTS.items() if given[n] != default), None)
+        if set_ is not None:
+            raise ConfigError(
+                f"{name}({set_}={given[set_]!r}) has no effect with a single agent: leave it out."
+            )
+        return True
+    if ids is None:
+        return True
+    chosen = {str(agent) for agent in ids}
+    inside = [agent for agent in agents if agent in chosen]
+    if inside and len(inside) < len(agents):
+        raise ConfigError(
+            f"{name}(agent_ids={sorted(chosen)}) is for some of the agents of a module, which are "
+            f"{', '.join(agents)}, and they have one pipeline: name all of them or none."
+        )
+    return bool(inside)
 
 
 def _check_rllib_arguments(piece: str, arguments: Mapping[str, object]) -> None:
@@ -81,7 +119,7 @@ def _check_rllib_arguments(piece: str, arguments: Mapping[str, object]) -> None:
         if name in _SPACE_ARGUMENTS:
             continue
         if name not in _NEUTRAL_ARGUMENTS:
-            hint = did_you_mean(name, _NEUTRAL_ARGUMENTS)
+            hint = did_you_mean(name, [*_NEUTRAL_ARGUMENTS, *_AGENT_ARGUMENTS])
             raise ConfigError(f"{piece} has no argument {name!r}.{hint}")
         if not any(value == neutral for neutral in _NEUTRAL_ARGUMENTS[name]):
             raise ConfigError(f"{piece}({name}={value!r}) has no effect here: {_REASONS[name]}.")
@@ -96,8 +134,7 @@ class ImpliedPiece:
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        if kwargs.get("multi_agent"):
-            _check_rllib_arguments(type(self).__name__, {"multi_agent": True})
+        _set_agents(self, kwargs)
 
 
 class AddObservationsFromEpisodesToBatch(ImpliedPiece):
@@ -201,6 +238,7 @@ class SingleAgentObservationPreprocessor(ObservationConnector):
         input_action_space: gymnasium.Space[Any] | None = None,
         **kwargs: object,
     ) -> None:
+        _set_agents(self, kwargs)
         _check_rllib_arguments(type(self).__name__, kwargs)
         self.input_observation_space = input_observation_space
         self.input_action_space = input_action_space

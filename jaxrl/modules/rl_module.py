@@ -326,6 +326,16 @@ class RLModuleSpec:
     model_config: Any = None
     algorithm_config: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
+    @classmethod
+    def from_module(cls, module: RLModule) -> "RLModuleSpec":
+        """Return the specification of a module like another one, which may have weights."""
+        return cls(
+            module_class=type(getattr(module, "_pure", module)),
+            observation_space=module.observation_space,
+            action_space=module.action_space,
+            model_config=module.model_config,
+        )
+
     def build(self) -> RLModule:
         """Build the module and check it against its spaces by `check_module`.
 

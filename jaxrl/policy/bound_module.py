@@ -36,6 +36,7 @@ class BatchCalls:
     """
 
     _get_actor: Callable[[], ActorState]
+    _set_params: Callable[[PyTree], object]
     _make_key: Callable[[], Key]
     _pure: RLModule
     _compiled: dict[str, Callable[..., Outputs]]
@@ -74,6 +75,10 @@ class BatchCalls:
     def get_state(self) -> PyTree:
         """Return the parameters as NumPy arrays."""
         return to_host(self._get_actor().params)
+
+    def set_state(self, state: PyTree) -> None:
+        """Replace the parameters in the run, as `Algorithm.set_weights` does."""
+        self._set_params(state)
 
     def __call__(self, batch: Mapping[str, Any]) -> Outputs:
         """Compute all outputs for a batch."""
@@ -146,6 +151,14 @@ def load_module(path: str | os.PathLike[str]) -> RLModule:
         found = found.parent
     higher = importlib.import_module("jaxrl.algorithm")  # by name: it is a higher layer
     return higher.Algorithm.from_checkpoint(found).get_module()
+
+
+def is_class_of(module: object, given: object) -> bool:
+    """Return whether a class is a module's, or that of the module with weights."""
+    own = type(module)
+    if not isinstance(given, type):
+        return False
+    return given is own or (issubclass(given, BatchCalls) and given.__bases__[-1] is own)
 
 
 @functools.cache

@@ -21,7 +21,8 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.evaluation import Evaluation
-from jaxrl.policy.bound_module import BatchCalls
+from jaxrl.policy.bound_module import is_class_of
+from jaxrl.policy.host_modules import HostModuleMethods, LocalRunnerView
 from jaxrl.policy.league import LeagueMethods
 from jaxrl.policy.opponent_sources import OpponentSource, find_opponents
 from jaxrl.runs import checkpoint as ckpt
@@ -39,13 +40,17 @@ from jaxrl.training.train_state import TrainState
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.modules.rl_module import RLModuleSpec
+    from jaxrl.runners.env_runner import EnvRunner
 
 
 logger = logging.getLogger("jaxrl")
 
 
-class OpponentMethods(LeagueMethods):
-    """Methods that change the opponents of a run; nothing is compiled again."""
+class OpponentMethods(HostModuleMethods, LeagueMethods):
+    """Methods that change the opponents of a run.
+
+    Where they are drawn in the compiled program, nothing is compiled again.
+    """
 
     if TYPE_CHECKING:
         config: AlgorithmConfig
@@ -63,6 +68,13 @@ class OpponentMethods(LeagueMethods):
     @functools.cached_property
     def _put_module(self) -> Program:
         return Program("put_module", put, enabled=self.config.debugging_settings.jit)
+
+    @property
+    def env_runner(self) -> "EnvRunner | LocalRunnerView":
+        """Runner of this process; with several agents in Python, its modules have the weights."""
+        if self._is_on_host:
+            return LocalRunnerView(self)
+        return self._loop.runners.local_env_runner  # pyright: ignore
 
     @property
     def opponents(self) -> list[str]:
@@ -108,24 +120,40 @@ class OpponentMethods(LeagueMethods):
         new_should_module_be_updated: Collection[str] | Callable[..., Any] | None = None,
         **others: object,
     ) -> None:
-        """Add an opponent, with RLlib's arguments.
+        """Add a module, with RLlib's arguments.
+
+        With environments in Python, it is a module like the others, whose programs are compiled again.
+        In the compiled program, it is an opponent that is drawn.
 
         Args:
             module_id: Its id.
-            module_spec: Its module, which is one of an architecture that is there; None is that of
-                the first module that is trained.
+            module_spec: Its module; None is that of the first module that is trained. That of an
+                opponent that is drawn is of an architecture that is there.
             state: Its parameters, in the form of one entry of `get_weights`; None draws new ones.
-            new_agent_to_module_mapping_fn: Mapping from the next episodes on, a function or a value;
-                see `set_mapping`.
-            new_should_module_be_updated: The modules that are trained, which cannot change.
-            **others: RLlib's `config_overrides` and `add_to_...`, at their defaults.
+            new_agent_to_module_mapping_fn: Mapping from the next episodes on, a function or, of
+                opponents that are drawn, a value; see `set_mapping`.
+            new_should_module_be_updated: The modules that are trained, or a function of an id; None
+                leaves them as they are. Opponents that are drawn are never trained.
+            **others: RLlib's `config_overrides`, for a module that is trained, and `add_to_...`, at
+                their defaults.
 
         Raises:
-            ConfigError: If the id is taken, there is no room, or the module would be trained, or is
-                of an architecture that is not there.
+            ConfigError: If the id is taken, or the run cannot have the module: there is no room, it
+                would be trained, or is of an architecture that is not there.
             ModuleError: If the parameters do not fit.
         """
         call = f"add_module({module_id!r})"
+        if self._is_on_host:
+            overrides = others.pop("config_overrides", None) or {}
+            _check_others(call, others)
+            chosen, wanted = new_agent_to_module_mapping_fn, new_should_module_be_updated
+            if chosen is not None and not callable(chosen):
+                raise ConfigError(
+                    f"{call} got the mapping {chosen!r}, which is part of a compiled program: give a "
+                    "function, which is called in every episode."
+                )
+            self._add_to_host(module_id, module_spec, state, chosen, wanted, overrides)  # pyright: ignore
+            return
         pool = self._get_pool(call)
         _check_others(call, others)
         self._check_trained(module_id, new_should_module_be_updated)
@@ -172,6 +200,11 @@ class OpponentMethods(LeagueMethods):
             ConfigError: If nothing would be left to draw, or the module is trained.
         """
         call = f"remove_module({module_id!r})"
+        if self._is_on_host:
+            raise ConfigError(
+                f"{call} is for opponents that are drawn in the compiled program: in Python, let "
+                "policy_mapping_fn not choose the module any longer."
+            )
         self._get_pool(call)
         _check_others(call, others)
         if module_id in self.state.modules:
@@ -367,7 +400,7 @@ class OpponentMethods(LeagueMethods):
         """Return the kind of an architecture that has more than one slot."""
         for kind in pool.kinds:
             module = kind.policy.module
-            same_class = module_class is None or _is_class_of(module, module_class)
+            same_class = module_class is None or is_class_of(module, module_class)
             same_config = model_config is None or model_config == module.model_config
             if kind.capacity > 1 and same_class and same_config:
                 return kind
@@ -419,11 +452,3 @@ def _check_others(call: str, others: dict[str, object]) -> None:
                 f"{call} does not take {name}={value!r}: opponents are not trained, and play wherever "
                 "they are drawn; leave it out."
             )
-
-
-def _is_class_of(module: object, given: object) -> bool:
-    """Return whether a class is a module's, or that of the module with weights."""
-    own = type(module)
-    if not isinstance(given, type):
-        return False
-    return given is own or (issubclass(given, BatchCalls) and given.__bases__[-1] is own)

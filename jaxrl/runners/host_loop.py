@@ -101,6 +101,16 @@ class HostLoop:
         """Messages of the runner group for `explain()`; empty before it is created."""
         return [] if self._runners is None else list(self._runners.notes)
 
+    @property
+    def has_runners(self) -> bool:
+        """True if the runner group has been created."""
+        return self._runners is not None
+
+    def set_learners(self, learners: LearnerGroup) -> None:
+        """Continue with other learners, whose weights the runners receive next."""
+        self._learners = learners
+        self._generation = self._acting_weights = self._restored = None
+
     def prepare(self) -> None:
         """Create the runner group."""
         _ = self.runners

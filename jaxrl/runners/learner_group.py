@@ -1,7 +1,7 @@
 """Learner groups, which own the TrainState: the interface, and the one in this process."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
@@ -106,7 +107,7 @@ class LearnerGroup(Protocol):
         """
         ...
 
-    def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
+    def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call a function on each learner and return the results."""
         ...
 
@@ -122,16 +123,28 @@ class LocalLearnerGroup:
         config: Config of the run.
         assembly: Pure functions of the run.
         devices: Local devices of the learner.
+        state: State to continue from; None makes the initial one.
+
+    Attributes:
+        config: Config of the run; `policies_to_train` may be set.
+        write_weights: What `set_weights` calls, set by the owner of the state's form.
     """
 
     is_remote = False
 
     def __init__(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        devices: list[Device],
+        state: TrainState | None = None,
     ) -> None:
+        self.config = config.copy_live(*LIVE_SETTINGS) if config.is_multi_agent else config
         self._jit, self._devices = config.debugging_settings.jit, devices
         self._train_step = assembly.train_step
         self._generation = 0
+        self.write_weights: Callable[[Mapping[str, PyTree]], object] = lambda weights: None
+        self._continued = state
         self._host_memory: HostMemory | None = None
         self._inputs: tuple[PyTree, ...] = ()
         self._init, self._main, self._state = self._build(config, assembly, devices)
@@ -182,6 +195,9 @@ class LocalLearnerGroup:
             program_cache=assembly.program_cache,
             enabled=debugging.jit,
         )
+        if self._continued is not None:
+            state, self._continued = self._continued, None
+            return first, main, jax.device_put(state, shardings)
         state = first(key)
         if self._host_memory is not None:
             state = replace(state, buffer=self._host_memory.init_buffer(state))
@@ -281,8 +297,16 @@ class LocalLearnerGroup:
             lambda leaf: jnp.array(leaf, leaf.dtype), self._train_step.make_actor_state(state)
         )
 
-    def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        return [fn(self)]
+    def foreach_learner(
+        self, func: Callable[[Any], Any], *, timeout_seconds: float | None = None
+    ) -> list[Any]:
+        """Call a function on the only learner, in this process, for which no time is too short."""
+        del timeout_seconds
+        return [func(self)]
+
+    def set_weights(self, weights: Mapping[str, PyTree]) -> None:
+        """Replace parameters of modules, as `Algorithm.set_weights` does."""
+        self.write_weights(weights)
 
     def stop(self) -> None:
         """Do nothing; there are no resources to release."""

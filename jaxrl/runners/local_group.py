@@ -1,17 +1,20 @@
 """Group with a single EnvRunner in this process."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hang_watch import HangWatch
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.multi.counts import AgentCounts
+from jaxrl.runners.multi.env_runner import MultiEnvRunner
+from jaxrl.runners.multi.factory import change_modules
 from jaxrl.runners.protocols import call_runner
 from jaxrl.runtime.program import Program
 
@@ -62,7 +65,16 @@ class LocalEnvRunnerGroup(FormerNames):
         """Compiled programs of the runner."""
         return self.runner.programs
 
-    def sync_weights(self, weights: Weights) -> None:
+    def sync_weights(
+        self, weights: Weights | None = None, *, policies: Collection[str] | None = None
+    ) -> None:
+        """Set the weights to act with; RLlib's call, without any, changes nothing.
+
+        Runners receive the newest weights of all modules before they sample.
+        """
+        del policies
+        if weights is None:
+            return
         self.task = weights.task
         self.runner.set_weights(weights)
 
@@ -113,9 +125,27 @@ class LocalEnvRunnerGroup(FormerNames):
         if self._agent_counts is not None:
             self._agent_counts = AgentCounts.from_counts(counts)
 
+    @property
+    def local_config(self) -> "AlgorithmConfig":
+        return self.runner.config
+
+    def change_modules(
+        self, config: "AlgorithmConfig", made: MadeMultiHostEnv, *, has_new_mapping: bool
+    ) -> None:
+        runner: object = self.runner
+        assert isinstance(runner, MultiEnvRunner)
+        change_modules(runner, config, made, has_new_mapping=has_new_mapping)
+
     def foreach_env_runner(
-        self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+        self,
+        fn: Callable[[Any], Any] | str,
+        *,
+        kwargs: dict[str, Any] | None = None,
+        local_env_runner: bool = True,
     ) -> list[Any]:
+        """Call a function, or the method of a name, on the only runner, which is a local one."""
+        if not local_env_runner:
+            return []
         return [call_runner(self.runner, fn, kwargs)]
 
     @property

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Fragment, Weights
@@ -13,7 +13,9 @@ from jaxrl.training.report import DispatchResult, IterationTotals, TrainReport
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.settings.run import ReportingSettings
+    from jaxrl.envs.multi.host_made import MadeMultiHostEnv
     from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 
 
@@ -82,6 +84,28 @@ class EnvRunnerGroup(Protocol):
 
     def stop(self) -> None:
         """Release all resources; safe to call more than once."""
+        ...
+
+
+@runtime_checkable
+class ChangingRunners(Protocol):
+    """Runners whose modules may change while a run goes on."""
+
+    @property
+    def local_config(self) -> "AlgorithmConfig":
+        """Config of the runner in this process, or of what stands in for it."""
+        ...
+
+    def change_modules(
+        self, config: "AlgorithmConfig", made: "MadeMultiHostEnv", *, has_new_mapping: bool
+    ) -> None:
+        """Act with the modules of a changed config of several agents, which has all those before.
+
+        Args:
+            config: The changed config.
+            made: Environment of the agents.
+            has_new_mapping: Whether `policy_mapping_fn` has changed; runners otherwise keep theirs.
+        """
         ...
 
 

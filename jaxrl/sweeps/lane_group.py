@@ -290,8 +290,8 @@ class LaneLearner:
             version=version, actor=self._group.assembly.train_step.make_actor_state(state)
         )
 
-    def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        return [fn(self)]
+    def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
+        return [func(self)]
 
     def stop(self) -> None:
         """Do nothing: there are no resources to release."""

@@ -96,11 +96,7 @@ class MultiLearning:
             carry: Carries and pending rows, empty if runners have them.
         """
         rows = self.rows
-        module_keys = [_derive_module_keys(keys, i) for i in range(len(self.steps))]
-        modules = {
-            m: step.init_from_keys(own, rows.count_rows(m, total_envs))
-            for own, (m, step) in zip(module_keys, self.steps.items(), strict=True)
-        }
+        modules = {m: self._init_module(m, keys, total_envs) for m in self.steps}
         ring = init_episode_stats(self.num_shards, self.ring_size)
         num_agents = len(rows.agents)
         state = TrainState(
@@ -124,6 +120,14 @@ class MultiLearning:
             ),
         )
         return strip_weak_types(state)
+
+    def _init_module(self, m: str, keys: RunKeys, total_envs: int) -> TrainState:
+        own = _derive_module_keys(keys, list(self.steps).index(m))
+        return self.steps[m].init_from_keys(own, self.rows.count_rows(m, total_envs))
+
+    def init_module(self, m: str, key: Key, total_envs: int) -> TrainState:
+        """Return the initial state of one module, given the key of the run. Consumes the key."""
+        return strip_weak_types(self._init_module(m, split_run_key(key), total_envs))
 
     def make_actor_state(self, state: TrainState) -> Actors:
         """Return the inputs of acting of every module."""

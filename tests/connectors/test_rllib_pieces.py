@@ -19,7 +19,7 @@ from jaxrl.connectors import (
     SingleAgentObservationPreprocessor,
 )
 from jaxrl.connectors.base import ObservationConnector
-from jaxrl.connectors.rllib_pieces import FrameStackingLearner, NumpyToTensor
+from jaxrl.connectors.rllib_pieces import FrameStackingLearner, NumpyToTensor, is_for_agents
 from jaxrl.connectors.signatures import choose_arguments
 from jaxrl.envs.registry import make
 from jaxrl.errors import ConfigError
@@ -147,17 +147,33 @@ def test_pieces_take_rllibs_arguments(made: Any, want: Any) -> None:
 @pytest.mark.parametrize(
     ("make_piece", "words"),
     [
-        (lambda: FrameStacking(num_frames=4, multi_agent=True), "the rows of one module"),  # pyright: ignore
         (lambda: MeanStdFilter(de_mean_to_zero=False), "de_mean_to_zero=False.* no effect"),  # pyright: ignore
         (lambda: FlattenObservations(keys_to_remove=["a"]), "leaves parts out"),  # pyright: ignore
         (lambda: FlattenObservations(multi_agnt=False), "Did you mean 'multi_agent'"),  # pyright: ignore
-        (lambda: NumpyToTensor(multi_agent=True), "the rows of one module"),
-        (lambda: Halves(multi_agent=True), "the rows of one module"),
     ],
 )
 def test_arguments_that_would_change_something_are_refused(make_piece: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_piece()
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        FrameStacking(num_frames=4, multi_agent=True),  # pyright: ignore
+        NumpyToTensor(multi_agent=True),
+        Halves(multi_agent=True),
+    ],
+)
+def test_pieces_for_several_agents_are_for_the_agents_that_they_name(piece: Any) -> None:
+    with pytest.raises(ConfigError, match=r"multi_agent=True\) has no effect with a single agent"):
+        is_for_agents(piece, None)
+    assert is_for_agents(piece, ["0", "1"])
+    some = FlattenObservations(agent_ids={0})  # pyright: ignore
+    assert is_for_agents(some, ["0"])
+    assert not is_for_agents(some, ["1"])
+    with pytest.raises(ConfigError, match="some of the agents of a module, which are 0, 1"):
+        is_for_agents(some, ["0", "1"])
 
 
 def test_an_unbounded_filter_clips_nothing() -> None:

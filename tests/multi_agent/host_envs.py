@@ -151,3 +151,48 @@ class CartPoles(MultiAgentEnv):
         terminated["__all__"] = len(self.ended) == len(self.poles)
         truncated["__all__"] = False
         return obs, reward, terminated, truncated, {}
+
+
+class Takeaway(MultiAgentEnv):
+    """Two players take one or two of five matches in turns; who takes the last one wins."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.agents = self.possible_agents = [0, 1]
+        super().__init__()
+        self.observation_spaces = dict.fromkeys(self.agents, gymnasium.spaces.Discrete(6))
+        self.action_spaces = dict.fromkeys(self.agents, gymnasium.spaces.Discrete(2))
+        self.left, self.turn = 5, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        super().reset(seed=seed)
+        self.left, self.turn = 4 + int(self.np_random.integers(2)), 0
+        return {0: self.left}, {}
+
+    def step(self, action_dict: dict[Any, Any]) -> Any:
+        (action,) = action_dict.values()
+        self.left = max(self.left - 1 - int(action), 0)
+        winner, self.turn = self.turn, 1 - self.turn
+        over = self.left == 0
+        rewards = {winner: 1.0, 1 - winner: -1.0} if over else {}
+        obs = dict.fromkeys(self.agents, self.left) if over else {self.turn: self.left}
+        return obs, rewards, {"__all__": over}, {"__all__": False}, {}
+
+
+class Pennies(MultiAgentEnv):
+    """Two players act at once: the first one wins if both choose the same, else the second."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.agents = self.possible_agents = [0, 1]
+        super().__init__()
+        self.observation_spaces = self.action_spaces = dict.fromkeys(
+            self.agents, gymnasium.spaces.Discrete(2)
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        super().reset(seed=seed)
+        return dict.fromkeys(self.agents, int(self.np_random.integers(2))), {}
+
+    def step(self, action_dict: dict[Any, Any]) -> Any:
+        sign = 1.0 if action_dict[0] == action_dict[1] else -1.0
+        over = {"__all__": True}
+        return dict.fromkeys(self.agents, 0), {0: sign, 1: -sign}, over, {"__all__": False}, {}

@@ -3,36 +3,39 @@
 import dataclasses
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxrl.config.rllib_api import FormerNames
+from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.host_copy import CopyStep
-from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_vector import MultiHostVector
-from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
 from jaxrl.runners.episode_tracker import EnvsView, announce_envs, is_tracking
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
+from jaxrl.runners.multi.parts import MultiRunnerParts
 from jaxrl.runners.multi.policy import MultiHostPolicy
 from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
 from jaxrl.runners.multi.rows import CompletedRows, RowStep
 from jaxrl.runners.multi.scenes import CriticScenes, with_central
 from jaxrl.runners.multi.slots import AgentSlots
-from jaxrl.runners.multi.state import AgentStepArrays, ModuleState, count_pending_rows
+from jaxrl.runners.multi.state import (
+    AgentStepArrays,
+    ModuleState,
+    count_pending_rows,
+    move_places,
+)
 from jaxrl.runners.multi.tracker import MultiEpisodeTracker
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
-from jaxrl.runtime.program import Program
 from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
 
 if TYPE_CHECKING:
@@ -49,7 +52,7 @@ class _Part:
     start_time: float
 
 
-class MultiEnvRunner(FormerNames):
+class MultiEnvRunner(MultiRunnerParts):
     """Runner that steps environments of several agents with one compiled call per vector step.
 
     A fragment continues where the previous one ended, possibly within an episode, with the rows that
@@ -83,33 +86,26 @@ class MultiEnvRunner(FormerNames):
         hooks: RunnerHooks | None = None,
     ) -> None:
         debugging = config.debugging_settings
-        self.config, self.vector, self.policy_step = config, vector, policy_step
+        self.vector = vector
         self.env_index = np.asarray(env_index, np.int32)
         self.worker_index, self.num_workers = worker_index, num_workers
         self.num_envs = len(self.env_index)
         self.seed = debugging.run_seed if seed is None else seed
-        self.module = {m: policy.module for m, policy in policy_step.policies.items()}
         self.weights_version = -1
         self._num_dropped = 0
         """Rows that were pending when environments were restarted, not reported yet."""
-        self._policy = MultiHostPolicy(
-            policy_step.policies,
-            policy_step.rows,
-            self.env_index,
-            explore=config.env_runners_settings.explore if explore is None else explore,
-            max_retraces=debugging.max_retraces,
-            jit=debugging.jit,
-        )
+        self._explore = config.env_runners_settings.explore if explore is None else explore
+        self.config = config.copy_live(*LIVE_SETTINGS)
         self._slots = AgentSlots(
             policy_step.rows,
-            config.multi_agent_settings.policy_mapping_fn,
+            lambda: self.config.multi_agent_settings.policy_mapping_fn,
             self.env_index,
             vector,
         )
         self._scenes = CriticScenes.make_if(
             policy_step.views, policy_step.rows, self.num_envs, jit=debugging.jit
         )
-        self._modules = self._make_modules()
+        self._set_modules(config, policy_step)
         self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
         self._transition_count = np.zeros(self.num_envs, np.uint32)
         self._tallies = AgentTallies(self.num_envs, len(policy_step.rows.agents))
@@ -126,6 +122,37 @@ class MultiEnvRunner(FormerNames):
                 lookback = config.env_runners_settings.episode_lookback_horizon
                 self._tracker = MultiEpisodeTracker(self, hooks, lookback)
             announce_envs(self, hooks)
+
+    def _set_modules(self, config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> None:
+        """Set the modules that act, without rows and weights."""
+        debugging = config.debugging_settings
+        self.config, self.policy_step = config.copy_live(*LIVE_SETTINGS), policy_step
+        self.module = {m: policy.module for m, policy in policy_step.policies.items()}
+        self._policy = MultiHostPolicy(
+            policy_step.policies,
+            policy_step.rows,
+            self.env_index,
+            explore=self._explore,
+            max_retraces=debugging.max_retraces,
+            jit=debugging.jit,
+        )
+        self._slots.set_rows(policy_step.rows)
+        self._modules = self._make_modules()
+
+    def change_modules(self, config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> None:
+        """Act with the modules of a changed config, which has all of those before.
+
+        Episodes go on, and so do the rows that are pending. Weights have to be set again.
+        """
+        before, members = self._modules, self._slots.members
+        carry = self._by_env(self._policy.carry)
+        self._set_modules(config, policy_step)
+        after = self._by_env(self._policy.carry)
+        for m, own in before.items():
+            move = partial(move_places, members[m], self._slots.members[m])
+            self._modules[m].set_state(move(own.get_state(), self._modules[m].get_state()))
+            after[m] = move(carry[m], after[m])
+        self._policy.set_carry(self._by_row(after))
 
     def _make_modules(self) -> dict[str, ModuleState]:
         """Return the rows of every module, of no agent yet."""
@@ -148,36 +175,6 @@ class MultiEnvRunner(FormerNames):
             )
             for m in sorted(obs)
         }
-
-    @property
-    def programs(self) -> list[Program]:
-        """Compiled programs of the runner."""
-        return [*self._policy.programs, *([] if self._scenes is None else [self._scenes.program])]
-
-    @property
-    def spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
-        """Observation and action space of every module."""
-        return {m: (own.observation_space, own.action_space) for m, own in self.module.items()}
-
-    def get_spaces(self) -> dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]]:
-        """Return `spaces`."""
-        return self.spaces
-
-    def find_row(self, env: int, agent: str) -> tuple[str, int]:
-        """Return the module that plays an agent in an environment's episode, and its row there."""
-        return self._slots.find(env, agent)
-
-    def get_episode(self, env: int) -> MultiAgentEpisode:
-        """Return the ongoing episode of an environment; it has data only if callbacks need them."""
-        return self._slots.episodes[env]
-
-    def get_modules(self, env: int) -> dict[AgentID, str]:
-        """Return the module of every agent for which one was chosen in the current episode."""
-        return self._slots.get_modules(env)
-
-    def set_episode(self, env: int, episode: MultiAgentEpisode) -> None:
-        """Replace the ongoing episode by its next chunk."""
-        self._slots.set_episode(env, episode)
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of all modules to act with."""

@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
+def change_modules(
+    runner: MultiEnvRunner,
+    config: "AlgorithmConfig",
+    made: MadeMultiHostEnv,
+    *,
+    has_new_mapping: bool,
+) -> None:
+    """Let a runner act with the modules of a changed config; see `EnvRunnerGroup.change_modules`."""
+    mapping_fn = runner.config.multi_agent_settings.policy_mapping_fn
+    runner.change_modules(config, make_multi_policy_step(config, made))
+    if not has_new_mapping:
+        runner.config.multi_agent(policy_mapping_fn=mapping_fn)
+
+
 def make_multi_env_runner(
     config: "AlgorithmConfig",
     made: MadeMultiHostEnv,

@@ -1,5 +1,6 @@
 """Rows of agents in the modules that play them, with the episodes that choose these modules."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -20,8 +21,8 @@ class AgentSlots:
 
     Args:
         rows: Agents in the rows of modules.
-        mapping_fn: The user's `policy_mapping_fn`, for agents whose module may change; None if
-            there are none.
+        get_mapping_fn: Function that returns the user's `policy_mapping_fn`, for agents whose module
+            may change; None if there are none. It is called when an episode is made.
         env_index: Indices of the environments within the run.
         vector: Copies of the environment, which know the environment's own ids of agents and, if
             these are those of slots, which modules play them.
@@ -30,16 +31,26 @@ class AgentSlots:
     def __init__(
         self,
         rows: AgentRows,
-        mapping_fn: Callable[..., Any] | None,
+        get_mapping_fn: Callable[[], Callable[..., Any] | None],
         env_index: np.ndarray,
         vector: MultiHostVector,
     ) -> None:
-        self.rows, self.env_index = rows, env_index
-        self._mapping_fn, self._get_own_id = mapping_fn, vector.get_own_id
+        self.env_index = env_index
+        self._get_mapping_fn, self._get_own_id = get_mapping_fn, vector.get_own_id
         self._vector, self._has_slots = vector, vector.has_slots
         vector.set_episode_maker(
             lambda choose: MultiAgentEpisode(agent_to_module_mapping_fn=choose)
         )
+        self.set_rows(rows)
+        self.position = {agent: i for i, agent in enumerate(rows.agents)}
+        self._modules: list[dict[str, str]] = [{} for _ in env_index]
+        self.episodes = [
+            MultiAgentEpisode(agent_to_module_mapping_fn=self._make_choice()) for _ in env_index
+        ]
+
+    def set_rows(self, rows: AgentRows) -> None:
+        """Set the rows of modules, which may be more than before; ongoing episodes keep theirs."""
+        self.rows = rows
         self.members = {
             m: tuple(rows.agents[i] for i in rows.get_positions(m)) for m in rows.modules
         }
@@ -47,18 +58,17 @@ class AgentSlots:
             m: {agent: place for place, agent in enumerate(members)}
             for m, members in self.members.items()
         }
-        self.position = {agent: i for i, agent in enumerate(rows.agents)}
-        self._modules: list[dict[str, str]] = [{} for _ in env_index]
-        self.episodes = [
-            MultiAgentEpisode(agent_to_module_mapping_fn=self._choose) for _ in env_index
-        ]
 
     def make_episode(self, row: int) -> MultiAgentEpisode:
         """Make a new episode of an environment, in which modules are chosen anew."""
         self._modules[row] = {}
         if self._has_slots:
             return cast("MultiAgentEpisode", self._vector.get_episode(row))
-        return MultiAgentEpisode(agent_to_module_mapping_fn=self._choose)
+        return MultiAgentEpisode(agent_to_module_mapping_fn=self._make_choice())
+
+    def _make_choice(self) -> Callable[[AgentID, MultiAgentEpisode], str]:
+        """Return the function that chooses modules in an episode that begins now."""
+        return functools.partial(self._choose, self._get_mapping_fn())
 
     def begin_episode(self, row: int) -> MultiAgentEpisode:
         """Replace the episode of an environment by a new one."""
@@ -137,20 +147,25 @@ class AgentSlots:
             self._modules[row] = named
             self.episodes[row] = MultiAgentEpisode(
                 agent_module_ids=self.get_modules(row),
-                agent_to_module_mapping_fn=self._choose,
+                agent_to_module_mapping_fn=self._make_choice(),
             )
 
-    def _choose(self, agent_id: AgentID, episode: MultiAgentEpisode) -> str:
+    def _choose(
+        self,
+        mapping_fn: Callable[..., Any] | None,
+        agent_id: AgentID,
+        episode: MultiAgentEpisode,
+    ) -> str:
         """Return the module of an agent in a new episode.
 
         Raises:
             ConfigError: If the user's function returns one in which the agent has no row.
         """
         rows, agent = self.rows, str(agent_id)
-        if self._mapping_fn is None or not rows.may_change:
+        if mapping_fn is None:
             return rows.mapping[agent]
         try:
-            module = self._mapping_fn(agent_id, episode)
+            module = mapping_fn(agent_id, episode)
         except Exception as error:
             raise ConfigError(
                 f"policy_mapping_fn raised {type(error).__name__} for the agent {agent!r}: {error}."
@@ -160,6 +175,7 @@ class AgentSlots:
             raise ConfigError(
                 f"policy_mapping_fn gives the agent {agent!r} the module {module!r}, but it may be "
                 f"played by {', '.join(choices)}: name all of its modules in policies, with the "
-                f"spaces of its agents.{did_you_mean(str(module), choices)}"
+                f"spaces of its agents, or mapping={{{agent!r}: [...]}} beside the function."
+                f"{did_you_mean(str(module), choices)}"
             )
         return module

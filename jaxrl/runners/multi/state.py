@@ -140,6 +140,27 @@ def count_pending_rows(state: PyTree) -> int:
     return sum(int(np.sum(own["pending"]["has_row"])) for own in state["modules"].values())
 
 
+def move_places(
+    before: Sequence[str], after: Sequence[str], values: PyTree, blank: PyTree
+) -> PyTree:
+    """Return arrays `[B, agents, ...]` in which agents have other places.
+
+    Args:
+        before: Agents of the values.
+        after: Agents of the result, which are these and may be more.
+        values: Arrays to move.
+        blank: Arrays for agents that were not there.
+    """
+    places = [after.index(agent) for agent in before]
+
+    def move(value: np.ndarray, filled: np.ndarray) -> np.ndarray:
+        moved = np.array(filled)
+        moved[:, places] = value
+        return moved
+
+    return jax.tree.map(move, values, blank)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class AgentStepArrays:
     """Rewards and ends of all agents at a vector step, `[B, A]`, and which copies stepped, `[B]`."""

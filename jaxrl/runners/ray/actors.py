@@ -36,6 +36,10 @@ class RayBackend:
         self.task: PyTree = None
         """Task that actors start with; None for the one of the job."""
 
+    def set_job(self, job: bytes) -> None:
+        """Replace the job of actors that start from now on."""
+        self._job_ref = ray.put(job)
+
     def now(self) -> float:
         return time.monotonic()
 

@@ -13,6 +13,7 @@ from ray import cloudpickle
 from jaxrl.assembly.tasks import set_first_task
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.runners.fragment import Fragment, Weights
@@ -24,6 +25,7 @@ from jaxrl.runtime.devices import disable_async_dispatch
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.runners.env_runner import EnvRunner
+    from jaxrl.runners.multi.env_runner import MultiEnvRunner
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -132,6 +134,16 @@ def start_new_episodes(runner: "EnvRunner", env_steps: int) -> None:
     """Restart all environments, with random keys from after `env_steps` transitions."""
     count = np.full(runner.num_envs, env_steps, np.uint32)
     runner.set_state({**runner.get_state(), "count": count, "env": None})
+
+
+def change_modules_by_job(runner: "MultiEnvRunner", *, job: bytes, has_new_mapping: bool) -> None:
+    """Let a runner act with the modules of another job's config."""
+    from jaxrl.runners.multi.factory import change_modules
+
+    opened = unpack_job(job)
+    made: object = opened.made
+    assert isinstance(made, MadeMultiHostEnv)
+    change_modules(runner, opened.config, made, has_new_mapping=has_new_mapping)
 
 
 class RayEnvRunner:

@@ -2,15 +2,18 @@
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import jax
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
@@ -18,7 +21,12 @@ from jaxrl.runners.multi.counts import AgentCounts
 from jaxrl.runners.multi.state import count_pending_rows
 from jaxrl.runners.protocols import call_runner
 from jaxrl.runners.ray.actors import RayBackend
-from jaxrl.runners.ray.env_runner import ActorJob, pack_job, start_new_episodes
+from jaxrl.runners.ray.env_runner import (
+    ActorJob,
+    change_modules_by_job,
+    pack_job,
+    start_new_episodes,
+)
 from jaxrl.runners.ray.fleet import Fleet
 from jaxrl.runners.ray.health import FaultPolicy
 from jaxrl.runners.ray.kept_params import KeptParamsSplitter, find_frozen_modules
@@ -76,6 +84,19 @@ class GroupShape:
         )
 
 
+class RunnerStandIn(FormerNames):
+    """Stand-in for a runner of this process, where all are actors: it has a config.
+
+    Args:
+        config: Config of the run.
+    """
+
+    _former_kind = "env_runner"
+
+    def __init__(self, config: "AlgorithmConfig") -> None:
+        self.config = config.copy_live(*LIVE_SETTINGS) if config.is_multi_agent else config
+
+
 class RayEnvRunnerGroup(FormerNames):
     """Env runners in processes of their own, restarted according to `fault_tolerance`.
 
@@ -109,16 +130,8 @@ class RayEnvRunnerGroup(FormerNames):
         shape = shape or GroupShape.from_config(config)
         self._shape, self._hooks = shape, hooks
         runners = config.env_runners_settings
-        job = pack_job(
-            ActorJob(
-                config=config,
-                made=assembly.made,
-                num_workers=shape.num_env_runners,
-                num_envs=shape.num_envs,
-                fragment_length=shape.fragment_length,
-                seed=shape.seed,
-            )
-        )
+        job = self._pack_job(config, assembly.made)
+        self.stand_in = RunnerStandIn(config)
         self.notes = [ensure_ray(config)]
         policy = FaultPolicy.from_config(config)
         if shape.sample_timeout_s is not None:
@@ -152,6 +165,34 @@ class RayEnvRunnerGroup(FormerNames):
             self.stop()
             raise
 
+    def _pack_job(self, config: "AlgorithmConfig", made: object) -> bytes:
+        shape = self._shape
+        return pack_job(
+            ActorJob(
+                config=config,
+                made=cast("Any", made),
+                num_workers=shape.num_env_runners,
+                num_envs=shape.num_envs,
+                fragment_length=shape.fragment_length,
+                seed=shape.seed,
+            )
+        )
+
+    @property
+    def local_config(self) -> "AlgorithmConfig":
+        return self.stand_in.config
+
+    def change_modules(
+        self, config: "AlgorithmConfig", made: MadeMultiHostEnv, *, has_new_mapping: bool
+    ) -> None:
+        job = self._pack_job(config, made)
+        self._backend.set_job(job)
+        self.stand_in = RunnerStandIn(config)
+        self._kept_params = KeptParamsSplitter(find_frozen_modules(config.plan()))
+        self._sampling.wait_for_recovery(_RECOVERY_TIMEOUT_S)
+        change = partial(change_modules_by_job, job=job, has_new_mapping=has_new_mapping)
+        call_all(self._fleet, change)
+
     @property
     def num_healthy_env_runners(self) -> int:
         """Number of runners that reply in time."""
@@ -169,7 +210,16 @@ class RayEnvRunnerGroup(FormerNames):
 
     # --- training ---
 
-    def sync_weights(self, weights: Weights) -> None:
+    def sync_weights(
+        self, weights: Weights | None = None, *, policies: Collection[str] | None = None
+    ) -> None:
+        """Publish the weights to act with; RLlib's call, without any, changes nothing.
+
+        Runners receive the newest weights of all modules before they sample.
+        """
+        del policies
+        if weights is None:
+            return
         actor = jax.device_get(weights.actor)
         self._backend.task = weights.task
         self._fleet.publish(*self._kept_params.split(dataclasses.replace(weights, actor=actor)))
@@ -236,10 +286,23 @@ class RayEnvRunnerGroup(FormerNames):
     # --- access to the runners and their state ---
 
     def foreach_env_runner(
-        self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+        self,
+        fn: Callable[[Any], Any] | str,
+        *,
+        kwargs: dict[str, Any] | None = None,
+        local_env_runner: bool = False,
     ) -> list[Any]:
-        """Call a function on each healthy runner; return the results in order of their indices."""
-        return list(call_all(self._fleet, lambda runner: call_runner(runner, fn, kwargs)).values())
+        """Call a function on each healthy runner; return the results in order of their indices.
+
+        Args:
+            fn: Function of a runner, or the name of its method.
+            kwargs: Keyword arguments.
+            local_env_runner: Whether to call it first on the stand-in for a runner of this process,
+                which has a config: what is set there holds for runners that start later, too.
+        """
+        local = [call_runner(self.stand_in, fn, kwargs)] if local_env_runner else []
+        others = call_all(self._fleet, lambda runner: call_runner(runner, fn, kwargs))
+        return [*local, *others.values()]
 
     def foreach_env_runner_with_index(self, fn: Callable[[int, Any], Any]) -> list[tuple[int, Any]]:
         """Call a function of index and runner on healthy runners; return indices and results."""

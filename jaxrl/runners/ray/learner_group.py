@@ -280,8 +280,8 @@ class RayLearnerGroup:
     def steps(self) -> LearnerSteps:
         return self._steps
 
-    def foreach_learner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        packed = ray.put(cloudpickle.dumps(fn))  # pyright: ignore[reportPrivateImportUsage]
+    def foreach_learner(self, func: Callable[[Any], Any]) -> list[Any]:
+        packed = ray.put(cloudpickle.dumps(func))  # pyright: ignore[reportPrivateImportUsage]
         return self._call_all("apply", packed)
 
     def _kill_learners(self) -> None:

@@ -1,0 +1,332 @@
+"""Modules that are added to a run whose environments are in Python, or trained from now on.
+
+The run goes on with the programs of a changed config: its state is carried over, its environments and
+episodes stay where they are, and what is compiled is compiled again.
+"""
+
+import logging
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxrl.assembly.assemble import Assembly, assemble_run
+from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.callbacks import CallbackList
+from jaxrl.config.agent_mapping import AgentMapping, Mapped
+from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+from jaxrl.config.module_changes import NewModule, with_mapping_fn, with_module, with_trained
+from jaxrl.config.multi_agent import check_module_id
+from jaxrl.core.keys import make_key
+from jaxrl.core.spaces import is_same_space
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.evaluation.evaluation import Evaluation
+from jaxrl.policy.bound_module import is_class_of
+from jaxrl.policy.weight_methods import WeightMethods
+from jaxrl.run_parts import OwnRunParts, RunParts
+from jaxrl.runners.hooks import AlgorithmHooks
+from jaxrl.runners.host_loop import HostLoop
+from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
+from jaxrl.runners.protocols import ChangingRunners, Loop
+from jaxrl.runs.module_changes import continue_run
+from jaxrl.runs.weights import set_parameters
+from jaxrl.training.agent_views import AgentView
+from jaxrl.training.multi_learning import MultiTrainStep
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+
+logger = logging.getLogger("jaxrl")
+
+Wanted = Collection[str] | Callable[..., Any] | None
+
+
+class ModulesView(Mapping[str, "RLModule"]):
+    """Modules of a run by id, with the current weights: RLlib's MultiRLModule of a runner.
+
+    Args:
+        algorithm: The run.
+    """
+
+    def __init__(self, algorithm: "HostModuleMethods") -> None:
+        self._algorithm = algorithm
+
+    def __getitem__(self, module_id: str) -> "RLModule":
+        return self._algorithm.get_module(module_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._algorithm.state.modules)
+
+    def __len__(self) -> int:
+        return len(self._algorithm.state.modules)
+
+    def get_state(self) -> dict[str, PyTree]:
+        """Return the parameters of all modules, as NumPy arrays."""
+        return self._algorithm.get_weights(list(self))
+
+    def set_state(self, state: Mapping[str, PyTree]) -> None:
+        """Replace the parameters of modules."""
+        self._algorithm.set_weights(state)
+
+
+class LocalRunnerView:
+    """Runner of this process as RLlib's callbacks use it: its modules have the run's weights.
+
+    Args:
+        algorithm: The run.
+    """
+
+    def __init__(self, algorithm: "HostModuleMethods") -> None:
+        self._algorithm, self.module = algorithm, ModulesView(algorithm)
+
+    @property
+    def config(self) -> "AlgorithmConfig":
+        """Config of the runner; `policy_mapping_fn` and `policies_to_train` may be set."""
+        return self._group.local_config
+
+    @property
+    def _group(self) -> Any:
+        return self._algorithm.env_runner_group
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._group.local_env_runner, name)
+
+
+class HostModuleMethods(WeightMethods):
+    """Methods that change the modules of a run whose environments are in Python."""
+
+    if TYPE_CHECKING:
+        config: AlgorithmConfig
+        _assembly: Assembly
+        _callbacks: CallbackList
+        _devices: list[Device]
+        _evaluation: Evaluation
+        _learners: LearnerGroup
+        _loop: Loop
+
+        @property
+        def env_runner_group(self) -> object: ...
+        def _connect(self, parts: RunParts) -> None: ...
+        def _get_evaluation_key(self, iteration: int) -> Key: ...
+
+    @property
+    def _is_on_host(self) -> bool:
+        """True if several agents are in environments in Python."""
+        assembly = self._assembly
+        return isinstance(assembly, MultiAgentAssembly) and not assembly.is_in_graph
+
+    def _add_to_host(
+        self,
+        module_id: str,
+        spec: "RLModuleSpec | None",
+        state: PyTree,
+        mapping_fn: Mapped | None,
+        wanted: Wanted,
+        overrides: Mapping[str, Any],
+    ) -> None:
+        """Add a module; see `Algorithm.add_module`."""
+        call = f"add_module({module_id!r})"
+        check_module_id(module_id)
+        self._check_may_change(call)
+        self._follow_changes()
+        agents = self._agents
+        if module_id in agents.modules:
+            raise ConfigError(
+                f"There is a module {module_id!r} already: choose another id, or set its weights."
+            )
+        like = self._find_like(spec)
+        new = NewModule(
+            name=module_id,
+            like=like,
+            spec=None if like is not None else spec,
+            agents=self._find_agents(call, like, spec),
+            overrides=overrides,
+        )
+        config = with_module(self.config, agents, new, mapping_fn)
+        names = {*agents.modules, module_id}
+        trained = self._choose_trained(agents.trained, names, wanted)
+        self._change(with_trained(config, trained), has_new_mapping=mapping_fn is not None)
+        self._init_module(module_id, state)
+
+    @property
+    def _agents(self) -> AgentMapping:
+        plan = self._assembly.plan
+        assert isinstance(plan, MultiAgentPlan)
+        return plan.agents
+
+    @property
+    def _modules(self) -> Mapping[str, Assembly]:
+        assert isinstance(self._assembly, MultiAgentAssembly)
+        return self._assembly.modules
+
+    @property
+    def _views(self) -> Mapping[str, AgentView]:
+        assert isinstance(self._assembly, MultiAgentAssembly)
+        return self._assembly.views
+
+    def _check_may_change(self, call: str) -> None:
+        """Raise ConfigError if the modules of this run cannot change."""
+        runners = self._loop.runners
+        why = None
+        if not isinstance(self._learners, LocalLearnerGroup):
+            why = "learners are in processes of their own: set num_learners=0"
+        elif self.config.is_async:
+            why = "runners sample while it learns: use PPO, whose runners wait"
+        elif not isinstance(runners, ChangingRunners) or not isinstance(self._loop, HostLoop):
+            why = "simulators act with it on their own: name all modules in policies"
+        elif self._made.slots is not None:
+            why = "agents are not known before: name all modules in policies"
+        elif any(view.critic is not None for view in self._views.values()):
+            why = "critics see all agents: name all modules in policies"
+        elif self.config.offline_data_settings.output is not None:
+            why = "its modules are part of what it records: leave output out"
+        if why is not None:
+            raise ConfigError(f"{call} would change a run whose {why}.")
+
+    def _find_like(self, spec: "RLModuleSpec | None") -> str | None:
+        """Return a module of the same architecture, None if there is none."""
+        if spec is None:
+            return min(self._agents.trained)
+        for name, own in self._modules.items():
+            module = own.policy_step.module
+            spaces = (
+                (spec.observation_space, module.observation_space),
+                (spec.action_space, module.action_space),
+            )
+            if (
+                is_class_of(module, spec.module_class or type(module))
+                and (spec.module_class is not None or name in self._agents.trained)
+                and (spec.model_config is None or spec.model_config == module.model_config)
+                and all(x is None or is_same_space(x, y) for x, y in spaces)
+            ):
+                return name
+        return None
+
+    def _find_agents(
+        self, call: str, like: str | None, spec: "RLModuleSpec | None"
+    ) -> tuple[str, ...]:
+        """Return the agents that a module may play, by their spaces."""
+        made = self._made
+        agents = self._agents
+
+        def have_same_spaces(one: str, other: str) -> bool:
+            spaces = made.observation_spaces, made.action_spaces
+            return all(is_same_space(by[one], by[other]) for by in spaces)
+
+        if like is not None:
+            first = agents.get_agents(like)[0]
+            return tuple(a for a in agents.agents if have_same_spaces(first, a))
+        wanted = None if spec is None else spec.observation_space
+        fitting = tuple(
+            agent
+            for agent in agents.agents
+            if wanted is None or is_same_space(wanted, made.observation_spaces[agent])
+        )
+        if not fitting or not all(have_same_spaces(fitting[0], agent) for agent in fitting):
+            raise ConfigError(
+                f"{call} does not say which of the agents {', '.join(agents.agents)} it may play, "
+                "whose spaces differ: give module_spec the observation_space of one of them."
+            )
+        return fitting
+
+    @property
+    def _made(self) -> MadeMultiHostEnv:
+        assert isinstance(self._assembly, MultiAgentAssembly)
+        made = self._assembly.agents_env
+        assert isinstance(made, MadeMultiHostEnv)
+        return made
+
+    def _choose_trained(
+        self, now: Collection[str], names: Collection[str], wanted: Wanted
+    ) -> frozenset[str]:
+        """Return the modules to train: those of now, or those that are asked for."""
+        if wanted is None:
+            return frozenset(now)
+        if callable(wanted):
+            return frozenset(name for name in names if wanted(name))
+        unknown = next((name for name in wanted if name not in names), None)
+        if unknown is not None:
+            raise UnknownNameError(
+                f"new_should_module_be_updated names {unknown!r}, but the modules are "
+                f"{', '.join(sorted(names))}.{did_you_mean(unknown, names)}"
+            )
+        return frozenset(wanted)
+
+    def _follow_changes(self) -> None:
+        """Apply what was set on the configs of the local runner and of the learner.
+
+        These are the function that chooses modules, and the modules that are trained.
+        """
+        learners, loop = self._learners, self._loop
+        if not (isinstance(loop, HostLoop) and isinstance(learners, LocalLearnerGroup)):
+            return
+        if not self._is_on_host:
+            return
+        own = self.config.multi_agent_settings
+        mapping_fn = None
+        if loop.has_runners and isinstance(loop.runners, ChangingRunners):
+            mapping_fn = loop.runners.local_config.multi_agent_settings.policy_mapping_fn
+        learned = learners.config.multi_agent_settings.policies_to_train
+        is_new = mapping_fn is not None and mapping_fn is not own.policy_mapping_fn
+        config = with_mapping_fn(self.config, mapping_fn) if is_new and mapping_fn else self.config
+        names = self._agents.modules
+        trained = self._choose_trained(self._agents.trained, names, learned)
+        if trained != self._agents.trained:
+            self._check_may_change("policies_to_train of a learner's config")
+            self._change(with_trained(config, trained), has_new_mapping=False)
+        elif is_new:
+            config.freeze()
+            self.config = config
+
+    def _change(self, config: "AlgorithmConfig", *, has_new_mapping: bool) -> None:
+        """Continue the run with the programs of a changed config."""
+        config.validate()
+        config.freeze()
+        assembly = assemble_run(config, should_train=True)
+        plan, old = assembly.plan, self._assembly.plan
+        assert isinstance(assembly, MultiAgentAssembly)
+        assert (plan.num_envs, plan.rollout_fragment_length) == (
+            old.num_envs,
+            old.rollout_fragment_length,
+        )
+        rows = self._assembly.agent_rows  # pyright: ignore[reportAttributeAccessIssue]
+        parts = OwnRunParts()
+        learning: object = assembly.train_step
+        assert isinstance(learning, MultiTrainStep)
+        key = make_key(config.debugging_settings.run_seed)
+        state = continue_run(self.state, rows, learning, key, plan.total_envs)
+        learners = LocalLearnerGroup(config, assembly, self._devices, state)
+        loop, made = self._loop, assembly.agents_env
+        assert isinstance(loop, HostLoop)
+        assert isinstance(made, MadeMultiHostEnv)
+        runners: object = loop.runners
+        assert isinstance(runners, ChangingRunners)
+        runners.change_modules(config, made, has_new_mapping=has_new_mapping)
+        loop.set_learners(learners)
+        self.config, self._assembly, self._learners = config, assembly, learners
+        self._evaluation.stop()
+        hooks = AlgorithmHooks(self._callbacks, self)
+        self._evaluation = parts.make_evaluation(config, assembly, hooks, self._get_evaluation_key)
+        self._connect(parts)
+        logger.info(
+            "The modules are now %s, of which %s learn.",
+            ", ".join(plan.agents.modules),  # pyright: ignore[reportAttributeAccessIssue]
+            ", ".join(sorted(plan.agents.trained)),  # pyright: ignore[reportAttributeAccessIssue]
+        )
+
+    def _init_module(self, name: str, params: PyTree) -> None:
+        """Give a module that was added its parameters, or draw some by its id."""
+        if params is None:
+            seed = make_key(self.config.debugging_settings.run_seed)
+            key = jax.random.fold_in(seed, zlib.crc32(name.encode()))
+            params = self._modules[name].policy_step.module.init(key)
+        state = self.state
+        own, _ = set_parameters(state.modules[name], params, strict=True)
+        self.state = replace(state, modules={**state.modules, name: own})

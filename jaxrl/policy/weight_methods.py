@@ -1,0 +1,106 @@
+"""Methods of `Algorithm` for the modules and their parameters."""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from jaxrl.core.types import PyTree
+from jaxrl.errors import ConfigError
+from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
+from jaxrl.runs.weights import get_weights, list_modules, set_weights
+from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
+from jaxrl.training.train_state import TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.modules.rl_module import RLModule
+    from jaxrl.policy.agent_actions import ComputeAgentActions
+    from jaxrl.policy.compute_actions import ComputeActions
+
+
+class WeightMethods:
+    """Methods that return modules, and get and set their parameters."""
+
+    if TYPE_CHECKING:
+        _actions: "ComputeActions | ComputeAgentActions"
+        _use: ExclusiveLock
+
+        @property
+        def state(self) -> TrainState: ...
+        @state.setter
+        def state(self, state: TrainState) -> None: ...
+
+    def get_module(self, module_id: str = DEFAULT_MODULE) -> "RLModule":
+        """Return the RLModule; calls with a batch, as in RLlib, use the current weights."""
+        module = self._actions.get_module(module_id)
+        write = make_writer(self)
+        vars(module)["_set_params"] = lambda params: write({module_id: params})
+        return module
+
+    @single_threaded
+    def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
+        """Return `{module_id: parameters}` as NumPy copies, for all or the given modules."""
+        state = self.state
+        selected = list_modules(state) if module_ids is None else module_ids
+        return get_weights(state, [self._actions.check_id(name) for name in selected])
+
+    @single_threaded
+    def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:
+        """Replace the module's parameters, e.g. for a warm start from another run.
+
+        A target network becomes a copy of them; optimizers keep their state.
+
+        Args:
+            weights: Weights in the form returned by `get_weights` of this or another Algorithm.
+            strict: Whether to raise on mismatches. False loads the matching parameters and keeps
+                the others.
+
+        Returns:
+            One phrase per mismatch; empty if all parameters matched.
+
+        Raises:
+            ModuleError: If `strict` and any parameter does not match.
+        """
+        self.state, problems = set_weights(self.state, weights, strict=strict)
+        return problems
+
+
+def make_writer(run: WeightMethods) -> Callable[[Mapping[str, PyTree]], object]:
+    """Return a function that sets weights of a run, which it does not keep alive."""
+    method = weakref.WeakMethod(run.set_weights)
+
+    def write(weights: Mapping[str, PyTree]) -> object:
+        function = method()
+        assert function is not None, "the Algorithm is gone"
+        return function(weights)
+
+    return write
+
+
+def attach_writer(run: WeightMethods, learners: LearnerGroup) -> None:
+    """Let learners of this process, as RLlib's learner group, set the weights of their run."""
+    if isinstance(learners, LocalLearnerGroup):
+        learners.write_weights = make_writer(run)
+
+
+def find_rllib_weights(state: Mapping[str, Any]) -> Mapping[str, PyTree] | None:
+    """Return the parameters in a state of RLlib's form, None if it has another form.
+
+    That is `{"learner_group": {"learner": {"rl_module": {module_id: parameters}}}}`.
+
+    Raises:
+        ConfigError: If it has more than parameters.
+    """
+    if "learner_group" not in state:
+        return None
+    inner: object = state
+    path = ("learner_group", "learner", "rl_module")
+    for i, name in enumerate(path):
+        if not isinstance(inner, Mapping) or set(inner) != {name}:
+            found = ", ".join(map(str, inner)) if isinstance(inner, Mapping) else repr(inner)
+            raise ConfigError(
+                f"set_state takes the parameters of modules at {'/'.join(path)} in RLlib's form, "
+                f"got {found} in the place of {'/'.join(path[: i + 1])}: leave the rest out."
+            )
+        inner = inner[name]
+    return cast("Mapping[str, PyTree]", inner)

@@ -1,0 +1,233 @@
+"""RLlib's examples of several agents, as they are in the installed package, with the import renamed.
+
+Each one runs for an iteration or two, and reaches its own threshold in a slow test.
+"""
+
+import importlib
+import types
+from typing import Any
+
+import pytest
+
+import jaxrl
+from jaxrl.errors import ConfigError
+from jaxrl.modules.model_config import DefaultModelConfig
+from tests.multi_agent.host_envs import Pennies, Takeaway
+from tests.rllib_examples.loading import load, load_example
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*(does not depend on its seed|every episode terminated)"),
+    pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning"),
+]
+
+FOLDER = "examples/multi_agent"
+SMALL: dict[str, Any] = {"train_batch_size": 128, "minibatch_size": 64, "num_epochs": 1}
+TWO_AGENTS = ("--num-agents=2",)
+
+
+def load_two_step() -> dict[str, Any]:
+    """Return the example's environment, which a user copies with it."""
+    path = "examples/envs/classes/multi_agent/two_step_game.py"
+    name = "TwoStepGameWithGroupedAgents"
+    return {name: load(path, ENV_STATE="state")[name]}
+
+
+def load_callback(file: str, name: str) -> Any:
+    """Return one of RLlib's callbacks, with the import renamed."""
+    return load(f"{FOLDER}/utils/{file}.py")[name]
+
+
+def load_self_play(name: str, *given: str, hidden: int = 32) -> tuple[Any, Any]:
+    """Return the config and arguments of an example of self-play, in a game without OpenSpiel."""
+    league = "league" in name
+    callback = "SelfPlayLeagueBasedCallback" if league else "SelfPlayCallback"
+    file = "self_play_league_based_callback" if league else "self_play_callback"
+    game = types.SimpleNamespace(load_game=lambda game: game)
+    return load_example(
+        f"multi_agent/{name}",
+        *given,
+        **{callback: load_callback(file, callback)},
+        # the league's function counts calls by two, for a game whose players begin together
+        OpenSpielEnv=lambda game: Pennies() if league else Takeaway(),
+        DefaultModelConfig=lambda **widths: DefaultModelConfig(fcnet_hiddens=[hidden]),
+        Environment=None,
+        ask_user_for_action=None,
+        try_import_open_spiel=lambda error: None,
+        try_import_pyspiel=lambda error: game,
+    )
+
+
+def make_quiet(config: Any) -> Any:
+    return config.debugging(loggers=[], seed=0)
+
+
+CASES: dict[str, tuple[str, ...]] = {
+    "multi_agent_cartpole": TWO_AGENTS,
+    "multi_agent_pendulum": TWO_AGENTS,
+    "custom_heuristic_policy": (),
+    "different_spaces_for_agents": (),
+    "two_step_game_with_grouped_agents": TWO_AGENTS,
+    "rock_paper_scissors_heuristic_vs_learned": ("--use-lstm",),
+    "rock_paper_scissors_learned_vs_learned": ("--use-lstm",),
+}
+
+
+def load_case(name: str) -> tuple[Any, Any]:
+    if "scissors" in name:
+        pytest.importorskip("pettingzoo.classic")
+    replaced = load_two_step() if "two_step" in name else {}
+    return load_example(f"multi_agent/{name}", *CASES[name], **replaced)
+
+
+@pytest.mark.representatives(
+    "different_spaces_for_agents",
+    "rock_paper_scissors_heuristic_vs_learned",
+    "two_step_game_with_grouped_agents",
+)
+@pytest.mark.parametrize("name", CASES)
+def test_an_example_runs(name: str) -> None:
+    config, _ = load_case(name)
+    config.training(**SMALL)
+    with make_quiet(config).build() as algorithm:
+        result = algorithm.train()
+        trained = config.policies_to_train or sorted(algorithm.get_weights())
+        assert set(result["learners"]) == {*trained, "__all_modules__"}
+        assert result["num_env_steps_sampled_lifetime"] == 128
+
+
+@pytest.mark.parametrize(
+    "name", ["pettingzoo_independent_learning", "pettingzoo_parameter_sharing"]
+)
+def test_an_example_with_pettingzoo_runs(name: str) -> None:
+    spread = pytest.importorskip("mpe2.simple_spread_v3")
+    water = types.SimpleNamespace(env=lambda: spread.env(N=2, max_cycles=5))
+    config, _ = load_example(f"multi_agent/{name}", *TWO_AGENTS, waterworld_v4=water)
+    if config.policies != {"p0"}:  # called as the agents, which are pursuers there
+        config.multi_agent(policies={"agent_0", "agent_1"})
+        config.unset("rl_module_spec")
+    config.training(**SMALL)
+    with make_quiet(config).build() as algorithm:
+        result = algorithm.train()
+        agents = result["env_runners"]["agent_episode_returns_mean"]
+        assert sorted(agents) == ["agent_0", "agent_1"]
+
+
+def test_rllibs_self_play_callback_adds_snapshots() -> None:
+    config, _ = load_self_play("self_play_with_open_spiel", "--win-rate-threshold=0.0")
+    config.env_runners(num_env_runners=0).training(**SMALL)
+    with make_quiet(config).build() as algorithm:
+        first = algorithm.train()
+        assert 0.0 < first["env_runners"]["win_rate"] < 1.0
+        assert first["league_size"] == 3
+        frozen = algorithm.get_weights(["main_v1"])["main_v1"]
+        second = algorithm.train()
+        played = second["env_runners"]["num_module_steps_sampled"]
+        assert played["main_v1"] > 0
+        assert played["main"] > 0
+        assert_equal(algorithm.get_weights(["main_v1"])["main_v1"], frozen)
+        assert set(second["learners"]) == {"main", "__all_modules__"}
+        assert second["league_size"] == 4
+        assert sorted(algorithm.get_weights()) == ["main", "main_v1", "main_v2", "random"]
+
+
+@pytest.mark.slow
+def test_rllibs_league_trains_exploiters() -> None:
+    config, _ = load_self_play("self_play_league_based_with_open_spiel", "--win-rate-threshold=0.0")
+    config.training(**{**SMALL, "train_batch_size": 512})
+    with make_quiet(config).build() as algorithm:
+        first = algorithm.train()
+        assert first["league_size"] == 6
+        trainable = {"main", "league_exploiter_1", "main_exploiter_1"}
+        before = algorithm.get_weights()
+        assert_equal(before["main_exploiter_1"], before["main"])
+        second = algorithm.train()
+        assert set(second["learners"]) == {*trainable, "__all_modules__"}
+        assert second["league_size"] > 6
+        assert_equal(algorithm.get_weights(["main_0"])["main_0"], before["main_0"])
+        assert len(algorithm.get_weights()) == second["league_size"]
+        algorithm.train()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_rllibs_self_play_callback_works_with_actors() -> None:
+    config, _ = load_self_play("self_play_with_open_spiel", "--win-rate-threshold=0.0")
+    config.env_runners(num_env_runners=2, num_cpus_per_env_runner=0.5).training(**SMALL)
+    with make_quiet(config).build() as algorithm:
+        algorithm.train()
+        frozen = algorithm.get_weights(["main_v1"])["main_v1"]
+        result = algorithm.train()
+        assert result["env_runners"]["num_module_steps_sampled"]["main_v1"] > 0
+        assert_equal(algorithm.get_weights(["main_v1"])["main_v1"], frozen)
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    jax, np = importlib.import_module("jax"), importlib.import_module("numpy")
+    assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
+
+
+@pytest.mark.slow
+def test_rllibs_hierarchical_environment_trains_both_levels() -> None:
+    env = load("examples/envs/classes/six_room_env.py")["HierarchicalSixRoomEnv"]
+    sizes = {"max_steps_low_level": 2, "time_limit": 6, "num_low_level_agents": 2}
+    config = jaxrl.PPOConfig().environment(env, env_config=sizes).training(**SMALL)
+    config.multi_agent(
+        policies={"high", "low_0", "low_1"},
+        policy_mapping_fn=lambda aid, *args, **kw: "high" if "high" in aid else f"low_{aid[-1]}",
+    )
+    with make_quiet(config).build() as algorithm:
+        result = algorithm.train()
+        assert all(result["env_runners"]["num_module_steps_sampled"].values())
+        assert {"high", "low_0", "low_1"} < set(result["learners"])
+
+
+def test_what_the_example_with_a_shared_encoder_needs_is_named() -> None:
+    with pytest.raises(ImportError, match="copy what you need from RLlib's examples"):
+        load_example("multi_agent/shared_encoder_cartpole")
+    with pytest.raises(TypeError, match="multi_rl_module_class"):
+        jaxrl.MultiRLModuleSpec(rl_module_specs={}, multi_rl_module_class=object)  # pyright: ignore
+
+
+def test_sizes_of_a_memory_that_is_off_are_refused_with_the_switch() -> None:
+    pytest.importorskip("pettingzoo.classic")
+    with pytest.raises(ConfigError, match="set use_lstm=True, or leave it out"):
+        load_example("multi_agent/rock_paper_scissors_learned_vs_learned")
+
+
+# --- thresholds ---
+
+THRESHOLDS = {
+    "multi_agent_cartpole": "episode_return_mean",
+    "custom_heuristic_policy": "module_episode_returns_mean/learnable_policy",
+    "two_step_game_with_grouped_agents": "episode_return_mean",
+    "rock_paper_scissors_heuristic_vs_learned": "module_episode_returns_mean/learned",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_an_example_reaches_its_threshold(name: str) -> None:
+    config, args = load_case(name)
+    goal = 450.0 if name == "custom_heuristic_policy" else args.stop_reward
+    with make_quiet(config).build() as algorithm:
+        for _ in range(args.stop_iters):
+            reached: Any = algorithm.train()["env_runners"]
+            for key in THRESHOLDS[name].split("/"):
+                reached = reached[key]
+            if reached >= goal:
+                return
+    pytest.fail(f"{name} reached {reached}, not {goal}, in {args.stop_iters} iterations")
+
+
+@pytest.mark.slow
+def test_self_play_wins_until_the_league_has_grown() -> None:
+    config, args = load_self_play("self_play_with_open_spiel", "--win-rate-threshold=0.7")
+    config.env_runners(num_env_runners=0)
+    config.training(train_batch_size=512, minibatch_size=64, num_epochs=8, lr=3e-3)
+    with make_quiet(config).build() as algorithm:
+        for _ in range(40):
+            result = algorithm.train()
+            if result["league_size"] >= args.min_league_size:
+                return
+    pytest.fail(f"main wins {result['env_runners']['win_rate']} of its games against random")
