@@ -200,7 +200,7 @@ def test_a_learner_without_games_has_the_rating_of_its_latest_snapshot() -> None
     table = make_table(((0, 0, 0), (0, 0, 0)), ((12, 3, 5), (0, 0, 0)), ((0, 0, 0), (0, 0, 0)))
     elo = table.compute_elo()
     assert elo["main"] == elo["o1"] > 50
-    table = make_table(((0, 0, 0), (0, 0, 0)), ((0, 0, 0), (0, 0, 0)))
+    table = make_table(((0, 0, 0),), ((0, 0, 0),))
     assert table.compute_elo()["main"] == 0.0
 
 
