@@ -97,7 +97,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.settings = [name.replace("\0", ",") for name in found]
     if options.quick:
         options.steps, options.pairs = 4096, 2
-    options.out = options.out or machine.choose_results_folder(is_complete=not options.quick)
+    is_complete = not options.quick and len(options.settings) == len(names)
+    options.out = options.out or machine.choose_results_folder(is_complete=is_complete)
     return options
 
 

@@ -35,6 +35,8 @@ class HostAgents:
         self.name = name
         self._env = env
         self._own: dict[str, AgentID] = {}
+        self._names: dict[tuple[type, AgentID], str] = {}
+        """Names of the ids that were looked up; True and 1 are different ids."""
         self._agents: dict[str, _Agent] = {}
         self._kinds: list[_Agent] = []
         self.possible = tuple(self._add(agent) for agent in _list_possible(env))
@@ -46,6 +48,12 @@ class HostAgents:
         Raises:
             EnvError: If there is no such agent.
         """
+        key = (type(agent), agent)
+        if key not in self._names:
+            self._names[key] = self._look_up(agent, where)
+        return self._names[key]
+
+    def _look_up(self, agent: AgentID, where: str) -> str:
         name = self.find_name(agent)
         if name in self._own and _is_same_id(self._own[name], agent):
             return name
@@ -65,6 +73,7 @@ class HostAgents:
     def keep_only(self, names: Collection[str]) -> None:
         """Forget all other agents, if agents are not known before; they may come again."""
         if self._is_open:
+            self._names.clear()
             self._own = {name: self._own[name] for name in names}
             self._agents = {name: own for name, own in self._agents.items() if name in names}
 

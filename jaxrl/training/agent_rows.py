@@ -84,7 +84,14 @@ class AgentRows:
 
     def get_positions(self, module: str) -> tuple[int, ...]:
         """Return the indices of a module's agents among all agents."""
-        return tuple(i for i, agent in enumerate(self.agents) if self.plays(module, agent))
+        return self._positions.get(module, ())
+
+    @functools.cached_property
+    def _positions(self) -> dict[str, tuple[int, ...]]:
+        return {
+            module: tuple(i for i, agent in enumerate(self.agents) if self.plays(module, agent))
+            for module in self.modules
+        }
 
     def get_cells(self, module: str, num_envs: int) -> np.ndarray:
         """Return the environment and the agent of each of a module's rows, int32 `[R, 2]`."""

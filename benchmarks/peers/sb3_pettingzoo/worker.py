@@ -57,7 +57,8 @@ class PettingZooPeer:
 
 
 def create(setting: HostSetting) -> Any:
-    """Create SB3's PPO for all agents of all copies, on the CPU."""
+    """Create SB3's PPO for all agents of all copies, on the CPU; SuperSuit's vector takes no seed."""
+    torch.manual_seed(setting.seed)
     env = supersuit.pettingzoo_env_to_vec_env_v1(simple_spread_v3.parallel_env())
     vector = supersuit.concat_vec_envs_v1(
         env, setting.num_envs, num_cpus=1, base_class="stable_baselines3"
@@ -82,7 +83,6 @@ def create(setting: HostSetting) -> Any:
         },
         device="cpu",
         verbose=0,
-        seed=setting.seed,
     )
 
 
