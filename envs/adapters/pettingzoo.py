@@ -167,6 +167,10 @@ class PettingZooEnv(_PettingZoo):
             obs = {**obs, ACTION_MASK: np.ones_like(obs[ACTION_MASK])}
         return obs
 
+    def get_final_reward(self, agent_id: AgentID) -> float:
+        """Return what an agent has earned since its latest turn."""
+        return float(self.env._cumulative_rewards.get(agent_id, 0.0))
+
     def _begin(
         self, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[AgentDict, AgentDict]:

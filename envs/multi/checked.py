@@ -243,7 +243,9 @@ class CheckedMultiAgentEnv:
             if name not in ends and not (over or terminated.get(name) or truncated.get(name))
         }
         if self._is_cut_by_limit(truncateds, truncated):
-            named_obs = {**named_obs, **self._get_final_observations(ends, named_obs)}
+            last = self._get_final_observations(ends, named_obs)
+            named_obs = {**named_obs, **last}
+            reward |= {name: reward.get(name, 0.0) + self._get_final_reward(name) for name in last}
         elif not over:
             waits = any(name not in named_obs for name, end in ends.items() if not any(end))
             self.leaves_agents_waiting |= waits and not self._tells_final_observations
@@ -299,6 +301,15 @@ class CheckedMultiAgentEnv:
         waiting = [name for name, end in ends.items() if name not in obs and end == (False, True)]
         own = {name: self.agents.get_own_id(name) for name in waiting}
         return {name: self.env.get_final_observation(agent) for name, agent in own.items()}
+
+    def _get_final_reward(self, name: str) -> float:
+        """Return what an agent that waits has earned and was not paid yet."""
+        get_reward = getattr(self.env, "get_final_reward", None)
+        return (
+            0.0
+            if get_reward is None
+            else self._to_reward(name, get_reward(self.agents.get_own_id(name)))
+        )
 
     def _check_last_obs(
         self, ends: dict[str, tuple[bool, bool]], obs: dict[str, PyTree], *, limited: bool

@@ -102,6 +102,8 @@ class EnvCopy:
         self._env: AnyCheckedEnv | None = None
         self._make_episode: EpisodeMaker | None = None
         self._restarts = self._num_consecutive = 0
+        self._num_unpaid = 0
+        """Rewards without an action in environments that were closed."""
         self._pending_faults: list[HostFault] = []
         """Faults of a reset, which are reported with the next step."""
 
@@ -161,15 +163,17 @@ class EnvCopy:
 
     def take_rewards_without_action(self) -> int:
         """Return the number of rewards without an action since the last call."""
-        if self._env is None:
-            return 0
-        number, self._env.rewards_without_action = self._env.rewards_without_action, 0
+        number, self._num_unpaid = self._num_unpaid, 0
+        if self._env is not None:
+            number += self._env.rewards_without_action
+            self._env.rewards_without_action = 0
         return number
 
     def close(self) -> None:
         """Close the environment; exceptions of its own `close` are only logged."""
         env, self._env = self._env, None
         if env is not None:
+            self._num_unpaid += env.rewards_without_action
             close_quietly(self._name, env)
 
     def get_state(self) -> PyTree | None:

@@ -100,6 +100,13 @@ class MultiAgentEnv(gymnasium.Env[Any, Any]):
         """
         raise NotImplementedError(f"{type(self).__name__} does not define get_final_observation")
 
+    def get_final_reward(self, agent_id: AgentID) -> float:
+        """Return what an agent whose turn it is not has earned since, where a time limit ends the episode.
+
+        Nothing, unless an environment pays agents at their own turns.
+        """
+        return 0.0
+
     def state(self) -> "PyTree":
         """Return the global state, a value of `state_space`."""
         raise NotImplementedError(f"{type(self).__name__} does not define state")

@@ -15,6 +15,7 @@ from jaxrl.config.league_mapping import LeagueDraw
 from jaxrl.config.pbt import check_mutable, parse_mutations
 from jaxrl.config.settings.league import League, SeveralLearners
 from jaxrl.config.settings.multi_agent import Draw
+from jaxrl.core.struct import has_same_form
 from jaxrl.errors import ConfigError
 from jaxrl.learners.learner import LearnerState
 from jaxrl.training.league_rules import Standing, find_version, weigh_draws
@@ -143,8 +144,9 @@ def _check_learners(
     policies = {m: modules[m].policy_step for m in league.learners}
     kinds = [OpponentKind(name=first, policy=policies[first], capacity=1, ids=())]
     different = next((m for m in others if find_kind(kinds, policies[m]) is None), None)
-    trees = {m: jax.tree.structure(state) for m, state in states.items()}
-    different = different or next((m for m in others if trees[m] != trees[first]), None)
+    different = different or next(
+        (m for m in others if not has_same_form(states[m], states[first])), None
+    )
     if different is not None:
         raise ConfigError(
             f"pbt copies learners to one another, but {different!r} has another architecture or "

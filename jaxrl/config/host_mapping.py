@@ -6,7 +6,7 @@ from jaxrl.config.agent_mapping import EpisodeStub, Mapped, Pattern, call_once, 
 from jaxrl.core.spaces import is_same_space
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, did_you_mean
 
 _NUM_CALLS = 256
 """Number of episodes that a function is asked about, to see whether it chooses."""
@@ -62,6 +62,23 @@ def call_host_mapping(function: Mapped, made: MadeMultiHostEnv, ids: Sequence[st
         agent: modules if len(modules) == 1 else _find_choices(agent, found, made, ids)
         for agent, modules in found.items()
     }
+
+
+def check_choices(function: Mapped, made: MadeMultiHostEnv, ids: Sequence[str]) -> None:
+    """Raise ConfigError if a function raises, or names a module that there is none of.
+
+    Args:
+        function: Function of an agent and an episode.
+        made: Environment.
+        ids: All modules.
+    """
+    for agent in made.possible_agents:
+        for module in _call_often(function, agent, made.own_ids[agent]):
+            if module not in ids:
+                raise ConfigError(
+                    f"new_agent_to_module_mapping_fn gives the agent {agent!r} the module {module!r}, "
+                    f"but the modules are {', '.join(ids)}.{did_you_mean(module, ids)}"
+                )
 
 
 def _find_choices(

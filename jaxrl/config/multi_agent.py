@@ -266,7 +266,7 @@ def _find_trained(
     if setting is None:
         return frozenset(modules)
     if callable(setting):
-        chosen = [module for module in modules if _is_trained(setting, module)]
+        chosen = [module for module in modules if is_trained(setting, module)]
     else:
         chosen = [str(module) for module in setting]
         fixed = next((module for module in chosen if module in drawn), None)
@@ -289,7 +289,12 @@ def _find_trained(
     return frozenset(chosen)
 
 
-def _is_trained(function: Mapped, module: str) -> bool:
+def is_trained(function: Mapped, module: str) -> bool:
+    """Return what a function of `policies_to_train` says of a module.
+
+    Raises:
+        ConfigError: If it raises.
+    """
     try:
         return bool(function(module))
     except TypeError:

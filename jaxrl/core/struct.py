@@ -35,3 +35,13 @@ def where_rows(condition: Bool[Array, " B"], new: T, old: T) -> T:
         return jnp.where(condition.reshape(condition.shape + (1,) * (x.ndim - 1)), x, y)
 
     return jax.tree.map(select, new, old)
+
+
+def has_same_form(one: object, other: object) -> bool:
+    """Return whether two trees have the same structure, with arrays of the same shapes and types."""
+
+    def describe(tree: object) -> tuple[Any, ...]:
+        leaves, structure = jax.tree.flatten(tree)
+        return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
+
+    return describe(one) == describe(other)

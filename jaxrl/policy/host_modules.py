@@ -10,17 +10,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl.assembly.assemble import Assembly, assemble_run
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.agent_mapping import AgentMapping, Mapped
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+from jaxrl.config.host_mapping import check_choices
 from jaxrl.config.module_changes import NewModule, with_mapping_fn, with_module, with_trained
-from jaxrl.config.multi_agent import check_module_id
+from jaxrl.config.multi_agent import check_module_id, is_trained
 from jaxrl.core.keys import make_key
 from jaxrl.core.spaces import is_same_space
-from jaxrl.core.struct import replace
+from jaxrl.core.struct import has_same_form, replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
@@ -149,11 +151,15 @@ class HostModuleMethods(WeightMethods):
             agents=self._find_agents(call, like, spec),
             overrides=overrides,
         )
-        config = with_module(self.config, agents, new, mapping_fn)
         names = {*agents.modules, module_id}
+        if state is not None and like is not None:  # or ModuleError, before anything changes
+            set_parameters(self.state.modules[like], state, strict=True)
+        config = with_module(self.config, agents, new, mapping_fn)
+        if mapping_fn is not None:
+            check_choices(mapping_fn, self._made, sorted(names))
         trained = self._choose_trained(agents.trained, names, wanted)
         self._change(with_trained(config, trained), has_new_mapping=mapping_fn is not None)
-        self._init_module(module_id, state)
+        self._init_module(module_id, state, like or min(agents.trained))
 
     @property
     def _agents(self) -> AgentMapping:
@@ -250,7 +256,7 @@ class HostModuleMethods(WeightMethods):
         if wanted is None:
             return frozenset(now)
         if callable(wanted):
-            return frozenset(name for name in names if wanted(name))
+            return frozenset(name for name in names if is_trained(wanted, name))
         unknown = next((name for name in wanted if name not in names), None)
         if unknown is not None:
             raise UnknownNameError(
@@ -282,8 +288,15 @@ class HostModuleMethods(WeightMethods):
             self._check_may_change("policies_to_train of a learner's config")
             self._change(with_trained(config, trained), has_new_mapping=False)
         elif is_new:
+            if self._made.slots is not None:
+                raise ConfigError(
+                    "policy_mapping_fn of a runner's config has no effect where agents have slots "
+                    "(max_agents): set multi_agent(policy_mapping_fn=...) before the run is built."
+                )
             config.freeze()
             self.config = config
+            if isinstance(loop.runners, ChangingRunners):
+                loop.runners.keep_config(config, self._made)
 
     def _change(self, config: "AlgorithmConfig", *, has_new_mapping: bool) -> None:
         """Continue the run with the programs of a changed config."""
@@ -321,12 +334,24 @@ class HostModuleMethods(WeightMethods):
             ", ".join(sorted(plan.agents.trained)),  # pyright: ignore[reportAttributeAccessIssue]
         )
 
-    def _init_module(self, name: str, params: PyTree) -> None:
-        """Give a module that was added its parameters, or draw some by its id."""
+    def _init_module(self, name: str, params: PyTree, like: str) -> None:
+        """Give a module that was added its parameters, or draw some by its id.
+
+        It has the statistics of observations of another module, which one that is not trained never
+        updates, and its progress, by which schedules are read.
+        """
         if params is None:
             seed = make_key(self.config.debugging_settings.run_seed)
             key = jax.random.fold_in(seed, zlib.crc32(name.encode()))
             params = self._modules[name].policy_step.module.init(key)
         state = self.state
         own, _ = set_parameters(state.modules[name], params, strict=True)
+        source = state.modules[like]
+        parts = {
+            part: jax.tree.map(jnp.copy, getattr(source, part))
+            for part in ("connectors", "progress")
+        }
+        own = replace(
+            own, **{part: x for part, x in parts.items() if has_same_form(x, getattr(own, part))}
+        )
         self.state = replace(state, modules={**state.modules, name: own})

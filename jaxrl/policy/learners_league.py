@@ -88,7 +88,10 @@ class LearnersLeagueMethods:
         """
         empty, free = self._list_slots(learner)
         if not empty:
-            self.state = opponents.remove_opponent(self.state, self._find_surplus(learner))
+            surplus = self._find_surplus(learner)
+            if surplus is None:
+                return
+            self.state = opponents.remove_opponent(self.state, surplus)
             free = self._list_slots(learner)[1]
         if not free:
             return
@@ -109,15 +112,18 @@ class LearnersLeagueMethods:
             f", and {learner} returns to its first parameters" if returns else "",
         )
 
-    def _find_surplus(self, learner: str) -> str:
-        """Return the oldest snapshot of the learner of an architecture that has the most."""
+    def _find_surplus(self, learner: str) -> str | None:
+        """Return the oldest snapshot of the learner of an architecture that has the most.
+
+        The first version of a main agent, its version 0, stays: ratings may be relative to it. None
+        if there is no other one, where other opponents take all room.
+        """
         found: list[list[str]] = []
         for other in self._list_alike(learner):
             numbers = {find_version(other, name): name for name in games.read_names(self.state)}
-            found.append(
-                [numbers[number] for number in sorted(n for n in numbers if n is not None)]
-            )
-        return max(found, key=len)[0]
+            found.append([numbers[number] for number in sorted(n for n in numbers if n)])
+        most = max(found, key=len)
+        return most[0] if most else None
 
     def _draws_return(self, league: League, learner: str, index: int) -> bool:
         if learner in league.exploiters_of_mains:
@@ -133,11 +139,12 @@ class LearnersLeagueMethods:
         assert league.pbt is not None
         mutations = parse_mutations(self.config, league.pbt)
         scheduler = PBTScheduler(league.pbt, mutations, self.config.debugging_settings.run_seed)
-        scheduler.last_time = float(games.read_last_round(self.state))
         for learner in league.learners:
             values = self._read_values(learner, mutations)
             result[LEAGUE][learner] |= values
         time = float(lookup(result, league.pbt.time_attr))
+        elapsed = (int(time) - games.read_last_round(self.state)) % 2**32
+        scheduler.last_time = time - elapsed
         if not scheduler.is_due(time):
             return
         table = games.make_payoff_table(self.state)

@@ -28,7 +28,7 @@ from jaxrl.policy.opponent_sources import OpponentSource, find_opponents
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import opponents
 from jaxrl.runs.opponents import NewMapping
-from jaxrl.runs.weights import match_parameters, refresh_snapshot
+from jaxrl.runs.weights import match_parameters, refresh_snapshot, set_first_versions
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
 from jaxrl.runtime.program import Program
 from jaxrl.training.evaluate import EvaluationInputs
@@ -332,7 +332,8 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             raise CheckpointError(f"{path} does not fit: {problem}.")
         filled: dict[str, Any] = ckpt.fill(template, leaves, prefixes)["modules"]
         restored = {name: refresh_snapshot(filled[name]) for name in module_ids}
-        self.state = replace(self.state, modules={**modules, **restored})
+        after = replace(self.state, modules={**modules, **restored})
+        self.state = set_first_versions(after, module_ids)
         new = [name for name in modules if name not in module_ids]
         logger.info(
             "%s: restored %s; new: %s; left out: %s.",
@@ -393,6 +394,9 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             )
         slot = opponents.find_free_slot(pool, self.state, kind)
         self.state = opponents.write_opponent(self.state, slot, name, actor, self._put_module)
+        league = self.config.multi_agent_settings.learners_league
+        if league is not None:
+            self.state = self._weigh_learners(league, self.state)
 
     def _find_kind(
         self, pool: OpponentPool, module_class: object, model_config: object, name: str

@@ -139,7 +139,8 @@ class LocalLearnerGroup:
         devices: list[Device],
         state: TrainState | None = None,
     ) -> None:
-        self.config = config.copy_live(*LIVE_SETTINGS) if config.is_multi_agent else config
+        is_live = config.is_multi_agent and not assembly.is_in_graph
+        self.config = config.copy_live(*LIVE_SETTINGS) if is_live else config
         self._jit, self._devices = config.debugging_settings.jit, devices
         self._train_step = assembly.train_step
         self._generation = 0

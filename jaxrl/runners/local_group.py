@@ -136,6 +136,9 @@ class LocalEnvRunnerGroup(FormerNames):
         assert isinstance(runner, MultiEnvRunner)
         change_modules(runner, config, made, has_new_mapping=has_new_mapping)
 
+    def keep_config(self, config: "AlgorithmConfig", made: MadeMultiHostEnv) -> None:
+        """Do nothing: there is one runner, whose own config was set."""
+
     def foreach_env_runner(
         self,
         fn: Callable[[Any], Any] | str,

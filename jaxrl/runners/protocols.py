@@ -108,6 +108,10 @@ class ChangingRunners(Protocol):
         """
         ...
 
+    def keep_config(self, config: "AlgorithmConfig", made: "MadeMultiHostEnv") -> None:
+        """Give runners that start later a config whose modules are the same."""
+        ...
+
 
 def call_runner(
     runner: object, fn: Callable[[Any], Any] | str, kwargs: Mapping[str, Any] | None

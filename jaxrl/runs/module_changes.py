@@ -1,12 +1,11 @@
 """State of a run of several agents whose modules have changed."""
 
 from functools import partial
-from typing import Any
 
 import jax
 
-from jaxrl.core.struct import replace
-from jaxrl.core.types import Counter, Key, PyTree
+from jaxrl.core.struct import has_same_form, replace
+from jaxrl.core.types import Counter, Key
 from jaxrl.runs.weights import set_parameters
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.multi_learning import MultiTrainStep
@@ -65,13 +64,3 @@ def _continue_module(before: TrainState, after: TrainState) -> TrainState:
     if "learner" in kept:
         return continued
     return set_parameters(continued, before.learner.sgd.params, strict=True)[0]
-
-
-def has_same_form(one: PyTree, other: PyTree) -> bool:
-    """Return whether two trees have the same structure, with arrays of the same shapes and types."""
-
-    def describe(tree: PyTree) -> tuple[Any, ...]:
-        leaves, structure = jax.tree.flatten(tree)
-        return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
-
-    return describe(one) == describe(other)

@@ -1,6 +1,7 @@
 """Pay-off matrix of a league of several learners, from a run's state or its checkpoint."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from jaxrl.training.opponents import decode_names
 NAMES = "opponents.names"
 PAYOFF, RECENT, SLOTS = (f"opponents.league.{name}" for name in ("games", "recent", "slots"))
 """Leaves of a state that the matrix is made of."""
+_MAIN = re.compile(r"main(_\d+)?")
+"""Ids of main agents, which go on after a snapshot; exploiters may return to their first parameters."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,18 @@ class PayoffTable(GameTable):
             for name in self.opponents
             if any(find_version(learner, name) is not None for learner in self.learners)
         )
+
+    def compute_elo(self) -> dict[str, float]:
+        """Return the Elo rating of each player, by a fit to all games at once.
+
+        A main agent that has not played since its latest snapshot has the rating of it.
+        """
+        ratings, played = super().compute_elo(), self.count_games().sum(axis=1)
+        for learner, number in zip(self.players, played, strict=True):
+            own = [name for name in self.snapshots if find_version(learner, name) is not None]
+            if _MAIN.fullmatch(learner) and learner in self.learners and own and not number:
+                ratings[learner] = ratings[own[-1]]
+        return ratings
 
     def get_distinct_games(self) -> Int[np.ndarray, "P P 3"]:
         """Return the games of which each is there once, in the row of the later player."""

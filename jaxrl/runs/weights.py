@@ -70,7 +70,31 @@ def set_weights(
         else:
             modules[name], own = set_parameters(modules[name], params, strict=strict)
         problems += [f"{name}: {problem}" for problem in own]
-    return remember_first(replace(state, modules=modules), list(weights)), problems
+    return set_first_versions(replace(state, modules=modules), list(weights)), problems
+
+
+def set_first_versions(state: TrainState, modules: Sequence[str]) -> TrainState:
+    """Return a state, in which nothing was trained yet, whose league begins with what modules are.
+
+    Learners return to it, and the first version of a main agent plays it.
+
+    Args:
+        state: State of the run.
+        modules: Modules that were set.
+    """
+    state = remember_first(state, list(modules))
+    if getattr(state.opponents, "league", None) is None or int(state.progress.train_batches):
+        return state
+    slots = list_opponents(state)
+    for name in modules:
+        slot = slots.get(f"{name}_v0")
+        if slot is None or name not in state.modules:
+            continue
+        actor, own = get_opponent(state, slot), state.modules[name]
+        params, _ = match_parameters(actor.params, get_parameters(own), strict=False)
+        actor = replace(actor, params=params, obs_state=own.connectors.obs)
+        state = write_actor(state, slot, actor)
+    return state
 
 
 def get_parameters(state: TrainState) -> PyTree:

@@ -98,7 +98,7 @@ def want_shares(league: SeveralLearners, standing: Standing, learner: str) -> Sh
         power = league.power if league.opponents == "pfsp" else 0.0
         return prioritize(p, others, lambda share: (1.0 - share) ** power)
     if learner in league.mains:
-        return _want_of_main(league, standing, p)
+        return _want_of_main(league, standing, p, learner)
     past = standing.list_past()
     if learner in league.exploiters_of_all:
         return prioritize(p, past, weigh_capped)
@@ -112,7 +112,7 @@ def want_shares(league: SeveralLearners, standing: Standing, learner: str) -> Sh
     return found
 
 
-def _want_of_main(league: League, standing: Standing, p: Shares) -> Shares:
+def _want_of_main(league: League, standing: Standing, p: Shares, learner: str) -> Shares:
     def weigh(share: Shares) -> Shares:
         return (1.0 - share) ** league.power
 
@@ -123,7 +123,8 @@ def _want_of_main(league: League, standing: Standing, p: Shares) -> Shares:
     for main in league.mains:
         alike = _choose(p, standing, main)
         versions = standing.list_versions([main])
-        if p[standing.find([main])[0]] < league.strong and len(versions):
+        is_other = main != learner
+        if is_other and p[standing.find([main])[0]] < league.strong and len(versions):
             alike = prioritize(p, versions, weigh_by_variance)
         lost = exploiters if is_exploited else _find_forgotten(p, versions, league.win_rate)
         verified = prioritize(p, lost, weigh) if len(lost) else alike

@@ -93,6 +93,7 @@ def test_a_module_that_was_added_plays_and_is_frozen_and_restored(tmp_path: Path
 def test_a_module_is_trained_if_it_is_asked_for() -> None:
     with make_config().build() as run:
         run.train()
+        there = run.get_weights()
         run.add_module(
             "added",
             new_agent_to_module_mapping_fn=choose_new,
@@ -100,7 +101,8 @@ def test_a_module_is_trained_if_it_is_asked_for() -> None:
             config_overrides={"lr": 0.01},
         )
         before = run.get_weights()
-        assert_same(before["one"], run.get_weights(["one"])["one"])
+        for name in ("one", "two"):
+            assert_same(before[name], there[name])
         result = run.train()
         assert set(result["learners"]) == {"one", "added", "__all_modules__"}
         assert result["learners"]["added"]["curr_lr"] == pytest.approx(0.01)
@@ -108,6 +110,17 @@ def test_a_module_is_trained_if_it_is_asked_for() -> None:
         assert_same(after["two"], before["two"])
         with pytest.raises(AssertionError):
             assert_same(after["added"], before["added"])
+
+
+def test_a_module_that_joins_sees_what_the_one_that_it_is_like_sees() -> None:
+    config = make_config().env_runners(observation_filter="MeanStdFilter")
+    with config.build() as run:
+        run.train()
+        run.add_module("added", new_agent_to_module_mapping_fn=choose_new)
+        one, added = (run.state.modules[name] for name in ("one", "added"))
+        assert float(jax.tree.leaves(one.connectors.obs)[0].sum()) != 0.0
+        assert_same(added.connectors.obs, one.connectors.obs)
+        assert_same(added.progress, one.progress)
 
 
 def test_what_rllibs_callbacks_do_with_runners_and_learners() -> None:
@@ -170,6 +183,16 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
         },
         ConfigError,
         "add_to_learners=False",
+    ),
+    (
+        {"module_id": "new", "new_agent_to_module_mapping_fn": lambda *_, **__: "neww"},
+        ConfigError,
+        "gives the agent .* the module 'neww'.*Did you mean 'new'",
+    ),
+    (
+        {"module_id": "new", "new_agent_to_module_mapping_fn": choose_old, "state": {"a": 1}},
+        ModuleError,
+        "do not fit",
     ),
 ]
 

@@ -300,6 +300,9 @@ def test_first_parameters_may_be_set_before_training() -> None:
         algorithm.set_weights(doubled)
         first = algorithm.state.opponents.league.first["main_exploiter"]["learner"].sgd.params
         jax.tree.map(np.testing.assert_array_equal, first, doubled["main_exploiter"])
+        algorithm.set_weights({"main": doubled["main_exploiter"]})
+        version = algorithm.get_weights(["main_v0"])["main_v0"]
+        jax.tree.map(np.testing.assert_array_equal, version, doubled["main_exploiter"])
         with pytest.raises(
             ConfigError, match=r"set_mapping\(...\) has no effect with league=League"
         ):
@@ -307,6 +310,7 @@ def test_first_parameters_may_be_set_before_training() -> None:
 
 
 def test_the_oldest_snapshot_of_who_has_most_makes_room() -> None:
+    """But not the first version of the main agent."""
     league = League(league_exploiters=0, max_steps=1)
     with make_config(league, 12, policy_map_capacity=5).build() as algorithm:
         for index in range(7):
@@ -315,7 +319,7 @@ def test_the_oldest_snapshot_of_who_has_most_makes_room() -> None:
             assert len(algorithm.opponents) == min(2 * index + 3, 5)
         assert sorted(algorithm.opponents) == [
             *("main_exploiter_v5", "main_exploiter_v6", "main_exploiter_v7"),
-            *("main_v6", "main_v7"),
+            *("main_v0", "main_v7"),
         ]
 
 

@@ -443,6 +443,8 @@ class MultiEnvRunner(MultiRunnerParts):
         self._transition_count = np.array(state["count"], np.uint32)
         if state["env"] is None:
             self._num_dropped += count_pending_rows(state)
+            for own in self._modules.values():
+                own.clear()  # rows of what is left behind are not lost
             self._reset(make_episode_seeds(self.seed, self.env_index, self._transition_count))
             return
         for own in self._modules.values():

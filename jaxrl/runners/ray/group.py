@@ -193,6 +193,9 @@ class RayEnvRunnerGroup(FormerNames):
         change = partial(change_modules_by_job, job=job, has_new_mapping=has_new_mapping)
         call_all(self._fleet, change)
 
+    def keep_config(self, config: "AlgorithmConfig", made: MadeMultiHostEnv) -> None:
+        self._backend.set_job(self._pack_job(config, made))
+
     @property
     def num_healthy_env_runners(self) -> int:
         """Number of runners that reply in time."""

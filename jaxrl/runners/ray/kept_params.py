@@ -59,8 +59,15 @@ class KeptParamsSplitter:
 
 
 def join_kept_params(weights: Weights, kept: KeptParams | None) -> Weights:
-    """Return weights with the parameters that were split off."""
-    return weights if kept is None else _replace_params(weights, kept)
+    """Return weights with the parameters that were split off.
+
+    Modules whose parameters are among the weights keep those: they are trained by now.
+    """
+    actors = cast("Actors", weights.actor)
+    missing = {
+        m: own for m, own in (kept or {}).items() if m in actors and actors[m].params is None
+    }
+    return _replace_params(weights, missing) if missing else weights
 
 
 def _replace_params(weights: Weights, params: KeptParams) -> Weights:

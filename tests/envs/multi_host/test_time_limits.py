@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.envs import make_multi_host
+from jaxrl.envs.adapters.pettingzoo import PettingZooEnv
 from jaxrl.envs.adapters.precheck_multi import play_randomly, precheck_multi_env, sample_actions
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
@@ -33,6 +34,21 @@ def test_who_waits_has_the_last_observation_that_the_environment_tells() -> None
     np.testing.assert_array_equal(step.obs["0"], at(0.5))
     assert not np.array_equal(step.obs["1"], at(0.5))  # whose turn it is has its own
     assert not env.leaves_agents_waiting
+
+
+def test_who_waits_is_paid_what_it_has_earned_at_the_limit() -> None:
+    class Paying(Telling):
+        def get_final_reward(self, agent_id: Any) -> float:
+            return {"0": 2.0, "1": 4.0}[str(agent_id)]
+
+    env = CheckedMultiAgentEnv(Paying(), max_episode_steps=3)
+    plain = CheckedMultiAgentEnv(Telling(), max_episode_steps=3)
+    for each in (env, plain):
+        each.reset(seed=0)
+        for agent in ("0", "1"):
+            each.step({agent: 1})
+    paid, unpaid = env.step({"0": 1}).reward, plain.step({"0": 1}).reward
+    assert paid == {"0": unpaid["0"] + 2.0, "1": unpaid["1"]}  # whose turn it is was paid
 
 
 def test_a_last_observation_that_is_no_value_of_its_space_is_an_error() -> None:
@@ -86,6 +102,28 @@ def test_pettingzoo_tells_last_observations() -> None:
     mine, theirs = (step.obs[f"player_{i}"]["observation"] for i in range(2))
     np.testing.assert_array_equal(mine[..., 0], theirs[..., 1])
     assert mine.sum() == theirs.sum() == 5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pettingzoo_pays_who_waits_at_the_limit() -> None:
+    """All that the game itself has paid until then."""
+    pytest.importorskip("pygame")
+    spread = pytest.importorskip("mpe2.simple_spread_v3")
+    limit, own = 7, spread.env()
+    env = CheckedMultiAgentEnv(PettingZooEnv(spread.env()), max_episode_steps=limit)
+    obs = env.reset(seed=0).obs
+    own.reset(seed=0)
+    paid, earned = dict.fromkeys(own.agents, 0.0), dict.fromkeys(own.agents, 0.0)
+    for _ in range(limit):
+        step = env.step(dict.fromkeys(obs, 1))
+        own.step(1)
+        for agent in own.agents:
+            paid[agent] += step.reward.get(agent, 0.0)
+            earned[agent] += own.rewards[agent]
+        obs = {agent: step.obs[agent] for agent, acts in step.acts.items() if acts}
+    assert step.truncated["__all__"]
+    assert any(earned.values())
+    assert paid == pytest.approx(earned)
 
 
 def test_openspiel_tells_last_observations() -> None:
