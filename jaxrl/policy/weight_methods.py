@@ -91,7 +91,9 @@ def find_rllib_weights(state: Mapping[str, Any]) -> Mapping[str, PyTree] | None:
     Raises:
         ConfigError: If it has more than parameters.
     """
-    if "learner_group" not in state:
+    if (
+        not isinstance(state, Mapping) or "learner_group" not in state
+    ):  # of a user, it may be anything
         return None
     inner: object = state
     path = ("learner_group", "learner", "rl_module")

@@ -31,7 +31,10 @@ def test_shipped_config_loads(path: Path) -> None:
     assert algorithm == experiment.config.algo_name.lower()
     spelled = experiment.config.env.split(":")[-1].split("/")[-1].lower().replace("-minatar", "")
     spelled = spelled.rsplit("-v", 1)[0].removesuffix("-host").replace("-", "")
-    assert environment.removesuffix("-nosticky").removesuffix("-lstm") == spelled
+    assert (
+        environment.removesuffix("-nosticky").removesuffix("-lstm").removesuffix("-league")
+        == spelled
+    )
     assert "https://" in path.read_text()
 
 
