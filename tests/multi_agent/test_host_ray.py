@@ -81,10 +81,18 @@ def test_critics_in_actors_see_what_they_see_in_this_process(tmp_path: Path) -> 
             np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+class Alike(Sampled):
+    """Agents whose observations are the same in every copy: actors number their own."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.number = 1000
+
+
 def test_agents_that_come_and_go_have_slots_in_actors() -> None:
     found: list[Any] = []
     for runners in (0, 2):
-        config = make_config(runners).environment(Sampled, env_config={"places": 3})
+        config = make_config(runners).environment(Alike, env_config={"places": 3})
         config.multi_agent(
             mapping=None, policies=["car"], policy_mapping_fn=find_kind, max_agents=4
         )
