@@ -16,6 +16,7 @@ from jaxrl.assembly.opponent_kinds import check_opponent_id, find_kind
 from jaxrl.config.agent_mapping import AgentMapping, Mapped
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.multi_agent import check_module_id
+from jaxrl.config.settings.league import PopulationPlay
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("jaxrl")
+
+LEAGUE_CALL = "league=..."
+"""Name of the calls that a league makes itself, in messages."""
 
 
 class OpponentMethods(HostModuleMethods, LeagueMethods):
@@ -357,12 +361,12 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
 
     def _list_slots(self, module_id: str) -> tuple[set[int], set[int]]:
         """Return the slots for snapshots of a module that are empty, and those that are free now."""
-        pool = self._get_pool("league=...")
+        pool = self._get_pool(LEAGUE_CALL)
         return opponents.list_empty_slots(pool, self.state, self._find_kind_of(pool, module_id))
 
     def _list_alike(self, module_id: str) -> list[str]:
         """Return the learners of the same architecture in a league of several."""
-        return list(self._find_kind_of(self._get_pool("league=..."), module_id).learners)
+        return list(self._find_kind_of(self._get_pool(LEAGUE_CALL), module_id).learners)
 
     @property
     def _agents(self) -> AgentMapping:
@@ -381,6 +385,12 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             raise ConfigError(
                 f"{call} needs a mapping that draws opponents, such as mapping=Seats('main', Draw()) "
                 "with policies={'main': None, 'random': RandomRLModule}."
+            )
+        league = self.config.multi_agent_settings.learners_league
+        if isinstance(league, PopulationPlay) and call != LEAGUE_CALL:
+            raise ConfigError(
+                f"{call} has no effect with league=PopulationPlay(...), whose learners play each other "
+                "alone: use League(...) or SelfPlay(...) instead of it."
             )
         return pool
 

@@ -309,6 +309,19 @@ def test_first_parameters_may_be_set_before_training() -> None:
             algorithm.set_mapping({"a": "main", "b": "main_exploiter"})
 
 
+@pytest.mark.parametrize("opponents", ["uniform", "pfsp"])
+def test_a_population_takes_no_other_opponents(opponents: Any) -> None:
+    with make_config(PopulationPlay(size=2, opponents=opponents), 4).build() as algorithm:
+        for add in (
+            lambda: algorithm.snapshot("player_0", as_="copy"),
+            lambda: algorithm.add_module("copy"),
+        ):
+            with pytest.raises(
+                ConfigError, match=r"no effect with league=PopulationPlay\(\.\.\.\)"
+            ):
+                add()
+
+
 def test_the_oldest_snapshot_of_who_has_most_makes_room() -> None:
     """But not the first version of the main agent."""
     league = League(league_exploiters=0, max_steps=1)
