@@ -6,6 +6,7 @@ shares that the league wants.
 """
 
 import dataclasses
+import difflib
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 _PAIRS = 3
 """Number of pairs of copies, with both seats, that a learner has for each main agent."""
+
+_NEARLY = 0.9
+"""Similarity from which on an id is taken for a misspelled learner."""
 
 Pair = tuple[str, str | Draw]
 
@@ -50,6 +54,13 @@ def check_league_settings(settings: "MultiAgentSettings", agents: Sequence[str])
         raise ConfigError(
             f"league={name}(...) makes the mapping, so policy_mapping_fn has no effect: leave it out."
         )
+    for policy in map(str, settings.policies or ()):
+        close = difflib.get_close_matches(policy, league.learners, n=1, cutoff=_NEARLY)
+        if policy not in league.learners and close:
+            raise ConfigError(
+                f"policies has {policy!r}, which is no learner of league={name}(...) but nearly "
+                f"{close[0]!r}: name it {close[0]!r}, or give it another id."
+            )
     wanted = settings.policies_to_train
     if wanted is not None and (callable(wanted) or set(wanted) != set(league.learners)):
         raise ConfigError(

@@ -345,6 +345,11 @@ LEARNED = {"policies": {"random": RandomRLModule}}
             {"evaluation_num_envs": 5},
             "evaluation_num_envs=5 leaves no environment to 'league_exploiter_0', .* set 24, or leave",
         ),
+        (
+            "TicTacToe-v0",
+            {"league": {"type": "League"}, "policies": {"league_exploiter": None}},
+            "policies has 'league_exploiter', .* nearly 'league_exploiter_[01]'",
+        ),
         ("TicTacToe-v0", {"league": {"type": "Leagues"}}, "type 'Leagues'.*Did you mean 'League'"),
         ("TicTacToe-v0", {"league": {"type": "League", "mains": 1}}, "no argument 'mains'"),
         ("TicTacToe-v0", {"policy_map_capacity": 8}, "policy_map_capacity=8 is too small .* set 9"),
