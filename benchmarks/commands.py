@@ -31,6 +31,16 @@ def add_round_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="folder for the results")
 
 
+def add_steps_option(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add the option of the environment steps of a measurement."""
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=default,
+        help="environment steps of a measurement (default: %(default)s)",
+    )
+
+
 def start_results(module: str, arguments: Sequence[str], *, is_quick: bool) -> dict[str, Any]:
     """Return the head of a command's results: command, date, machine, and load.
 

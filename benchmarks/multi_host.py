@@ -15,7 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import machine, measure
-from benchmarks.commands import add_round_options, parse_names, save_results, start_results
+from benchmarks.commands import (
+    add_round_options,
+    add_steps_option,
+    parse_names,
+    save_results,
+    start_results,
+)
 from benchmarks.multi_settings import (
     OURS_HOST,
     POLES,
@@ -56,12 +62,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     names = list(make_host_settings(1))
     parser.add_argument("--peers", default=",".join(PEERS), help="names, separated by commas")
     parser.add_argument("--settings", default=",".join(names), help="names, separated by commas")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=16_384,
-        help="environment steps of a measurement (default: %(default)s)",
-    )
+    add_steps_option(parser, 16_384)
     add_round_options(parser)
     options = parser.parse_args(arguments)
     options.peers = parse_names(parser, "--peers", options.peers, PEERS)

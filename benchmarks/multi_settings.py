@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.settings import Setting
+
 OURS, JAXMARL = "jaxrl-multi", "jaxmarl"
 OURS_GAME, PGX_ADAPTER, PGX = "jaxrl-game", "jaxrl-pgx", "pgx"
 OURS_TRAINS, JAXMARL_TRAINS = "jaxrl-teams", "jaxmarl-trains"
@@ -94,62 +96,23 @@ class TrainSetting:
         return TrainSetting(**values)
 
 
-HOST_PPO: Mapping[str, Any] = {
-    "hidden_size": 64,
-    "num_epochs": 4,
-    "lr": 2.5e-4,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "clip_param": 0.2,
-    "vf_loss_coeff": 0.5,
-    "entropy_coeff": 0.01,
-    "max_grad_norm": 0.5,
-}
-"""Hyperparameters of PPO on the host, of every peer."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HostSetting:
-    """Training of PPO in Python environments.
+class HostSetting(Setting):
+    """Training of PPO in Python environments of several agents.
 
     Attributes:
         task: `POLES`, with a module for each agent, or `PETTINGZOO`, with one for all.
         num_agents: Agents of an environment.
-        num_envs: Number of environments.
-        num_steps: Steps of each in a train batch.
-        num_updates: Train batches of a measurement.
     """
 
     task: str
     num_agents: int
-    num_envs: int
-    num_steps: int
-    num_updates: int
-    num_minibatches: int = 4
-    seed: int = 0
-
-    @property
-    def train_batch_size(self) -> int:
-        """Environment steps of a train batch."""
-        return self.num_envs * self.num_steps
 
     @property
     def minibatch_size(self) -> int:
         """Rows of a minibatch of one module."""
         rows = self.train_batch_size * (self.num_agents if self.task == PETTINGZOO else 1)
         return rows // self.num_minibatches
-
-    @property
-    def env_steps(self) -> int:
-        """Environment steps of a measurement."""
-        return self.num_updates * self.train_batch_size
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> HostSetting:
-        return HostSetting(**values)
 
 
 def make_host_settings(env_steps: int) -> dict[str, HostSetting]:

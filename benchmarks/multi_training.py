@@ -15,7 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import machine, measure
-from benchmarks.commands import add_round_options, parse_names, save_results, start_results
+from benchmarks.commands import (
+    add_round_options,
+    add_steps_option,
+    parse_names,
+    save_results,
+    start_results,
+)
 from benchmarks.multi_settings import (
     ALONE,
     FIXED,
@@ -82,12 +88,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--settings", default=";".join(names), help="names, separated by semicolons"
     )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=1_048_576,
-        help="environment steps of a measurement (default: %(default)s)",
-    )
+    add_steps_option(parser, 1_048_576)
     add_round_options(parser)
     options = parser.parse_args(arguments)
     options.peers = parse_names(parser, "--peers", options.peers, PEERS)

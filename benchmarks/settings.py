@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 DEFAULT_SETTINGS = ("4x128", "64x32", "2048x16")
 
@@ -78,11 +78,11 @@ class Setting:
         filters = [list(layer) for layer in self.conv_filters]
         return {**dataclasses.asdict(self), "conv_filters": filters}
 
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Setting:
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         filters = tuple(tuple(layer) for layer in values.get("conv_filters", ()))
         given: dict[str, Any] = {**values, "conv_filters": filters}
-        return Setting(**given)
+        return cls(**given)
 
 
 def parse_setting(text: str, *, steps: int | None = None) -> Setting:

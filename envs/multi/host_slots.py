@@ -5,6 +5,7 @@ Runners see slots as agents, so that the number of rows never depends on who is 
 """
 
 import dataclasses
+import functools
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
@@ -66,7 +67,7 @@ class AgentSlotPlan:
     spaces: Mapping[str, SpacePair]
     mapping_fn: Callable[..., object] | None
 
-    @property
+    @functools.cached_property
     def modules(self) -> dict[str, str]:
         """Module of each slot, in the order of rows."""
         return {

@@ -85,8 +85,13 @@ class RLlibPeer:
 
 def create(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
     """Build RLlib's PPO at a setting, with the learner in this process."""
+    return make_config(setting, num_runners, envs_per_runner).build_algo()
+
+
+def make_config(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
+    """Return RLlib's config of PPO at a setting, with the learner in this process."""
     width = [setting.hidden_size] * (1 if setting.memory else 2)
-    config = (
+    return (
         PPOConfig()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=num_runners, num_envs_per_env_runner=envs_per_runner)
@@ -119,7 +124,6 @@ def create(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
         .reporting(min_sample_timesteps_per_iteration=setting.env_steps)
         .debugging(seed=setting.seed, log_level="ERROR")
     )
-    return config.build_algo()
 
 
 def create_example(env_steps: int, num_runners: int, envs_per_runner: int) -> Any:

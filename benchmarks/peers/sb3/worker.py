@@ -79,29 +79,31 @@ class SB3Peer(ModelPeer):
 def create(setting: Setting) -> Any:
     """Create SB3's PPO at a setting, on the CPU."""
     envs = make_vec_env("CartPole-v1", setting.num_envs, seed=setting.seed, vec_env_cls=DummyVecEnv)
+    return PPO("MlpPolicy", envs, seed=setting.seed, **make_arguments(setting))
+
+
+def make_arguments(setting: Setting) -> dict[str, Any]:
+    """Return the arguments of SB3's PPO besides its environments and seed."""
     width = [setting.hidden_size, setting.hidden_size]
-    return PPO(
-        "MlpPolicy",
-        envs,
-        n_steps=setting.num_steps,
-        batch_size=setting.minibatch_size,
-        n_epochs=setting.num_epochs,
-        learning_rate=setting.lr,
-        gamma=setting.gamma,
-        gae_lambda=setting.gae_lambda,
-        clip_range=setting.clip_param,
-        vf_coef=setting.vf_loss_coeff / 2,  # SB3's value loss has no factor of 1/2
-        ent_coef=setting.entropy_coeff,
-        max_grad_norm=setting.max_grad_norm,
-        policy_kwargs={
+    return {
+        "n_steps": setting.num_steps,
+        "batch_size": setting.minibatch_size,
+        "n_epochs": setting.num_epochs,
+        "learning_rate": setting.lr,
+        "gamma": setting.gamma,
+        "gae_lambda": setting.gae_lambda,
+        "clip_range": setting.clip_param,
+        "vf_coef": setting.vf_loss_coeff / 2,  # SB3's value loss has no factor of 1/2
+        "ent_coef": setting.entropy_coeff,
+        "max_grad_norm": setting.max_grad_norm,
+        "policy_kwargs": {
             "activation_fn": torch.nn.Tanh,
             "net_arch": {"pi": width, "vf": width},
             "optimizer_kwargs": {"eps": setting.adam_eps},
         },
-        seed=setting.seed,
-        device="cpu",
-        verbose=0,
-    )
+        "device": "cpu",
+        "verbose": 0,
+    }
 
 
 def create_from_zoo() -> Any:
