@@ -102,7 +102,11 @@ class Assembly:
     @functools.cached_property
     def buffer_bytes(self) -> int:
         """Size of the replay buffer in bytes over all devices."""
-        return self.compute_buffer_bytes(self.train_step.experience)
+        if not self.is_in_graph:
+            return self.compute_buffer_bytes(self.train_step.experience)
+        # The program needs the same trace.
+        init, params = self.in_graph_runner.jitted_init, self.jax_env.params
+        return _count_bytes(jax.eval_shape(init, jax.random.key(0), params).buffer)
 
     def compute_buffer_bytes(self, experience: Experience) -> int:
         """Return the size in bytes of another buffer for the same run."""
@@ -111,8 +115,7 @@ class Assembly:
         def empty(key: Key) -> PyTree:
             return train_step.init_buffer(train_step.init_without_envs(key, self.plan.total_envs))
 
-        leaves = jax.tree.leaves(jax.eval_shape(empty, jax.random.key(0)))
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        return _count_bytes(jax.eval_shape(empty, jax.random.key(0)))
 
     @property
     def should_save_buffer(self) -> bool:
@@ -312,6 +315,10 @@ def _make_assembly(
         compiled_step=get_compiled_step(config),
         **get_buffer_limits(config),
     )
+
+
+def _count_bytes(shapes: PyTree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
 def get_buffer_limits(config: "AlgorithmConfig") -> dict[str, Any]:

@@ -242,16 +242,23 @@ class ReplayUpdates:
             metrics.
         """
         number = jnp.where(is_ready, self.num_updates, 0)
-        names = self._metric_names(source, obs_state, before, progress, key)
+
+        @partial(jax.jit, inline=True)  # traced once for its metrics and the loop
+        def update(
+            learner: LearnerState, memory: PyTree, now: Progress, i: Int[Array, ""]
+        ) -> tuple[Any, PyTree, Metrics]:
+            return self._update(source, obs_state, learner, memory, now, i, key)
+
+        memory = source.init_state()
+        # The number of a loop over Python's zero is of a weak type, as zero is.
+        names = sorted(jax.eval_shape(update, before.learner, memory, progress, 0)[2])
 
         def body(i: Int[Array, ""], carry: _LoopCarry) -> _LoopCarry:
             now = replace(progress, updates=before.updates.add(i))
             if self.update_steps:
                 steps = now.env_steps.add(i.astype(jnp.uint32) * jnp.uint32(self.update_steps))
                 now = replace(now, env_steps=steps)
-            learner, memory, metrics = self._update(
-                source, obs_state, carry.learner, carry.memory, now, i, key
-            )
+            learner, memory, metrics = update(carry.learner, carry.memory, now, i)
             row = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
             skipped = metrics[NUM_NONFINITE_UPDATES] > 0.5
             return _LoopCarry(
@@ -264,7 +271,7 @@ class ReplayUpdates:
 
         start = _LoopCarry(
             learner=before.learner,
-            memory=source.init_state(),
+            memory=memory,
             sums=jnp.zeros(len(names), jnp.float32),
             nonfinite=jnp.zeros(len(names), jnp.float32),
             skipped=jnp.zeros(self.num_updates, jnp.bool_),
@@ -330,20 +337,6 @@ class ReplayUpdates:
         """
         memory = source.init_state()
         return self._update(source, obs_state, learner_state, memory, progress, number, key)[2]
-
-    def _metric_names(
-        self,
-        source: BatchSource,
-        obs_state: PyTree,
-        before: LearnerProgress,
-        progress: Progress,
-        key: Key,
-    ) -> list[str]:
-        first, memory = jnp.zeros((), jnp.int32), source.init_state()
-        shapes = jax.eval_shape(
-            lambda: self._update(source, obs_state, before.learner, memory, progress, first, key)[2]
-        )
-        return sorted(shapes)
 
     def _preprocess(self, obs_state: PyTree, batch: Transition) -> Transition:
         """Return the batch as the module sees it, with the current statistics."""
