@@ -202,6 +202,7 @@ def test_a_policy_is_evaluated_where_nothing_can_be_written(
     assert (tmp_path / "file").read_text() == "no folder"
 
 
+@pytest.mark.slow
 def test_more_devices_load_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with small().learners(num_devices=1).build() as algorithm:
         algorithm.train()

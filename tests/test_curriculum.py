@@ -237,6 +237,7 @@ def test_lanes_have_stages_of_their_own(tmp_path: Path) -> None:
             assert_equal(again.lane(number).get_state()["train_state"], end[number])
 
 
+@pytest.mark.slow
 def test_a_changed_curriculum_starts_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -115,6 +115,7 @@ def test_losses_of_iql_equal_plain_loops(is_discrete: bool) -> None:
     np.testing.assert_allclose(metrics["total_loss"], total, rtol=1e-4)
 
 
+@pytest.mark.representatives("exp-mean-False", "exp-max-True", "bin-max-True")
 @pytest.mark.allow_key_reuse
 @pytest.mark.parametrize("is_discrete", [False, True])
 @pytest.mark.parametrize("advantage_type", ["mean", "max"])

@@ -232,6 +232,7 @@ def test_a_nonfinite_update_changes_nothing(of: Any) -> None:
     ac.assert_trees_equal(after, state)
 
 
+@pytest.mark.representatives("discrete")
 @pytest.mark.allow_key_reuse
 @pytest.mark.parametrize("of", [discrete, learning_factor])
 def test_two_devices_are_one(of: Any) -> None:

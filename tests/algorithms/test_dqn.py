@@ -324,6 +324,7 @@ def values_of(algorithm: Algorithm, obs: Any) -> np.ndarray:
     return np.asarray(algorithm.get_module().compute_values(params, obs))
 
 
+@pytest.mark.representatives("rainbow", "n_step")
 @pytest.mark.parametrize(
     "part", slow_but("none", "n_step", "rainbow", of=[p for p in PARTS if p != "dueling"])
 )

@@ -101,6 +101,7 @@ PARAMS = [
 ]
 
 
+@pytest.mark.representatives("masks")
 @pytest.mark.parametrize("case", PARAMS)
 def test_later_rows_and_other_episodes_change_no_output(case: str) -> None:
     (learner, params), obs = make_learner(case), make_rows(case, 2, LENGTH)
@@ -121,6 +122,7 @@ def test_later_rows_and_other_episodes_change_no_output(case: str) -> None:
         assert differs[1].tolist() == [(t >= row) and (t >= 2) == (row >= 2) for t in range(LENGTH)]
 
 
+@pytest.mark.representatives("masks")
 @pytest.mark.parametrize("case", PARAMS)
 def test_acting_step_by_step_is_the_forward_pass_over_the_latest_rows(case: str) -> None:
     """The second episode begins at row 5; rewards lower the target from there on."""

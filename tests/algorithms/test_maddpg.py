@@ -76,6 +76,7 @@ def value(critic: Any, i: int, k: int, obs: Any, n: int, actions: Any) -> float:
     return float(dense(p["head"]["out"], hidden)[0])
 
 
+@pytest.mark.representatives("MATD3Config-2")
 @pytest.mark.parametrize(("cls", "critics"), [(MADDPGConfig, 1), (MATD3Config, 2)])
 def test_losses_are_those_of_loops_over_members(cls: Any, critics: int) -> None:
     learner = learner_of(cls, smooth_target_policy=False)

@@ -248,6 +248,7 @@ NESTED = spaces.Dict({"arm": ac.BOX, "tool": spaces.Discrete(3), "keys": spaces.
 ACTION_SPACES = [spaces.MultiDiscrete([2, 4]), NESTED]
 
 
+@pytest.mark.representatives("nested")
 @pytest.mark.parametrize("space", ACTION_SPACES, ids=["choices", "nested"])
 def test_every_kind_of_action_is_imitated(space: Any) -> None:
     learner = ac.learner_of(MARWILConfig(), space, beta=1.0, lr=0.01)

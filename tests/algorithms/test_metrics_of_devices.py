@@ -20,7 +20,7 @@ from tests import actor_critics as ac
 DISCRETE = spaces.Discrete(ac.ACTIONS)
 
 
-@pytest.mark.representatives("SACConfig-space0", "DQNConfig-space3")
+@pytest.mark.representatives("DQNConfig-space3")
 @pytest.mark.allow_key_reuse
 @pytest.mark.parametrize(
     ("config", "space"),

@@ -177,7 +177,7 @@ def test_values_are_learned(algo: str, env: str) -> None:
         np.testing.assert_allclose(values_of(algorithm, table.obs), table.values, atol=0.08)
 
 
-@pytest.mark.representatives("probe-obs-action-v0-PPO", "probe-obs-action-continuous-v0-PPO")
+@pytest.mark.representatives("probe-obs-action-continuous-v0-PPO")
 @pytest.mark.parametrize("algo", slow_but("PPO", of=["PPO", "A2C", "PG"]))
 @pytest.mark.parametrize("env", ACTION_PROBES)
 def test_actions_are_learned(algo: str, env: str) -> None:

@@ -265,6 +265,7 @@ def test_members_are_valued_by_one_network_and_told_apart_by_their_number() -> N
 # --- memory ---
 
 
+@pytest.mark.representatives("gru")
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_sequence_of_a_team_is_the_steps_of_its_members(kind: str) -> None:
     learner = learner_of({**LSTM, "recurrent_layer_type": kind})

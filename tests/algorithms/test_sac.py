@@ -300,6 +300,7 @@ def test_critics_look_beyond_a_truncation_and_actions_stay_in_the_space() -> Non
     assert all(space.contains(np.asarray(action)) for action in (*greedy, *sampled))
 
 
+@pytest.mark.slow
 def test_a_target_that_takes_truncation_for_termination_fails_that_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from benchmarks import training_step
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--quick", "--settings", "4x128", "--out", str(tmp_path)]
     assert training_step.main(command) == 0

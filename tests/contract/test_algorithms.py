@@ -26,7 +26,7 @@ def started(assembly: Assembly, seed: int = 0) -> TrainState:
     return jax.jit(assembly.train_step.init)(jax.random.key(seed), assembly.made.params)
 
 
-@pytest.mark.representatives("PPO", "DQN")
+@pytest.mark.representatives("DQN")
 def test_the_second_call_does_not_recompile(algo: str) -> None:
     config = small(algo).debugging(max_retraces=0)
     with config.build() as algorithm:
@@ -40,7 +40,7 @@ def test_the_second_call_does_not_recompile(algo: str) -> None:
             algorithm.train()
 
 
-@pytest.mark.representatives("PPO", "SAC")
+@pytest.mark.representatives("SAC")
 def test_parameters_change_and_stay_finite(algo: str) -> None:
     kind = "-continuous" if algo in ENVS else ""
     assembly = assemble(small(algo, env=f"jaxrl:probe-obs-action{kind}-v0"))

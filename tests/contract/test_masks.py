@@ -52,7 +52,7 @@ def config_for(algo: str, placement: str) -> Any:
     return config.debugging(loggers=[])
 
 
-@pytest.mark.representatives("PPO-host", "DQN-in_graph")
+@pytest.mark.representatives("PPO-host")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 @pytest.mark.parametrize(
     "algo",

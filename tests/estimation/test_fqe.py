@@ -45,6 +45,7 @@ def test_values_solve_the_equations_of_a_chain() -> None:
     np.testing.assert_allclose(got_v[::2], value[state], atol=0.1)
 
 
+@pytest.mark.slow
 def test_values_of_a_box_are_means_over_the_actions_of_the_target() -> None:
     """Reward is twice the action, which the episode ends with."""
     rng = np.random.default_rng(0)

@@ -106,6 +106,7 @@ CASES = {
 }
 
 
+@pytest.mark.representatives("PPO, LSTM", "PPO, local")
 @pytest.mark.parametrize(
     "name",
     [

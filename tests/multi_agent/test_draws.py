@@ -113,6 +113,7 @@ def spread(stack: Any) -> Any:
     return jax.tree.map(move, stack)
 
 
+@pytest.mark.representatives("rewards")
 @pytest.mark.parametrize(
     "memory", ["without", pytest.param("lstm", marks=pytest.mark.slow), "rewards"]
 )

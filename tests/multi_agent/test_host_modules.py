@@ -38,6 +38,7 @@ def assert_same(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [{}, pytest.param({"use_lstm": True, "lstm_cell_size": 4}, marks=pytest.mark.slow)],

@@ -70,6 +70,7 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
         assert one.tobytes() == two.tobytes(), (name, other)
 
 
+@pytest.mark.representatives("league")
 @pytest.mark.parametrize("opponents", ["league", "uniform", "pfsp"])
 def test_games_are_those_of_a_walk(opponents: Any) -> None:
     """Every episode of two players counts once for both, by the difference of the returns."""

@@ -104,7 +104,7 @@ def test_the_critic_learns_what_only_the_global_state_tells() -> None:
     np.testing.assert_allclose(values, coins[:, 0], atol=0.15)
 
 
-@pytest.mark.representatives("joint")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["joint", "ppo", "agent_specific"])
 def test_other_critics_of_the_probe(kind: str) -> None:
     """Observations tell nothing: only a critic with the global state predicts the return."""
@@ -135,6 +135,7 @@ class Hidden(Targets):
         return state, replace(step, obs=self._see(state), reward=reward)
 
 
+@pytest.mark.slow
 def test_joint_observations_tell_what_none_tells_alone() -> None:
     assert explained(MAPPOConfig, Hidden, critic_input="joint", gamma=0.0) > 0.9
 
@@ -162,6 +163,7 @@ def test_the_state_after_an_episode_is_its_last_one_and_not_that_of_the_next() -
     np.testing.assert_array_equal(obs[..., 3:], np.tile(np.eye(2), (12, 16, 1)))
 
 
+@pytest.mark.representatives("state")
 @pytest.mark.parametrize("kind", ["state", "agent_specific"])
 def test_rows_in_turns_have_the_state_of_their_agents_time(kind: str) -> None:
     config = make_config(Streams, critic_input=kind)

@@ -78,7 +78,7 @@ def run(config: AlgorithmConfig, env: object, number: int, **env_config: object)
     return state
 
 
-@pytest.mark.representatives("PPO", "memory")
+@pytest.mark.representatives("PPO")
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_one_agent_is_trained_as_a_single_one(name: str) -> None:
     single = run(CONFIGS[name], "CartPole-v1", 4)

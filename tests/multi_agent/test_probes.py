@@ -126,7 +126,7 @@ def make_obs(probe: Any, agent: str, rows: np.ndarray) -> PyTree:
 ALGORITHMS = make_algorithms()
 
 
-@pytest.mark.representatives("probe-turns-v0-PPO", "probe-join-v0-PPO")
+@pytest.mark.representatives("probe-turns-v0-PPO")
 @pytest.mark.parametrize("algo", list(ALGORITHMS))
 @pytest.mark.parametrize("env", PROBES)
 def test_values_and_actions_are_learned(env: str, algo: str) -> None:

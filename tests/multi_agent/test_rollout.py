@@ -106,6 +106,7 @@ def get_column(rollouts: list[Any], module: str, column: int) -> list[dict[str, 
     return rows
 
 
+@pytest.mark.representatives("60", "1")
 @pytest.mark.parametrize("window", [60, 12, 1])
 def test_rows_are_those_of_each_agents_own_time(window: int) -> None:
     runner, state, params = make_runner()

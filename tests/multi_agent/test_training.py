@@ -65,7 +65,7 @@ def is_same(one: PyTree, other: PyTree) -> bool:
     )
 
 
-@pytest.mark.representatives("PPO", "PG")
+@pytest.mark.representatives("PPO")
 @pytest.mark.parametrize(
     ("config", "times"),
     [

@@ -18,6 +18,9 @@ from tests.recorded_data import ACTION_SPACE, make_parts, write_data
 BOX = spaces.Box(-2.0, 2.0, (1,), np.float32)
 
 
+@pytest.mark.representatives(
+    "CQLConfig-Box", "IQLConfig-Discrete", "AWACConfig-Box", "CRRConfig-Discrete"
+)
 @pytest.mark.parametrize("action_space", [ACTION_SPACE, BOX], ids=["Discrete", "Box"])
 @pytest.mark.parametrize("config_class", [CQLConfig, IQLConfig, AWACConfig, CRRConfig])
 def test_trains_from_recorded_data(tmp_path: Path, config_class: Any, action_space: Any) -> None:
@@ -35,6 +38,7 @@ def test_trains_from_recorded_data(tmp_path: Path, config_class: Any, action_spa
         assert resumed.train()["learners"]["default_policy"]["total_loss"] == want
 
 
+@pytest.mark.representatives("IQLConfig")
 @pytest.mark.parametrize("config_class", [IQLConfig, AWACConfig])
 def test_learns_from_sequences_with_memory(tmp_path: Path, config_class: Any) -> None:
     data = write_data(tmp_path / "data", make_parts(action_space=BOX), BOX)

@@ -38,6 +38,7 @@ def build_online(config_class: Any, action_space: Any) -> Any:
     return config.rl_module(model_config=SMALL).debugging(loggers=[], seed=7).build()
 
 
+@pytest.mark.representatives("CQL to SAC", "BC to PPO")
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_policy_goes_on_as_it_was(tmp_path: Path, name: str) -> None:
     offline, online, num_problems = PAIRS[name]

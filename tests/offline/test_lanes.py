@@ -180,6 +180,7 @@ def test_a_resumed_sweep_goes_on_to_the_bit_with_the_same_data(data: str) -> Non
         Population.from_checkpoint(folder)
 
 
+@pytest.mark.slow
 def test_each_lane_is_evaluated_in_its_own_environment(tmp_path: Path) -> None:
     data = write_cartpole(tmp_path / "cartpole")
     config = make_config(data, BCConfig).environment("CartPole-v1")

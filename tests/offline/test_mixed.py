@@ -36,6 +36,7 @@ def make_sampler(sizes: tuple[int, ...], num_shards: int) -> DatasetSampler:
     )
 
 
+@pytest.mark.representatives("1-2")
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_each_draw_has_the_exact_number_of_every_source(num_shards: int, num_devices: int) -> None:
@@ -94,6 +95,7 @@ def make_config(data: Any, **training: Any) -> DQNConfig:
     return config.offline_data(input_=data)
 
 
+@pytest.mark.representatives("prioritized")
 @pytest.mark.parametrize("buffer", ["uniform", "prioritized"])
 def test_shares_are_exact_also_when_the_buffer_is_full(tmp_path: Path, buffer: str) -> None:
     """The ring has been written over twice at the end; demonstrations are not in it."""
@@ -118,6 +120,7 @@ def test_two_sources_beside_the_buffer(tmp_path: Path) -> None:
         assert algorithm.train()["learners"]["default_policy"]["num_marked"] == 8.0
 
 
+@pytest.mark.slow
 def test_the_order_of_sources_changes_no_share(tmp_path: Path) -> None:
     """Programs are shared by configs that are equal as JSON, in which keys have no order."""
     one, two = (write_marked(tmp_path / name) for name in "ab")
@@ -163,6 +166,7 @@ def test_devices_agree(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_margins_are_of_recorded_rows_alone(tmp_path: Path) -> None:
     data = write_marked(tmp_path / "data")
     runs = {}
@@ -201,6 +205,7 @@ def test_evaluation_plays_in_the_environment(tmp_path: Path) -> None:
     assert played["num_episodes"] == 2
 
 
+@pytest.mark.slow
 def test_rlpd_is_sac_with_shares(tmp_path: Path) -> None:
     data = write_marked(tmp_path / "data", "Pendulum-v1")
     config = SACConfig().environment("Pendulum-v1").rl_module(model_config=SMALL)

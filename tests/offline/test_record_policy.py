@@ -134,6 +134,7 @@ def test_without_exploring_the_best_actions_are_taken(tmp_path: Path) -> None:
     np.testing.assert_array_equal(join(data, "action"), np.argmax(values, axis=-1))
 
 
+@pytest.mark.representatives("SACConfig")
 @pytest.mark.parametrize("config_class", [SACConfig, TD3Config])
 def test_other_algorithms_are_recorded_and_learned_from(tmp_path: Path, config_class: Any) -> None:
     folder = str(tmp_path / "data")

@@ -87,6 +87,7 @@ def test_a_policy_with_memory_is_recorded_on_after_a_checkpoint(tmp_path: Path) 
     assert rows == algorithm.last_result["num_env_steps_sampled_lifetime"]
 
 
+@pytest.mark.representatives("make_ppo-in_graph", "make_dqn-host")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 @pytest.mark.parametrize("make", [make_ppo, make_dqn])
 def test_a_recorded_run_is_the_same_to_the_bit(tmp_path: Path, make: Any, placement: str) -> None:
@@ -139,6 +140,7 @@ def test_actors_record_the_same(tmp_path: Path) -> None:
         np.testing.assert_allclose(rows["obs"], other[name]["obs"], atol=1e-5)
 
 
+@pytest.mark.representatives("make_dqn")
 @pytest.mark.parametrize("make", [make_ppo, make_dqn])
 def test_a_resumed_run_records_as_if_it_had_not_stopped(tmp_path: Path, make: Any) -> None:
     train(make(tmp_path / "whole"), 4)

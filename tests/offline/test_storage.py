@@ -88,6 +88,7 @@ def train_both(data: str, name: str) -> tuple[Algorithm, Algorithm]:
     return device, host
 
 
+@pytest.mark.representatives("epochs")
 @pytest.mark.parametrize("name", slow_but("epochs", "n_step", of=EXACT))
 def test_host_memory_gives_the_same_learner_to_the_bit(data: str, name: str) -> None:
     check_equal(*train_both(data, name))
@@ -100,6 +101,7 @@ def test_host_memory_gives_the_same_learner(data: str, name: str) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6), *states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but("sequences_in_epochs", of=EXACT | CLOSE))
 def test_the_rows_of_host_memory_are_those_that_the_program_draws(data: str, name: str) -> None:
     algorithm, settings = (EXACT | CLOSE)[name]
@@ -129,6 +131,7 @@ def test_the_rows_of_host_memory_are_those_that_the_program_draws(data: str, nam
     jax.tree.map(np.testing.assert_array_equal, position, fed.position)
 
 
+@pytest.mark.representatives("uniform")
 @pytest.mark.parametrize("sampling", ["uniform", "epochs"])
 def test_a_run_goes_on_to_the_bit_in_either_memory(
     data: str, tmp_path: Path, sampling: str

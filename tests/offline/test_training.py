@@ -76,6 +76,7 @@ def test_steps_of_environments_do_not_end_a_run(data: str) -> None:
     assert algorithm.iteration == 1
 
 
+@pytest.mark.representatives("epochs")
 @pytest.mark.parametrize("sampling", ["uniform", "epochs"])
 def test_a_restored_run_goes_on_to_the_bit(data: str, tmp_path: Path, sampling: str) -> None:
     config = make_config(data, dataset_sampling=sampling, num_updates_per_iteration=7)
