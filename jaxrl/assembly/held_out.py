@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jaxrl.assembly.offline import apply_connectors, concatenate_parts, merge_parts, prepare_parts
+from jaxrl.assembly.offline import apply_connectors, concatenate_parts, prepare_parts
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.episodes.packing import EpisodePart
@@ -55,8 +55,7 @@ def load_held_out(
 
 def sort_episodes(parts: Sequence[EpisodePart]) -> list[EpisodePart]:
     """Return parts in the order of the hashes of their episodes, those of one side by side."""
-    merged = merge_parts(parts)
-    return sorted(merged, key=lambda part: (hash_episode(part.episode_id), part.episode_id))
+    return sorted(parts, key=lambda part: (hash_episode(part.episode_id), part.episode_id))
 
 
 def _take_rows(parts: Sequence[EpisodePart], num_rows: int | None) -> list[EpisodePart]:

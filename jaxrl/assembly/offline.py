@@ -26,6 +26,7 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError, JaxrlError
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.offline.held_out import EpisodeSplit
+from jaxrl.offline.joining import merge_parts
 from jaxrl.offline.manifest import ReferenceReturns
 from jaxrl.offline.recorded import RecordedData, open_data, read_reference
 from jaxrl.training.rollout import PolicyStep
@@ -288,45 +289,6 @@ def concatenate_sources(sources: Sequence[Iterable[EpisodePart]]) -> Dataset:
     )
 
 
-def merge_parts(parts: Iterable[EpisodePart]) -> Iterator[EpisodePart]:
-    """Join parts that continue the one before them in the same episode."""
-    run: list[EpisodePart] = []
-    for part in parts:
-        if run and not (
-            part.episode_id == run[-1].episode_id
-            and part.t_started == run[-1].t_started + len(run[-1])
-            and not run[-1].is_last
-        ):
-            yield _join(run)
-            run = []
-        run.append(part)
-    if run:
-        yield _join(run)
-
-
-def _join(run: list[EpisodePart]) -> EpisodePart:
-    if len(run) == 1:
-        return run[0]
-    first, last = run[0], run[-1]
-
-    def concatenate(*trees: PyTree) -> PyTree:
-        return jax.tree.map(lambda *x: np.concatenate(x), *trees)
-
-    heads = [jax.tree.map(lambda x: x[:-1], part.obs) for part in run[:-1]]
-    return EpisodePart(
-        episode_id=first.episode_id,
-        t_started=first.t_started,
-        obs=concatenate(*heads, last.obs),
-        action=concatenate(*(part.action for part in run)),
-        reward=np.concatenate([part.reward for part in run]),
-        extras=concatenate(*(part.extras for part in run)),
-        version=np.concatenate([part.version for part in run]),
-        terminated=last.terminated,
-        truncated=last.truncated,
-        is_cut=last.is_cut,
-    )
-
-
 def prepare_parts(
     config: "AlgorithmConfig",
     data: RecordedData,
@@ -361,14 +323,21 @@ def prepare_parts(
 
 
 def select_parts(
-    settings: OfflineDataSettings, parts: Iterable[EpisodePart]
+    settings: OfflineDataSettings,
+    parts: Iterable[EpisodePart],
+    merge: Callable[[Iterable[EpisodePart]], Iterator[EpisodePart]] = merge_parts,
 ) -> Iterator[EpisodePart]:
     """Yield the parts to learn from, those of an episode that follow each other as one.
+
+    Args:
+        settings: How the data are learned from.
+        parts: Parts as they are recorded.
+        merge: Function that joins those that follow each other.
 
     Raises:
         ConfigError: If `input_transform` returns anything but a part.
     """
-    for part in merge_parts(_transform(settings.input_transform, parts)):
+    for part in merge(_transform(settings.input_transform, parts)):
         if settings.ignore_final_observation and not part.terminated:
             if len(part) > 1:
                 yield part.split(len(part) - 1)[0]

@@ -8,11 +8,11 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Bool, Float, Int
 
-from jaxrl.assembly.offline import merge_parts
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
+from jaxrl.offline.joining import merge_parts
 from jaxrl.offline.recorded import RecordedData
 
 

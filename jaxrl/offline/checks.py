@@ -1,6 +1,8 @@
 """Checks of recorded parts: values against their spaces, and the parts of an episode in order."""
 
+import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -167,3 +169,35 @@ class OrderChecker:
                 )
         end = part.t_started + len(part)
         self._next[part.episode_id] = None if part.is_last else end
+
+    def has(self, episode_id: str) -> bool:
+        """Return whether there was a part of an episode."""
+        return episode_id in self._next
+
+    def expects(self, part: EpisodePart) -> bool:
+        """Return whether a part follows the last one of its episode, which has not ended."""
+        return self._next.get(part.episode_id) == part.t_started
+
+
+class EpisodeNames:
+    """Ids of the episodes of several folders, in which one that begins again is another episode.
+
+    Args:
+        order: Checker of the parts under their new ids.
+    """
+
+    def __init__(self, order: OrderChecker) -> None:
+        self._order = order
+        self._names: dict[tuple[Path, str], str] = {}
+
+    def rename(self, part: EpisodePart, folder: Path) -> EpisodePart:
+        """Return a part with the id of its episode; a repeated one has a number after it."""
+        key = folder, part.episode_id
+        name = self._names.get(key)
+        if name is None:
+            name, number = part.episode_id, 1
+            while self._order.has(name) and not (number == 1 and self._order.expects(part)):
+                number += 1
+                name = f"{part.episode_id}#{number}"
+            self._names[key] = name
+        return part if name == part.episode_id else dataclasses.replace(part, episode_id=name)

@@ -199,6 +199,25 @@ class Columns:
         return trees
 
 
+def find_column_difference(recorded: Columns, other: Columns) -> str | None:
+    """Return how other columns differ from those of recorded data; None if parts of both fit.
+
+    Types and the states of policies may differ.
+    """
+    shapes, others = (
+        {column.name: column.shape for column in columns.leaves if column.group != STATE}
+        for columns in (recorded, other)
+    )
+    for name in sorted(shapes.keys() | others.keys()):
+        if name not in others:
+            return f"{name} is missing here"
+        if name not in shapes:
+            return f"{name} is missing in the data"
+        if shapes[name] != others[name]:
+            return f"{name} has the shape {shapes[name]} in the data, and {others[name]} here"
+    return None
+
+
 def columns_of_space(group: str, space: gymnasium.Space[Any]) -> tuple[Column, ...]:
     """Return the columns of a space, typed as in a program."""
     return tuple(

@@ -9,7 +9,7 @@ from jaxrl.errors import ConfigError, DataError
 from jaxrl.offline.recorded import RecordedData
 
 _HASH_BYTES = 8
-_REPEATED = re.compile(r"#\d+$")
+_REPEATED = re.compile(r"(#\d+)+$")
 """End of the id that readers give to an episode with the id of an earlier one."""
 
 

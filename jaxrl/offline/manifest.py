@@ -89,15 +89,24 @@ class Counts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """File of recorded data: its digest, its size, and what it holds."""
+    """File of recorded data.
+
+    Attributes:
+        sha256: Digest of the file.
+        bytes: Its size.
+        counts: Amount of data in it.
+        run: Random name of the run that wrote it; None if that is not known.
+    """
 
     sha256: str
     bytes: int
     counts: Counts
+    run: str | None = None
 
     def to_data(self) -> dict[str, Any]:
         """Return the entry as data that JSON can hold."""
-        return {"sha256": self.sha256, "bytes": self.bytes, **self.counts.to_data()}
+        run = {} if self.run is None else {"run": self.run}
+        return {"sha256": self.sha256, "bytes": self.bytes, **run, **self.counts.to_data()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,6 +251,11 @@ class Manifest:
         """Return the counts of all files."""
         return sum_counts(entry.counts for entry in self.files.values())
 
+    @property
+    def next_number(self) -> int:
+        """Return the first number above those in the names of all files."""
+        return find_next_number(self.files)
+
     def write(self, folder: Path) -> None:
         """Write the manifest of a folder, in place of an older one."""
         data = {
@@ -254,6 +268,13 @@ class Manifest:
             data["reference_returns"] = dataclasses.asdict(self.reference)
         with open_atomic(folder / MANIFEST) as file:
             file.write(dump_json(data, indent=1) + "\n")
+
+
+def find_next_number(names: Iterable[str]) -> int:
+    """Return the first number above those in the names `part-<number>.<format>`."""
+    stems = [Path(name).stem for name in names]
+    numbers = [int(s[5:]) for s in stems if s.startswith("part-") and s[5:].isdecimal()]
+    return max(numbers, default=-1) + 1
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -300,7 +321,13 @@ def record_reference(folder: Path, reference: ReferenceReturns) -> None:
 
 def _read_entry(data: Mapping[str, Any]) -> FileEntry:
     counts = Counts.from_data(data)
-    return FileEntry(sha256=str(data["sha256"]), bytes=int(data["bytes"]), counts=counts)
+    run: object = data.get("run")
+    return FileEntry(
+        sha256=str(data["sha256"]),
+        bytes=int(data["bytes"]),
+        counts=counts,
+        run=None if run is None else str(run),
+    )
 
 
 def parse_header(text: bytes, where: object) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import gymnasium
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline import npz, parquet
-from jaxrl.offline.checks import OrderChecker, PartChecker, locate
+from jaxrl.offline.checks import EpisodeNames, OrderChecker, PartChecker, locate
 from jaxrl.offline.columns import Columns
 from jaxrl.offline.formats.detect import Foreign, find_foreign
 from jaxrl.offline.formats.settings import MAX_GROUP_BYTES, ImportSettings
@@ -104,6 +104,8 @@ class RecordedData:
     def iter_parts(self) -> Iterator[EpisodePart]:
         """Yield the parts of all episodes, those of one episode in order of time.
 
+        An id that begins again in another folder is that of another episode, and has a number after it.
+
         Leaves are typed as in a program and may be read-only. `version` is -1 where it is unknown.
         `carry` has one row, the state before the first step, or is None: at an episode's start, or
         for a policy without memory; `columns.restore_structure` gives it the policy's classes.
@@ -116,7 +118,12 @@ class RecordedData:
             self.columns, self.action_space, actions_are_normalized=self.actions_are_normalized
         )
         order = OrderChecker()
-        for where, part in self._read():
+        has_folders = self.has_past and len({path.parent for path in self.files}) > 1
+        names = EpisodeNames(order) if has_folders else None
+        for path, part in self._read():
+            where = str(path)
+            if names is not None:
+                part = names.rename(part, path.parent)
             try:
                 arrays = self.columns.flatten(part)
             except DataError as error:
@@ -126,11 +133,10 @@ class RecordedData:
                 order.check(part, where)
             yield dataclasses.replace(part, **self.columns.unflatten(arrays))
 
-    def _read(self) -> Iterator[tuple[str, EpisodePart]]:
-        """Yield the parts as the files have them, each with its place."""
+    def _read(self) -> Iterator[tuple[Path, EpisodePart]]:
+        """Yield the parts as the files have them, each with its file."""
         if self._foreign is not None:
-            for path, part in self._foreign.read(self.files, self._settings):
-                yield str(path), part
+            yield from self._foreign.read(self.files, self._settings)
             return
         for path in self.files:
             entry = self._entries.get(path)
@@ -138,7 +144,7 @@ class RecordedData:
                 check_file(path, entry)
                 self._verified.add(path)
             for part in _iter_own(path, self.columns, self._settings.max_group_bytes):
-                yield str(path), part
+                yield path, part
 
 
 def open_data(

@@ -41,9 +41,11 @@ def find_files(source: Source) -> list[Path]:
         files.extend(found)
     if not files:
         raise DataError("The source of recorded data is an empty list: give a folder or a file.")
-    twice = [path for i, path in enumerate(files) if path in files[:i]]
-    if twice:
-        raise DataError(f"{twice[0]} is given twice: its steps would count twice.")
+    seen: set[Path] = set()
+    for path in files:
+        if path in seen:
+            raise DataError(f"{path} is given twice: its steps would count twice.")
+        seen.add(path)
     return files
 
 

@@ -3,10 +3,11 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self, cast
 
 import gymnasium
 import jax
@@ -19,8 +20,9 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.episodes.single_agent import SingleAgentEpisode
 from jaxrl.errors import DataError
 from jaxrl.offline.checks import OrderChecker, PartChecker, locate
-from jaxrl.offline.columns import Columns
+from jaxrl.offline.columns import Columns, find_column_difference
 from jaxrl.offline.counting import EpisodeCounter
+from jaxrl.offline.folder_lock import FolderLock
 from jaxrl.offline.manifest import (
     MANIFEST,
     Counts,
@@ -29,21 +31,14 @@ from jaxrl.offline.manifest import (
     Manifest,
     Origin,
     ReferenceReturns,
-    hash_file,
+    find_next_number,
     read_manifest,
 )
-from jaxrl.offline.npz import NpzSink
-from jaxrl.offline.parquet import ParquetSink, count_group_steps, has_pyarrow
+from jaxrl.offline.parquet import count_group_steps
+from jaxrl.offline.part_file import Arrays, PartFile, choose_format
 from jaxrl.offline.space_json import encode_space, find_difference
 
 MAX_FILE_BYTES = 64 * 2**20
-
-_SINKS: Mapping[str, Callable[[IO[bytes], Header], ParquetSink | NpzSink]] = {
-    "parquet": ParquetSink,
-    "npz": NpzSink,
-}
-
-Arrays = Mapping[str, np.ndarray | None]
 
 
 class EpisodeWriter:
@@ -57,7 +52,7 @@ class EpisodeWriter:
     The folder has files of parts of episodes, of at most `max_file_bytes` each, and a
     `manifest.json` with the spaces, counts and digests. A file appears when it is complete, and the
     manifest after it: what was written before an interruption remains readable. Without pyarrow
-    (extra `offline`) the files are `.npz` instead of Parquet.
+    (extra `offline`) the files are `.npz` instead of Parquet. A folder has one writer at a time.
 
     Args:
         path: Folder, which is created. One that has recorded data of the same spaces is appended to.
@@ -78,7 +73,7 @@ class EpisodeWriter:
         max_rows_per_file: Maximum number of rows of a file, each a part of an episode; None for any.
 
     Raises:
-        DataError: If the folder has other data, or cannot be written.
+        DataError: If the folder has other data or another writer, or cannot be written.
     """
 
     def __init__(
@@ -114,7 +109,7 @@ class EpisodeWriter:
         self._is_normalized = actions_are_normalized
         self._state_like = state_like
         self._reference: ReferenceReturns | None = None
-        self._format = _choose_format(file_format)
+        self._format = choose_format(file_format)
         self._max_bytes = _check_positive("max_file_bytes", max_file_bytes)
         self._max_rows = max_rows_per_file and _check_positive(
             "max_rows_per_file", max_rows_per_file
@@ -124,11 +119,18 @@ class EpisodeWriter:
         self._order = OrderChecker()
         self._counter = EpisodeCounter()
         self._files: dict[str, FileEntry] = {}
-        self._file: _OpenFile | None = None
+        self._file: PartFile | None = None
         self._group: list[tuple[EpisodePart, Arrays]] = []
         self._group_steps = 0
+        self._run = uuid.uuid4().hex
         self._is_closed = False
-        self._open_folder()
+        self._is_after_others = False
+        self._lock: FolderLock | None = None
+        try:
+            self._open_folder()
+        except BaseException:
+            self._unlock()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -193,6 +195,9 @@ class EpisodeWriter:
                 continue
             header = self._header or self._start(part)
             assert self._checker is not None
+            if self._is_after_others:
+                self.check_columns(part)
+                self._is_after_others = False
             try:
                 arrays = header.columns.flatten(part)
             except DataError as error:
@@ -200,6 +205,19 @@ class EpisodeWriter:
             self._checker.check(part, arrays, "")
             self._order.check(part, "")
             self._add(part, header.columns)
+
+    def check_columns(self, part: EpisodePart) -> None:
+        """Check that the folder has no data yet, or data with the columns of a part.
+
+        Raises:
+            DataError: If it has other data.
+        """
+        if self._header is None:
+            return
+        columns = Columns.from_part(part, *self._spaces, actions_are_normalized=self._is_normalized)
+        problem = find_column_difference(self._header.columns, columns)
+        if problem is not None:
+            raise DataError(f"{self.path} has other data: {problem}; record into another folder.")
 
     def flush(self) -> None:
         """Complete the current file, so that everything added can be read.
@@ -218,7 +236,10 @@ class EpisodeWriter:
         """
         if not self._is_closed:
             self._is_closed = True
-            self.flush()
+            try:
+                self.flush()
+            finally:
+                self._unlock()
 
     def get_state(self) -> dict[str, Any]:
         """Complete the current file, and return what `set_state` needs, as plain data.
@@ -229,29 +250,34 @@ class EpisodeWriter:
         self.flush()
         files = {name: entry.sha256 for name, entry in self._files.items()}
         unfinished = {name: list(state) for name, state in self._counter.unfinished.items()}
-        return {"files": files, "unfinished": unfinished}
+        return {"run": self._run, "files": files, "unfinished": unfinished}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to the time of `get_state`: files completed since are removed.
+        """Go back to the time of `get_state`: files that its run completed since are removed.
 
-        A run that is restored to a checkpoint records these steps again.
+        A run that is restored to a checkpoint records these steps again. Files of other runs stay.
 
         Raises:
             DataError: If a file of that time is missing or another one, or the folder cannot be
                 written.
         """
         self._discard()
-        kept: Mapping[str, str] = state["files"]
+        run, kept = state.get("run"), cast("Mapping[str, str]", state["files"])
         for name, digest in kept.items():
             if name not in self._files or self._files[name].sha256 != digest:
                 raise DataError(
                     f"{self.path / name} is not the file that the run had recorded: choose a new "
                     "folder."
                 )
-        removed = [name for name in self._files if name not in kept]
-        self._files = {name: self._files[name] for name in kept}
+        removed = [
+            name for name, entry in self._files.items() if name not in kept and entry.run == run
+        ]
         unfinished = {name: tuple(values) for name, values in state["unfinished"].items()}
-        self._counter = EpisodeCounter(self._files.values(), unfinished)
+        self._run = self._run if run is None else str(run)
+        self._files = {name: entry for name, entry in self._files.items() if name not in removed}
+        self._counter = EpisodeCounter(
+            self._files.values(), {**self._counter.unfinished, **unfinished}
+        )
         self._order = OrderChecker()
         with self._translating_errors():
             if removed:
@@ -262,6 +288,7 @@ class EpisodeWriter:
     def _open_folder(self) -> None:
         with self._translating_errors():
             self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self.path)
             manifest = read_manifest(self.path)
             if manifest is None:
                 others = [entry for entry in self.path.iterdir() if not entry.name.startswith(".")]
@@ -274,6 +301,7 @@ class EpisodeWriter:
                 pass
         if manifest is not None:
             self._continue(manifest)
+            self._is_after_others = True
 
     def _continue(self, manifest: Manifest) -> None:
         """Append to the data of a manifest."""
@@ -362,7 +390,7 @@ class EpisodeWriter:
         assert self._header is not None
         with self._translating_errors():
             if self._file is None:
-                self._file = _OpenFile(self.path, _SINKS[self._format], self._header)
+                self._file = PartFile(self.path, self._format, self._header)
             self._file.add(self._group)
         self._group, self._group_steps = [], 0
 
@@ -370,10 +398,13 @@ class EpisodeWriter:
         if self._file is None:
             return
         with self._translating_errors():
-            name = f"part-{self._find_index():05d}.{self._format}"
+            number = find_next_number([*self._files, *os.listdir(self.path)])
+            name = f"part-{number:05d}.{self._format}"
             digest, size = self._file.finish(self.path / name)
             self._file = None
-            self._files[name] = FileEntry(sha256=digest, bytes=size, counts=self._counter.take())
+            self._files[name] = FileEntry(
+                sha256=digest, bytes=size, counts=self._counter.take(), run=self._run
+            )
             self._write_manifest()
 
     def _write_manifest(self) -> None:
@@ -385,82 +416,30 @@ class EpisodeWriter:
             reference=self._reference,
         ).write(self.path)
 
-    def _find_index(self) -> int:
-        """Return the first number above those of all files of the folder."""
-        stems = [Path(name).stem for name in (*self._files, *os.listdir(self.path))]
-        return (
-            max(
-                (int(s[5:]) for s in stems if s.startswith("part-") and s[5:].isdecimal()),
-                default=-1,
-            )
-            + 1
-        )
-
     def _discard(self) -> None:
         """Forget what is not in a complete file."""
         if self._file is not None:
             self._file.remove()
         self._file, self._group, self._group_steps = None, [], 0
 
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
     @contextlib.contextmanager
-    def _translating_errors(self) -> Any:
+    def _translating_errors(self) -> Generator[None]:
         """Translate an OSError to one sentence, and close the writer."""
         try:
             yield
         except OSError as error:
             self._is_closed = True
             self._discard()
+            self._unlock()
             kept = sum(entry.counts.num_steps for entry in self._files.values())
             raise DataError(
                 f"{self.path} cannot be written: {error.strerror or error}; {kept} steps are complete "
                 "there, and another folder may be chosen for more."
             ) from error
-
-
-class _OpenFile:
-    """Temporary file that a sink writes to."""
-
-    def __init__(
-        self,
-        folder: Path,
-        make_sink: Callable[[IO[bytes], Header], ParquetSink | NpzSink],
-        header: Header,
-    ) -> None:
-        handle, self._name = tempfile.mkstemp(dir=folder, prefix=".part-")
-        self._file = os.fdopen(handle, "wb")
-        try:
-            self._sink = make_sink(self._file, header)
-        except BaseException:
-            self.remove()
-            raise
-        self.num_rows = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return self._sink.num_bytes
-
-    def add(self, group: Sequence[tuple[EpisodePart, Arrays]]) -> None:
-        self._sink.add([part for part, _ in group], [arrays for _, arrays in group])
-        self.num_rows += len(group)
-
-    def finish(self, path: Path) -> tuple[str, int]:
-        """Complete the file under its name, and return its digest and size."""
-        self._sink.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        digest, size = hash_file(Path(self._name)), os.stat(self._name).st_size
-        mask = os.umask(0o022)
-        os.umask(mask)
-        os.chmod(self._name, 0o666 & ~mask)
-        os.replace(self._name, path)
-        return digest, size
-
-    def remove(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self._name)
 
 
 def _stack(buffer: LookbackBuffer, name: str, *, is_array: bool) -> PyTree:
@@ -479,16 +458,6 @@ def _stack(buffer: LookbackBuffer, name: str, *, is_array: bool) -> PyTree:
         return jax.tree.map(np.asarray, items)
     except (ValueError, TypeError) as error:
         raise DataError(f"{name} differs in structure or shape from step to step.") from error
-
-
-def _choose_format(name: str) -> str:
-    if name not in ("auto", *_SINKS):
-        raise DataError(f"file_format must be 'auto', 'parquet' or 'npz', got {name!r}.")
-    if name == "parquet" and not has_pyarrow():
-        raise DataError(
-            "file_format='parquet' needs pyarrow: pip install 'jaxrl[offline]', or use 'npz'."
-        )
-    return name if name != "auto" else "parquet" if has_pyarrow() else "npz"
 
 
 def _check_positive(name: str, value: object) -> int:

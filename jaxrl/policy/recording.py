@@ -23,7 +23,7 @@ from jaxrl.offline.stitch import PartStitcher
 from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import NoHooks
-from jaxrl.runners.recording import choose_run_name
+from jaxrl.runners.recording import choose_run_name, make_blank_part
 from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorCarry, PolicyStep, make_env_index
@@ -64,7 +64,8 @@ class RecordingMethods:
         evaluation is taken.
 
         Args:
-            output: Folder of recorded data; one that has data of the same spaces is appended to.
+            output: Folder of recorded data; one that has data of the same spaces and module
+                outputs is appended to.
             num_steps: Least number of environment steps; whole rollouts of all environments are
                 recorded. Episodes that have not ended are cut.
             num_envs: Number of environments that are stepped side by side.
@@ -142,6 +143,8 @@ def record_policy(
     stitcher = PartStitcher(choose_run_name(config.algo_name, seed, writer.path))
     recorded = 0
     with writer, contextlib.closing(rows):
+        if writer.counts.num_steps:
+            writer.check_columns(make_blank_part(policy_step, lambda _: inputs.actor))
         while recorded < num_steps:
             rollout, env_index, steps = next(rows)
             if not steps:

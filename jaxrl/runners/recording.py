@@ -16,13 +16,15 @@ from jaxtyping import Int
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Rollout
+from jaxrl.core.types import Key, PyTree, Rollout
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, DataError
 from jaxrl.offline.manifest import read_manifest
 from jaxrl.offline.stitch import PartStitcher
 from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.runners.fragment import Fragment
+from jaxrl.training.rollout import ActorState, PolicyStep, make_blank_rollout
+from jaxrl.training.train_step import TrainStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -58,7 +60,7 @@ class Converter(Protocol):
 class Recorder(abc.ABC):
     """Writer of what a run samples, in a thread.
 
-    A full queue blocks the run, and an error of the thread is raised by the next call. The end of
+    A full queue blocks the run, and an error of the thread is raised by the next calls. The end of
     the process completes the last file. A run that was restored opens the folder with its first
     rows, so that evaluating a checkpoint changes nothing there.
 
@@ -90,6 +92,10 @@ class Recorder(abc.ABC):
     def _make_converter(self, run: str) -> Converter:
         """Return what makes parts of episodes, whose ids begin with the name of the run."""
 
+    def _make_blank_part(self) -> EpisodePart | None:
+        """Return a part of zeros with the columns of all parts; None if they are not known."""
+        return None
+
     @property
     def _has_density(self) -> bool:
         """Return whether all recorded actions have the probability in `ACTION_LOGP`."""
@@ -99,6 +105,13 @@ class Recorder(abc.ABC):
         """Return the thread, started on first use and set back to the restored state."""
         if self._opened is None:
             writer, run = _make_writer(self._config, self._assembly, self._has_density)
+            try:
+                part = self._make_blank_part() if writer.counts.num_steps else None
+                if part is not None:
+                    writer.check_columns(part)
+            except BaseException:
+                writer.close()
+                raise
             thread = _WriterThread(writer, self._make_converter(run))
             self._opened = thread, weakref.finalize(self, thread.close)
         thread, _ = self._opened
@@ -177,6 +190,42 @@ class RolloutRecorder(Recorder):
     def _make_converter(self, run: str) -> PartStitcher:
         return PartStitcher(run)
 
+    def _make_blank_part(self) -> EpisodePart:
+        train_step, plan = self._assembly.train_step, self._assembly.plan
+        assert isinstance(train_step, TrainStep)
+
+        def make_actor(key: Key) -> ActorState:
+            return train_step.make_actor_state(train_step.init_without_envs(key, plan.total_envs))
+
+        return make_blank_part(self._assembly.policy_step, make_actor)
+
+
+def make_blank_part(
+    policy_step: PolicyStep, make_actor: Callable[[Key], ActorState]
+) -> EpisodePart:
+    """Make a part of one step of zeros, without observations, as the policy is recorded.
+
+    Args:
+        policy_step: Module and connectors of the policy.
+        make_actor: Function of a key that returns what it acts with, which is only traced.
+    """
+    rows = jax.eval_shape(
+        lambda key: make_blank_rollout(policy_step, make_actor(key), 1, 1), jax.random.key(0)
+    )
+
+    def blank(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), tree)
+
+    return EpisodePart(
+        episode_id="",
+        t_started=0,
+        obs=None,
+        action=blank(rows.action),
+        reward=np.zeros(1, np.float32),
+        extras=blank(rows.extras),
+        version=np.zeros(1, np.int64),
+    )
+
 
 def _restore(thread: "_WriterThread", state: Mapping[str, Any]) -> None:
     """Set the thread back to a saved state.
@@ -228,7 +277,7 @@ def choose_run_name(algorithm: str, seed: int, path: Path) -> str:
     """
     manifest = read_manifest(path) if path.is_dir() else None
     name = f"{algorithm}-{seed}"
-    return name if manifest is None else f"{name}-{len(manifest.files)}"
+    return name if manifest is None else f"{name}-{manifest.next_number}"
 
 
 class _WriterThread:
@@ -237,7 +286,7 @@ class _WriterThread:
     def __init__(self, writer: EpisodeWriter, converter: Converter) -> None:
         self._writer, self._converter = writer, converter
         self._queue: queue.Queue[Any] = queue.Queue(_QUEUE_SIZE)
-        self._error: DataError | None = None
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="jaxrl-output", daemon=True)
         self._thread.start()
 
@@ -269,26 +318,29 @@ class _WriterThread:
         self._queue.put(None)
         self._thread.join()
 
+    def _finish(self) -> None:
+        """Complete the last file, with all that was added before an error."""
+        try:
+            if self._error is None:
+                self._writer.add_parts(self._converter.flush())
+        finally:
+            self._writer.close()
+
     def _run(self) -> None:
         while True:
             item = self._queue.get()
             try:
-                if self._error is None:
-                    self._handle(item)
-            except DataError as error:
-                logger.error("%s", error)
+                if item is None:
+                    self._finish()
+                elif self._error is None:
+                    self._writer.add_parts(self._converter.add(*item))
+            except Exception as error:  # noqa: BLE001  the run raises it
+                logger.error("The recording has ended: %s", error or type(error).__name__)
                 self._error = error
             finally:
                 self._queue.task_done()
             if item is None:
                 return
-
-    def _handle(self, item: tuple[Any, ...] | None) -> None:
-        if item is None:
-            self._writer.add_parts(self._converter.flush())
-            self._writer.close()
-            return
-        self._writer.add_parts(self._converter.add(*item))
 
 
 def make_recorder(config: "AlgorithmConfig", assembly: Assembly) -> RolloutRecorder | None:

@@ -2,8 +2,6 @@
 
 import contextlib
 import datetime
-import errno
-import fcntl
 import json
 import logging
 import os
@@ -331,23 +329,13 @@ def _make_unique(root: Path, name: str) -> Path:
 
 def _lock(path: Path) -> int:
     """Lock the folder for this process; the kernel releases the lock when the process ends."""
-    handle = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
-    except OSError as error:
-        holder = os.pread(handle, 20, 0).decode(errors="replace") or "unknown"
-        if error.errno in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
-            return handle  # a network file system without locks
-        os.close(handle)
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
+        return files.lock_file(path / LOCK_FILE)
+    except BlockingIOError as error:
         raise RunFolderError(
-            f"{path} is in use by process {holder}: wait for it to end, or call stop() on the "
+            f"{path} is in use by process {error.strerror}: wait for it to end, or call stop() on the "
             "Algorithm that writes there."
         ) from error
-    return handle
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

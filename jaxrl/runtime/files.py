@@ -1,6 +1,8 @@
-"""Atomic file writes, bounded reads, and translation of OS errors."""
+"""Atomic file writes, bounded reads, locks, and translation of OS errors."""
 
 import contextlib
+import errno
+import fcntl
 import os
 import stat
 import tempfile
@@ -72,6 +74,36 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
         raise ValueError(f"its file {path.name} is not a regular file of at most {max_bytes} bytes")
     return path.read_bytes()
+
+
+def lock_file(path: Path) -> int:
+    """Lock a file, which is created if it is missing, and return its handle.
+
+    The kernel unlocks it when the handle is closed or the process ends. On a network file system
+    without locks, nothing is locked.
+
+    Raises:
+        BlockingIOError: If another handle has locked it; its `strerror` is the process of that one.
+        OSError: If the file cannot be written.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
+        except OSError as error:
+            if error.errno in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
+                return handle
+            holder = os.pread(handle, 20, 0).decode(errors="replace") or "unknown"
+            os.close(handle)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise BlockingIOError(errno.EWOULDBLOCK, holder) from error
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(handle)):
+                return handle
+        os.close(handle)  # the file was removed by the one that had locked it
 
 
 def _get_umask() -> int:

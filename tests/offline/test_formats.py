@@ -11,7 +11,11 @@ from gymnasium import spaces
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
+from jaxrl.offline.held_out import hash_episode
+from jaxrl.offline.joining import merge_parts
 from jaxrl.offline.recorded import RecordedData, open_data
+from jaxrl.offline.writer import EpisodeWriter
+from tests.offline.parts import make_part
 
 DATA = Path(__file__).parent / "data"
 CARTPOLE = gymnasium.make("CartPole-v1")
@@ -210,6 +214,60 @@ def test_a_gap_in_an_episode_begins_another_part(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match=r"misses|step"):
         list(open_plain(path).iter_parts())
+
+
+SKIPPED = {
+    "eps_id": ["a"] * 4,
+    "obs": [[2.0 * i, 0.0] for i in range(4)],
+    "new_obs": [[2.0 * i + 1.0, 0.0] for i in range(4)],
+    "actions": [0, 1, 2, 0],
+    "rewards": [0.0] * 4,
+    "terminateds": [False, False, False, True],
+}
+"""Every second step of an episode of eight."""
+
+
+@pytest.mark.parametrize("kind", ["columns", "json", "arrays"])
+def test_a_row_keeps_its_successor_where_the_next_row_is_another(tmp_path: Path, kind: str) -> None:
+    if kind == "columns":
+        path = write_columns(tmp_path / "a.parquet", **SKIPPED, t=None, truncateds=None)
+    elif kind == "json":  # in lines of two rows, which are read one after the other
+        path = tmp_path / "a.json"
+        lines = [{name: x[i : i + 2] for name, x in SKIPPED.items()} for i in (0, 2)]
+        path.write_text("\n".join(json.dumps({"type": "SampleBatch", **x}) for x in lines))
+    else:
+        names = {"obs": "observations", "new_obs": "next_observations", "terminateds": "terminals"}
+        arrays = {array: np.asarray(SKIPPED[name]) for name, array in names.items()}
+        path = write_npz(tmp_path / "a.npz", **arrays, rewards=[0.0] * 4, timeouts=None)
+    parts = list(merge_parts(open_plain(path).iter_parts()))
+    assert [part.obs[:, 0].tolist() for part in parts] == [[2.0 * i, 2.0 * i + 1] for i in range(4)]
+    if kind != "arrays":  # an id says that these are of one episode
+        assert [part.t_started for part in parts] == [0, 1, 2, 3]
+        assert len({hash_episode(part.episode_id) for part in parts}) == 1
+
+
+@pytest.mark.parametrize("kind", ["columns", "arrays", "own"])
+def test_ids_that_begin_again_in_another_folder_are_other_episodes(
+    tmp_path: Path, kind: str
+) -> None:
+    unfinished = {"t": None, "terminateds": [False] * 3, "truncateds": [False] * 3}
+    action = spaces.Discrete(3)
+    for folder in (tmp_path / "x", tmp_path / "y"):
+        folder.mkdir()
+        if kind == "columns":
+            write_columns(folder / "a.parquet", **unfinished)
+        elif kind == "arrays":
+            write_npz(folder / "a.npz")
+        else:
+            with EpisodeWriter(folder, BOX, action) as writer:
+                for changes in ({"episode_id": "a"}, {"episode_id": "b", "is_cut": True}):
+                    part = make_part(2, observation_space=BOX, action_space=action, **changes)
+                    writer.add_parts([part])
+    data = open_data([tmp_path / "x", tmp_path / "y"], observation_space=BOX, action_space=action)
+    parts = list(data.iter_parts())
+    assert [part.t_started for part in parts] == [0] * 4
+    assert len({part.episode_id for part in parts}) == 4
+    assert len({hash_episode(part.episode_id) for part in parts}) == 2
 
 
 def test_old_flags_are_terminations(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """Recording of runs: nothing changes, every placement writes the same, and resumed runs go on."""
 
+import contextlib
+import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -15,6 +18,9 @@ from jaxrl.algorithms.td3 import TD3Config
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.offline.recorded import RecordedData, open_data
+from jaxrl.offline.writer import EpisodeWriter
+from jaxrl.runners.recording import _WriterThread
+from tests.offline.parts import BOX, DISCRETE, make_part
 
 SMALL = {"fcnet_hiddens": [8]}
 
@@ -197,6 +203,48 @@ def test_a_second_run_is_appended_with_other_ids(tmp_path: Path) -> None:
     assert first < join(tmp_path / "out").keys()
 
 
+def test_a_resumed_run_leaves_what_another_one_recorded(tmp_path: Path) -> None:
+    algorithm = make_ppo(tmp_path / "out").build()
+    algorithm.train()
+    path = algorithm.save(tmp_path / "checkpoint")
+    algorithm.stop()
+    train(make_ppo(tmp_path / "out"), 1)
+    both = join(tmp_path / "out")
+    restored = Algorithm.from_checkpoint(path)
+    restored.train()
+    restored.stop()
+    after = join(tmp_path / "out")
+    assert both.keys() < after.keys()
+    others = [name for name in both if name.count("-") == 4]  # PPO-5-1-<environment>-<number>
+    assert len(others) >= 4
+    check_same({name: both[name] for name in others}, {name: after[name] for name in others})
+
+
+def test_any_error_of_the_thread_ends_the_run_and_not_the_files(tmp_path: Path) -> None:
+    class Converter:
+        def add(self, number: int) -> list[EpisodePart]:
+            if number:
+                raise MemoryError
+            return [make_part(2)]
+
+        def flush(self) -> list[EpisodePart]:
+            return []
+
+        get_state = set_state = dict
+
+    writer = EpisodeWriter(tmp_path, BOX, DISCRETE)
+    thread = _WriterThread(writer, cast("Any", Converter()))
+    thread.put((0,))
+    for _ in range(10):  # more than the queue has room for
+        with contextlib.suppress(MemoryError):
+            thread.put((1,))
+    with pytest.raises(MemoryError):
+        thread.get_state()
+    thread.close()
+    assert [len(part) for part in open_data(tmp_path).iter_parts()] == [2]
+    EpisodeWriter(tmp_path, BOX, DISCRETE).close()
+
+
 def test_waiting_is_timed(tmp_path: Path) -> None:
     result = make_ppo(tmp_path / "out").build().train()
     assert result["timers"]["output_s"] >= 0.0
@@ -232,6 +280,22 @@ def test_a_folder_of_other_files_is_refused_before_training(tmp_path: Path) -> N
     (tmp_path / "out" / "letter.txt").write_text("Dear reader")
     with pytest.raises(DataError, match=r"'letter.txt' among them"):
         make_ppo(tmp_path / "out").build()
+
+
+def test_data_of_other_distributions_are_not_mixed(tmp_path: Path) -> None:
+    extras = {"action_logp": np.zeros(2, np.float32), "action_dist_inputs": np.zeros((2, 3))}
+    env = gymnasium.make("CartPole-v1")
+    spaces = env.observation_space, env.action_space
+    part = make_part(2, observation_space=spaces[0], action_space=spaces[1], extras=extras)
+    with EpisodeWriter(tmp_path / "out", *spaces, actions_are_normalized=True) as writer:
+        writer.add_parts([dataclasses.replace(part, obs=np.zeros((3, 4), np.float32))])
+    with pytest.raises(DataError, match=r"action_dist_inputs has the shape \(3,\) in the data"):
+        make_ppo(tmp_path / "out").build()
+    with (
+        make_ppo().build() as algorithm,
+        pytest.raises(DataError, match=r"action_dist_inputs has the shape \(3,\) in the data"),
+    ):
+        algorithm.record(tmp_path / "out", num_steps=8)
 
 
 def test_data_of_another_environment_are_not_mixed(tmp_path: Path) -> None:

@@ -243,9 +243,15 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         EpisodeWriter(data, BOX, DISCRETE, has_density=False)
     with (
         EpisodeWriter(data, BOX, DISCRETE) as writer,
-        pytest.raises(DataError, match="action_logp is missing"),
+        pytest.raises(DataError, match="other data: action_logp is missing here; record into an"),
     ):
         writer.add_parts([make_part(2, episode_id="b", extras={})])
+    wide = make_part(2, episode_id="b", extras={"action_logp": np.zeros((2, 3), np.float32)})
+    with (
+        EpisodeWriter(data, BOX, DISCRETE) as writer,
+        pytest.raises(DataError, match=r"other data: action_logp has the shape \(\) in the data"),
+    ):
+        writer.add_parts([wide])
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
@@ -313,6 +319,37 @@ def test_restored_writer_records_again(tmp_path: Path) -> None:
     assert (data.counts.num_steps, data.counts.num_episodes) == (9, 1)
     with pytest.raises(DataError, match="is not the file that the run had recorded"):
         EpisodeWriter(tmp_path, BOX, DISCRETE).set_state({**state, "files": {"x": "0"}})
+
+
+def test_a_restored_writer_leaves_what_others_wrote(tmp_path: Path) -> None:
+    episodes = {name: make_part(2, episode_id=name, terminated=True) for name in "abcd"}
+    writer = EpisodeWriter(tmp_path, BOX, DISCRETE)
+    writer.add_parts([episodes["a"]])
+    state = json.loads(json.dumps(writer.get_state()))
+    writer.add_parts([episodes["b"]])
+    writer.close()
+    unfinished = make_part(2, episode_id="e", reward=np.ones(2, np.float32))
+    with EpisodeWriter(tmp_path, BOX, DISCRETE) as other:
+        other.add_parts([episodes["c"], unfinished])
+    with EpisodeWriter(tmp_path, BOX, DISCRETE) as again:
+        again.set_state(state)
+        again.add_parts([episodes["d"]])
+    data = write(tmp_path, [make_part(1, episode_id="e", t_started=2, truncated=True)])
+    assert [part.episode_id for part in data.iter_parts()] == ["a", "c", "e", "d", "e"]
+    assert data.counts is not None
+    assert (data.counts.num_episodes, data.counts.returns.num_episodes) == (4, 4)
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, BOX, DISCRETE) as writer:
+        with pytest.raises(DataError, match=f"is being recorded to by process {os.getpid()}: end"):
+            EpisodeWriter(tmp_path, BOX, DISCRETE)
+        writer.add_parts([make_part(3)])
+    left = EpisodeWriter(tmp_path, BOX, DISCRETE)
+    del left  # without an end
+    write(tmp_path, [make_part(2, episode_id="b")])
+    assert [len(part) for part in open_data(tmp_path).iter_parts()] == [3, 2]
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytree

@@ -65,7 +65,7 @@ def read_arrays(
         ids = np.asarray([f"{path.name}/{i}" for i in numbers.tolist()])
         table = make_table({**columns, EPS_ID: ids}, settings, str(path))
         parts = RowParts(ignore_final_observation=settings.ignore_final_observation)
-        for part in (*parts.add(table, path), *parts.finish(path)):
+        for part in (*parts.add(table, path), *parts.finish()):
             yield path, part
 
 

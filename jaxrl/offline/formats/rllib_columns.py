@@ -30,7 +30,7 @@ def read_columns(
     for path, columns in _iter_columns(files, settings):
         for part in parts.add(make_table(columns, settings, str(path)), path):
             yield path, part
-    for part in parts.finish(files[-1]):
+    for part in parts.finish():
         yield files[-1], part
 
 

@@ -30,7 +30,7 @@ def read_batches(
             columns = {name: batch[column] for name, column in names.items()}
             for part in parts.add(make_table(columns, settings, where), path):
                 yield path, part
-    for part in parts.finish(files[-1]):
+    for part in parts.finish():
         yield files[-1], part
 
 

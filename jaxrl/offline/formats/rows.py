@@ -1,6 +1,7 @@
 """Rows of transitions, one a step, as parts of episodes."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,8 @@ OBS, NEW_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
 TERMINATEDS, TRUNCATEDS, DONES = "terminateds", "truncateds", "dones"
 EPS_ID, T = "eps_id", "t"
 EXTRAS = ("action_logp", "action_dist_inputs")
+_Key = tuple[Path, str]
+"""Folder and id of an episode."""
 COLUMNS = (OBS, ACTIONS, REWARDS, NEW_OBS, TERMINATEDS, TRUNCATEDS, DONES, EPS_ID, T, *EXTRAS)
 
 
@@ -72,10 +75,11 @@ def check_columns(found: Mapping[str, object], path: Path) -> None:
 class RowParts:
     """Conversion of the rows of files, one after the other, to parts of episodes.
 
-    Rows of an episode follow one another; where the observation after a row is not that of the next
-    one, or a time step is missing, another part begins. A row that is terminated and truncated is
-    terminated. Without `eps_id`, every row is an episode of one step. An id that comes again after
-    its end is another episode.
+    Rows of an episode follow one another. Where a time step is missing, another part begins; where
+    the observation after a row is not that of the next one, which is not its successor then, another
+    episode does, with the next time step. A row that is terminated and truncated is terminated.
+    Without `eps_id`, every row is an episode of one step. An id that comes again after its end, or
+    in another folder, is another episode.
 
     Args:
         ignore_final_observation: Whether a part that is not terminated, and whose final observation
@@ -84,9 +88,9 @@ class RowParts:
 
     def __init__(self, *, ignore_final_observation: bool) -> None:
         self._ignore_final = ignore_final_observation
-        self._next_t: dict[str, int] = {}
-        self._times: dict[str, int] = {}
-        self._pending: RowTable | None = None
+        self._unfinished: dict[_Key, tuple[int, bytes]] = {}
+        self._times: dict[_Key, int] = {}
+        self._pending: tuple[RowTable, Path] | None = None
         self._num_rows = 0
 
     def add(self, table: RowTable, path: Path) -> Iterator[EpisodePart]:
@@ -96,22 +100,24 @@ class RowParts:
         if table.eps_id is None:
             yield from self._add_single_rows(table, path)
             return
+        if self._pending is not None and self._pending[1].parent != path.parent:
+            yield from self.finish()
         if self._pending is not None:
-            table, self._pending = self._pending.join(table), None
+            table, self._pending = self._pending[0].join(table), None
         table = _order_by_episode(table)
         borders = _find_borders(table)
         for first, end in zip(borders, [*borders[1:], len(table)], strict=True):
             rows = table.take(slice(first, end))
             is_open = not (rows.terminated[-1] or rows.truncated[-1])
             if end == len(table) and rows.new_obs is None and is_open:
-                self._pending = rows
+                self._pending = rows, path
             else:
                 yield self._make_part(rows, path)
 
-    def finish(self, path: Path) -> Iterator[EpisodePart]:
+    def finish(self) -> Iterator[EpisodePart]:
         """Yield the part that waited for its next observation, if there is one."""
         if self._pending is not None:
-            rows, self._pending = self._pending, None
+            (rows, path), self._pending = self._pending, None
             yield self._make_part(rows, path)
 
     def _add_single_rows(self, table: RowTable, path: Path) -> Iterator[EpisodePart]:
@@ -123,15 +129,18 @@ class RowParts:
     def _make_part(self, rows: RowTable, path: Path) -> EpisodePart:
         assert rows.eps_id is not None
         name = str(rows.eps_id[0])
-        times = self._times.get(name, 1)
-        episode_id = name if times == 1 else f"{name}#{times}"
-        t = self._next_t.get(name, 0) if rows.t is None else int(rows.t[0])
-        part = self._build(rows, episode_id, t, path)
+        key = path.parent, name
+        expected, successor = self._unfinished.pop(key, (0, b""))
+        t = expected if rows.t is None else int(rows.t[0])
+        times = self._times.get(key, 1)
+        if successor and t == expected and successor != _hash_row(rows.obs, 0):
+            times = self._times[key] = times + 1
+        part = self._build(rows, name if times == 1 else f"{name}#{times}", t, path)
         if part.is_last:
-            self._next_t.pop(name, None)
-            self._times[name] = times + 1
+            self._times[key] = times + 1
         else:
-            self._next_t[name] = t + len(rows)
+            successor = b"" if rows.new_obs is None else _hash_row(rows.new_obs, -1)
+            self._unfinished[key] = t + len(rows), successor
         return part
 
     def _build(self, rows: RowTable, episode_id: str, t_started: int, path: Path) -> EpisodePart:
@@ -158,6 +167,14 @@ class RowParts:
             terminated=terminated,
             truncated=bool(rows.truncated[-1]) and not terminated,
         )
+
+
+def _hash_row(tree: PyTree, row: int) -> bytes:
+    """Return a digest of one row of observations."""
+    digest = hashlib.blake2b(digest_size=16)
+    for leaf in jax.tree.leaves(tree):
+        digest.update((leaf[row] + np.zeros((), leaf.dtype)).tobytes())  # 0.0 and -0.0 are equal
+    return digest.digest()
 
 
 def _order_by_episode(table: RowTable) -> RowTable:

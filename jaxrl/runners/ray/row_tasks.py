@@ -1,6 +1,7 @@
 """Tasks of Ray Data that read recorded files and make the rows of gradient steps of them."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.errors import DataError
 from jaxrl.offline.held_out import leave_out
+from jaxrl.offline.joining import merge_ended_parts
 from jaxrl.offline.recorded import RecordedData, open_data
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 PATH = "path"
 CHUNK_BYTES = 2**24
 """Default of `chunk_bytes`."""
+_UNFINISHED_CHUNKS = 8
+"""Size of the episodes that have not ended and wait for the next part, in chunks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,7 +123,9 @@ class RowTask:
         data = self.open(path)
         parts, size = [], 0
         recorded = leave_out(data.iter_parts(), self.held_out_share)
-        for part in select_parts(self.settings, recorded):
+        most = _UNFINISHED_CHUNKS * self.chunk_bytes // data.step_bytes
+        merge = functools.partial(merge_ended_parts, max_unfinished_steps=most)
+        for part in select_parts(self.settings, recorded, merge):
             parts.append(part)
             size += len(part) * data.step_bytes
             if size >= self.chunk_bytes:

@@ -1,0 +1,71 @@
+"""Parts of episodes that come between those of others, as environments side by side are recorded."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from jaxrl.assembly.offline import concatenate_parts
+from jaxrl.connectors.pipelines import ActionPipeline
+from jaxrl.episodes.packing import EpisodePart
+from jaxrl.estimation.episodes import read_whole_episodes
+from jaxrl.offline.joining import merge_ended_parts, merge_parts
+from jaxrl.offline.recorded import open_data
+from jaxrl.offline.writer import EpisodeWriter
+from tests.offline.parts import BOX, DISCRETE, assert_same, make_part
+
+WHOLE = {
+    name: make_part(6, episode_id=name, seed=i, terminated=True) for i, name in enumerate("ab")
+}
+PARTS = {name: part.split(3) for name, part in WHOLE.items()}
+
+
+def make_interleaved() -> list[EpisodePart]:
+    """Make a0 b0 a1 b1, of two episodes of six steps."""
+    return [PARTS[name][i] for i in range(2) for name in "ab"]
+
+
+def describe(parts: Any) -> list[tuple[str, int, int]]:
+    return [(part.episode_id, part.t_started, len(part)) for part in parts]
+
+
+def test_parts_of_episodes_side_by_side_are_joined() -> None:
+    for merged in (merge_parts(make_interleaved()), merge_ended_parts(make_interleaved(), 100)):
+        for part, whole in zip(merged, WHOLE.values(), strict=True):
+            assert_same(part, whole)
+    joined, alone = concatenate_parts(make_interleaved()), concatenate_parts(WHOLE.values())
+    jax.tree.map(np.testing.assert_array_equal, joined, alone)
+
+
+def test_the_order_is_that_of_the_first_parts() -> None:
+    late = make_part(2, episode_id="c", truncated=True)
+    opened = make_part(2, episode_id="d")
+    parts = [opened, PARTS["a"][0], late, PARTS["a"][1]]
+    assert [part.episode_id for part in merge_parts(parts)] == ["d", "a", "c"]
+    assert [part.episode_id for part in merge_ended_parts(parts, 100)] == ["c", "a", "d"]
+
+
+def test_gaps_and_ends_are_borders() -> None:
+    head, tail = WHOLE["a"].split(2)
+    ended = dataclasses.replace(head, is_cut=True)
+    for first, second in [(head, tail.split(2)[1]), (ended, tail), (WHOLE["a"], WHOLE["a"])]:
+        parts = [first, PARTS["b"][0], second]
+        for merged in (merge_parts(parts), merge_ended_parts(parts, 100)):
+            assert sorted(describe(merged)) == sorted(describe(parts))
+
+
+def test_few_steps_of_unfinished_episodes_wait() -> None:
+    merged = merge_ended_parts(make_interleaved(), 5)
+    assert describe(merged) == [("a", 0, 3), ("a", 3, 3), ("b", 0, 6)]
+
+
+def test_episodes_side_by_side_are_whole(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, BOX, DISCRETE, actions_are_normalized=True) as writer:
+        writer.add_parts(make_interleaved())
+    data = open_data(tmp_path)
+    assert data.counts is not None
+    whole = read_whole_episodes(data, cast("ActionPipeline", None))
+    assert data.counts.returns.num_episodes == len(whole.parts) == 2
+    assert whole.num_dropped == 0
