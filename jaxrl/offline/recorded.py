@@ -7,12 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import jax
+import numpy as np
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline import npz, parquet
-from jaxrl.offline.checks import OrderChecker, PartChecker, locate
-from jaxrl.offline.columns import Columns
+from jaxrl.offline.checks import (
+    OrderChecker,
+    PartChecker,
+    check_steps,
+    convert_rewards,
+    locate,
+)
+from jaxrl.offline.columns import ACTIONS, OBS, Columns, flatten_paths
 from jaxrl.offline.formats.detect import Foreign, find_foreign
 from jaxrl.offline.formats.settings import MAX_GROUP_BYTES, ImportSettings
 from jaxrl.offline.manifest import (
@@ -77,6 +85,17 @@ class RecordedData:
         self._foreign = foreign
         self._settings = settings
         self._verified: set[Path] = set()
+        self._checker = PartChecker(
+            self.columns,
+            self.observation_space,
+            self.action_space,
+            actions_are_normalized=self.actions_are_normalized,
+        )
+
+    @property
+    def has_schema(self) -> bool:
+        """Return whether the columns of files may have other names, which a schema gives."""
+        return self._foreign is not None and self._foreign.has_schema
 
     @property
     def step_bytes(self) -> int:
@@ -112,19 +131,49 @@ class RecordedData:
             DataError: If a file is damaged or has changed, a value is not in its space or not finite,
                 or the parts of an episode overlap or miss a step.
         """
-        checker = PartChecker(
-            self.columns, self.action_space, actions_are_normalized=self.actions_are_normalized
-        )
         order = OrderChecker()
         for where, part in self._read():
-            try:
-                arrays = self.columns.flatten(part)
-            except DataError as error:
-                raise DataError(f"{locate(part, where)}: {error}") from error
-            checker.check(part, arrays, where)
+            checked = self._check(part, self.columns, where)
             if self.has_past:
                 order.check(part, where)
-            yield dataclasses.replace(part, **self.columns.unflatten(arrays))
+            yield checked
+
+    def check_changed(self, part: EpisodePart, where: str) -> EpisodePart:
+        """Return a part that a function has made of one of these, typed as in a program.
+
+        Its extras may be others.
+
+        Args:
+            part: Part of an episode.
+            where: Name of the function, for error messages.
+
+        Raises:
+            DataError: If an array has another length or shape, or a value is not in its space or not
+                finite.
+        """
+        reward, version = np.asarray(part.reward), np.asarray(part.version)
+        part = dataclasses.replace(part, reward=reward, version=version)
+        check_steps(part, where)
+        kept = Columns((*self.columns.select(OBS), *self.columns.select(ACTIONS)))
+        plain = dataclasses.replace(part, reward=convert_rewards(reward), extras={}, carry=None)
+        checked = self._check(plain, kept, where)
+        extras = jax.tree.map(np.asarray, part.extras)
+        for name, leaf in flatten_paths(extras):
+            if leaf.shape[:1] != reward.shape:
+                raise DataError(
+                    f"{locate(part, where)}: {'.'.join(map(str, name))} must have {len(reward)} rows, "
+                    f"got the shape {leaf.shape}."
+                )
+        return dataclasses.replace(checked, extras=extras)
+
+    def _check(self, part: EpisodePart, columns: Columns, where: str) -> EpisodePart:
+        """Return a part typed as in a program, after checks of its values."""
+        try:
+            arrays = columns.flatten(part)
+        except DataError as error:
+            raise DataError(f"{locate(part, where)}: {error}") from error
+        self._checker.check(part, arrays, where)
+        return dataclasses.replace(part, **columns.unflatten(arrays))
 
     def _read(self) -> Iterator[tuple[str, EpisodePart]]:
         """Yield the parts as the files have them, each with its place."""
@@ -150,6 +199,7 @@ def open_data(
     schema: Mapping[str, str] | None = None,
     ignore_final_observation: bool = False,
     max_group_bytes: int = MAX_GROUP_BYTES,
+    ignore_unused_schema: bool = False,
 ) -> RecordedData:
     """Open recorded data, of which the format is found by content.
 
@@ -168,17 +218,25 @@ def open_data(
             dropped where the observation after it is not recorded; otherwise, that is an error.
         max_group_bytes: Limit of the bytes that a file may declare to be read at once: a row group,
             or all arrays of an `.npz` file.
+        ignore_unused_schema: Whether a schema may be given for a format in which columns have fixed
+            names; otherwise, that is an error.
 
     Raises:
-        DataError: If no file matches, a format is unknown or newer, the spaces differ, or there are
-            no steps.
+        DataError: If no file matches, a format is unknown or newer, the spaces differ, a schema has
+            no effect, or there are no steps.
     """
     files = find_files(source)
     given = {"observation_space": observation_space, "action_space": action_space}
     own = _find_own(files, max_group_bytes)
+    foreign = None if own else find_foreign(files, schema or {}, max_group_bytes)
+    if schema and not ignore_unused_schema and not (foreign and foreign.has_schema):
+        raise DataError(
+            f"schema={schema!r} has no effect on {files[0]}, a file of the format "
+            f"{foreign.kind if foreign else OWN}, in which columns have fixed names: leave it out."
+        )
     if own is not None:
         return _open_own(files, own, given, actions_are_normalized, max_group_bytes)
-    foreign = find_foreign(files, schema or {}, max_group_bytes)
+    assert foreign is not None
     spaces = foreign.read_spaces(files[0])
     _check_spaces(files[0], dict(zip(given, spaces, strict=True)), given)
     settings = ImportSettings(

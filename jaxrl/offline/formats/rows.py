@@ -87,12 +87,14 @@ class RowParts:
         self._next_t: dict[str, int] = {}
         self._times: dict[str, int] = {}
         self._pending: RowTable | None = None
+        self._names: list[str] | None = None
         self._num_rows = 0
 
     def add(self, table: RowTable, path: Path) -> Iterator[EpisodePart]:
         """Yield the parts of rows; the last one may wait for its next observation."""
         if not len(table):
             return
+        self._check_names(table, path)
         if table.eps_id is None:
             yield from self._add_single_rows(table, path)
             return
@@ -107,6 +109,19 @@ class RowParts:
                 self._pending = rows
             else:
                 yield self._make_part(rows, path)
+
+    def _check_names(self, table: RowTable, path: Path) -> None:
+        """Check that all tables have the same columns."""
+        fields = {NEW_OBS: table.new_obs, EPS_ID: table.eps_id, T: table.t, **table.extras}
+        names = [name for name, values in fields.items() if values is not None]
+        if self._names is None:
+            self._names = names
+        if names != self._names:
+            name = min(set(names) ^ set(self._names))
+            raise DataError(
+                f"{path} has the column {name!r} in some rows and not in others: give files of equal "
+                "columns."
+            )
 
     def finish(self, path: Path) -> Iterator[EpisodePart]:
         """Yield the part that waited for its next observation, if there is one."""
@@ -171,6 +186,12 @@ def _order_by_episode(table: RowTable) -> RowTable:
     return table if is_ordered else table.take(order)
 
 
+def differs_by_row(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return whether rows differ in any entry."""
+    differs = np.asarray(one != other)
+    return np.asarray(differs.any(axis=tuple(range(1, differs.ndim))))
+
+
 def _find_borders(table: RowTable) -> list[int]:
     """Return the rows at which parts begin."""
     assert table.eps_id is not None
@@ -181,6 +202,5 @@ def _find_borders(table: RowTable) -> list[int]:
     if table.new_obs is not None:
         pairs = zip(jax.tree.leaves(table.obs), jax.tree.leaves(table.new_obs), strict=True)
         for obs, new_obs in pairs:
-            differs = np.asarray(obs[1:] != new_obs[:-1]).reshape(len(table) - 1, -1)
-            is_border |= differs.any(axis=1)
+            is_border |= differs_by_row(obs[1:], new_obs[:-1])
     return [0, *(np.flatnonzero(is_border) + 1).tolist()]
