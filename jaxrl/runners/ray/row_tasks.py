@@ -113,13 +113,14 @@ class RowTask:
             actions_are_normalized=self.settings.actions_in_input_normalized,
             schema=self.settings.input_read_schema,
             ignore_final_observation=self.settings.ignore_final_observation,
+            ignore_unused_schema=True,
         )
 
     def _iter_chunks(self, path: str) -> Iterator[Dataset]:
         data = self.open(path)
         parts, size = [], 0
         recorded = leave_out(data.iter_parts(), self.held_out_share)
-        for part in select_parts(self.settings, recorded):
+        for part in select_parts(self.settings, data, recorded):
             parts.append(part)
             size += len(part) * data.step_bytes
             if size >= self.chunk_bytes:
