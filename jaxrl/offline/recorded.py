@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,21 @@ import gymnasium
 import jax
 import numpy as np
 
+from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline import npz, parquet
 from jaxrl.offline.checks import (
     OrderChecker,
     PartChecker,
+    check_flags,
     check_steps,
     convert_rewards,
     locate,
 )
 from jaxrl.offline.columns import ACTIONS, OBS, Columns, flatten_paths
 from jaxrl.offline.formats.detect import Foreign, find_foreign
+from jaxrl.offline.formats.rows import iter_rows
 from jaxrl.offline.formats.settings import MAX_GROUP_BYTES, ImportSettings
 from jaxrl.offline.manifest import (
     Counts,
@@ -39,6 +43,15 @@ from jaxrl.offline.sources import Source, find_files, sniff
 from jaxrl.offline.space_json import find_difference
 
 OWN = "jaxrl"
+
+
+_BLOCK = 1024
+"""Number of single steps that are checked at once."""
+
+
+def _take_every_second(obs: PyTree, first: int) -> PyTree:
+    """Return every second row, and the last one once more."""
+    return jax.tree.map(lambda x: np.concatenate([x[first::2], x[-1:]]), obs)
 
 
 class RecordedData:
@@ -131,12 +144,46 @@ class RecordedData:
             DataError: If a file is damaged or has changed, a value is not in its space or not finite,
                 or the parts of an episode overlap or miss a step.
         """
+        if not self.has_past:
+            yield from self._iter_single_steps()
+            return
         order = OrderChecker()
         for where, part in self._read():
             checked = self._check(part, self.columns, where)
-            if self.has_past:
-                order.check(part, where)
+            order.check(part, where)
             yield checked
+
+    def _iter_single_steps(self) -> Iterator[EpisodePart]:
+        """Yield parts of one step each, of which many are checked at once."""
+        parts = self._read()
+        while block := list(itertools.islice(parts, _BLOCK)):
+            try:
+                checked = self._check_together([part for _, part in block])
+            except ValueError:  # to be named, or different in their structure
+                checked = [self._check(part, self.columns, where) for where, part in block]
+            yield from checked
+
+    def _check_together(self, parts: Sequence[EpisodePart]) -> list[EpisodePart]:
+        """Return parts of one step each, after checks as of two episodes, with either observation."""
+        for part in parts:
+            check_flags(part, "")
+
+        def lay(name: str) -> PyTree:
+            trees = [getattr(part, name) for part in parts]
+            return jax.tree.map(lambda *x: np.concatenate(x), *trees)
+
+        fields = {name: lay(name) for name in ("action", "reward", "extras", "version")}
+        like, obs = dataclasses.replace(parts[0], terminated=False, truncated=False), lay("obs")
+        first, last = (
+            self._check(dataclasses.replace(like, obs=rows, **fields), self.columns, "")
+            for rows in (_take_every_second(obs, 0), _take_every_second(obs, 1))
+        )
+        ends = jax.tree.map(lambda a, b: np.stack([a[:-1], b[:-1]], 1), first.obs, last.obs)
+        others = jax.tree.map(lambda leaf: leaf[:, None], (first.action, first.extras))
+        return [
+            dataclasses.replace(part, obs=row[0], action=row[1], extras=row[2])
+            for part, row in zip(parts, iter_rows((ends, *others)), strict=True)
+        ]
 
     def check_changed(self, part: EpisodePart, where: str) -> EpisodePart:
         """Return a part that a function has made of one of these, typed as in a program.

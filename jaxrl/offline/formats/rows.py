@@ -130,10 +130,30 @@ class RowParts:
             yield self._make_part(rows, path)
 
     def _add_single_rows(self, table: RowTable, path: Path) -> Iterator[EpisodePart]:
-        for i in range(len(table)):
-            self._num_rows += 1
-            rows = table.take(slice(i, i + 1))
-            yield self._build(rows, f"row-{self._num_rows - 1}", 0, path)
+        first = self._num_rows
+        self._num_rows += len(table)
+        final = table.new_obs
+        if final is None:
+            is_lost = ~table.terminated & (not self._ignore_final)
+            for i in np.flatnonzero(is_lost)[:1].tolist():
+                self._build(table.take(slice(i, i + 1)), f"row-{first + i}", 0, path)  # raises
+            final = table.obs
+        obs = jax.tree.map(lambda *ends: np.stack(ends, axis=1), table.obs, final)
+        others = table.action, table.reward, table.extras, unknown_versions(len(table))
+        rows = iter_rows((obs, *jax.tree.map(lambda leaf: leaf[:, None], others)))
+        flags = zip(table.terminated.tolist(), table.truncated.tolist(), strict=True)
+        for i, (row, (terminated, truncated)) in enumerate(zip(rows, flags, strict=True)):
+            yield EpisodePart(
+                episode_id=f"row-{first + i}",
+                t_started=0,
+                obs=row[0],
+                action=row[1],
+                reward=row[2],
+                extras=row[3],
+                version=row[4],
+                terminated=terminated,
+                truncated=truncated and not terminated,
+            )
 
     def _make_part(self, rows: RowTable, path: Path) -> EpisodePart:
         assert rows.eps_id is not None
@@ -173,6 +193,13 @@ class RowParts:
             terminated=terminated,
             truncated=bool(rows.truncated[-1]) and not terminated,
         )
+
+
+def iter_rows(tree: PyTree) -> Iterator[PyTree]:
+    """Yield the rows of a tree of arrays `[N, ...]`."""
+    leaves, structure = jax.tree.flatten(tree)
+    for row in zip(*leaves, strict=True):
+        yield structure.unflatten(row)
 
 
 def _order_by_episode(table: RowTable) -> RowTable:
