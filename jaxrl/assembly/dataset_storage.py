@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -13,6 +13,7 @@ from jaxrl.config.settings.offline_data import Storage
 from jaxrl.connectors.learning import ClipRewards
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.types import Device
+from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.offline.recorded import RecordedData
 from jaxrl.runtime.devices import get_host_memory_limit, get_memory_limit
@@ -131,17 +132,47 @@ def get_host_limit() -> int | None:
 def check_dataset_size(
     config: "AlgorithmConfig", data: Sequence[RecordedData], storage: Storage, device: Device
 ) -> None:
-    """Check the size of a dataset before it is read.
+    """Check the size of a dataset before it is read, if its files say it.
 
     Raises:
         ConfigError: If it is larger than the limit of its storage.
     """
-    settings, size = config.offline_data_settings, measure_data(data)
-    if size.num_steps is None:
-        return  # files on disk may be larger than their rows
+    size = measure_data(data)
+    if size.num_steps is not None:  # files on disk may be larger than their rows
+        limit = get_device_limit(config, device) if storage == "device" else get_host_limit()
+        if limit is not None and size.num_bytes > limit:
+            raise _make_size_error(config, str(size), storage, limit)
+
+
+def make_size_count(
+    config: "AlgorithmConfig", data: Sequence[RecordedData], storage: Storage, device: Device
+) -> Callable[[Iterable[EpisodePart]], Iterable[EpisodePart]] | None:
+    """Make the function that counts the bytes of parts as they pass, if their files do not say them.
+
+    It raises ConfigError when those of all calls exceed the limit of their storage. It is None where
+    there is nothing to count.
+    """
     limit = get_device_limit(config, device) if storage == "device" else get_host_limit()
-    if limit is None or size.num_bytes <= limit:
-        return
+    if limit is None or measure_data(data).num_steps is not None:
+        return None
+    total = 0
+
+    def count(parts: Iterable[EpisodePart]) -> Iterator[EpisodePart]:
+        nonlocal total
+        for part in parts:
+            total += part.num_bytes
+            if total > limit:
+                size = f"more than {format_bytes(limit)} of steps"
+                raise _make_size_error(config, size, storage, limit)
+            yield part
+
+    return count
+
+
+def _make_size_error(
+    config: "AlgorithmConfig", size: str, storage: Storage, limit: int
+) -> ConfigError:
+    settings = config.offline_data_settings
     allowed = (
         f"max_dataset_bytes={settings.max_dataset_bytes!r} allows {format_bytes(limit)}: name fewer "
         "files, raise max_dataset_bytes, or set dataset_storage='host' or 'stream'."
@@ -149,7 +180,7 @@ def check_dataset_size(
         else f"{_HOST_SHARE} is {format_bytes(limit)}: name fewer files, or set "
         "dataset_storage='stream'."
     )
-    raise ConfigError(f"input_={settings.input_!r} has {size}, and {allowed}")
+    return ConfigError(f"input_={settings.input_!r} has {size}, and {allowed}")
 
 
 def find_missing_package() -> str | None:

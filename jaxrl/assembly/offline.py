@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.assembly.input_transform import transform_parts
 from jaxrl.assembly.replay import check_temporal, check_whole_sequences, get_max_seq_len
 from jaxrl.buffers.dataset import Dataset, DatasetSampler
 from jaxrl.config.batch_plan.offline import OfflinePlan
@@ -69,9 +70,16 @@ def open_config_data(
             actions_are_normalized=settings.actions_in_input_normalized,
             schema=settings.input_read_schema,
             ignore_final_observation=settings.ignore_final_observation,
+            ignore_unused_schema=True,
         )
         opened.append(data)
         observation_space, action_space = data.observation_space, data.action_space
+    if settings.input_read_schema and not any(data.has_schema for data in opened):
+        raise ConfigError(
+            f"input_read_schema={settings.input_read_schema!r} has no effect on input_="
+            f"{settings.input_!r}, of the format {opened[0].kind}, in which columns have fixed names: "
+            "leave it out."
+        )
     return opened
 
 
@@ -193,11 +201,12 @@ def load_dataset(
     learner_pipeline: LearnerPipeline,
     sampler: DatasetSampler,
     split: EpisodeSplit,
+    count: Callable[[Iterable[EpisodePart]], Iterable[EpisodePart]] | None = None,
 ) -> Dataset:
     """Read the recorded data into a dataset of NumPy arrays, as they are learned from.
 
     Actions become the module's, rewards pass the learner connectors, and observations those
-    connectors that look back. Held-out episodes are left in `split`.
+    connectors that look back. Held-out episodes are left in `split`. Parts pass through `count`.
 
     Raises:
         JaxrlError: If the data are damaged, do not fit, or are too few.
@@ -210,7 +219,8 @@ def load_dataset(
         else [source.iter_parts() for source in data]
     )
     for source, recorded in zip(data, learned, strict=True):
-        parts = prepare_parts(config, source, recorded, policy_step)
+        counted = recorded if count is None else count(recorded)
+        parts = prepare_parts(config, source, counted, policy_step)
         if not parts:
             raise DataError(
                 f"{source.files[0]} has no rows to learn from: name data with at least one "
@@ -300,7 +310,7 @@ def prepare_parts(
     has_look_back = bool(policy_step.obs_pipeline.temporal)
     parts: list[EpisodePart] = []
     num_dropped = 0
-    for part in select_parts(settings, recorded):
+    for part in select_parts(settings, data, recorded):
         if has_look_back and part.t_started > 0:
             num_dropped += 1
             continue
@@ -324,6 +334,7 @@ def prepare_parts(
 
 def select_parts(
     settings: OfflineDataSettings,
+    data: RecordedData,
     parts: Iterable[EpisodePart],
     merge: Callable[[Iterable[EpisodePart]], Iterator[EpisodePart]] = merge_parts,
 ) -> Iterator[EpisodePart]:
@@ -331,37 +342,19 @@ def select_parts(
 
     Args:
         settings: How the data are learned from.
+        data: Data that they are from.
         parts: Parts as they are recorded.
         merge: Function that joins those that follow each other.
 
     Raises:
-        ConfigError: If `input_transform` returns anything but a part.
+        ConfigError: If `input_transform` returns anything but a part whose rows fit.
     """
-    for part in merge(_transform(settings.input_transform, parts)):
+    for part in merge(transform_parts(settings.input_transform, data, parts)):
         if settings.ignore_final_observation and not part.terminated:
             if len(part) > 1:
                 yield part.split(len(part) - 1)[0]
             continue
         yield part
-
-
-def _transform(function: Any, parts: Iterable[EpisodePart]) -> Iterator[EpisodePart]:
-    """Yield the parts that a user's function returns.
-
-    Raises:
-        ConfigError: If it returns anything else.
-    """
-    for part in parts:
-        changed = part if function is None else function(part)
-        if changed is None:
-            continue
-        if not isinstance(changed, EpisodePart):
-            raise ConfigError(
-                "input_transform must return the part of an episode to learn from, or None, got a "
-                f"{type(changed).__name__}."
-            )
-        if len(changed):
-            yield changed
 
 
 def apply_connectors(

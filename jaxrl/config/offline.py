@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from jaxrl.config.datasets import PREFIX, iter_sources, split_name
 from jaxrl.config.settings.offline_data import SAMPLER
+from jaxrl.config.settings.offline_evaluation import EVAL_LOSS
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import ConfigError
@@ -232,7 +233,15 @@ def _check_storage(config: "AlgorithmConfig") -> None:
             f"shuffle_buffer_size={data.shuffle_buffer_size} has no effect with dataset_storage="
             f"{storage!r}, which draws from all rows: leave it out, or set dataset_storage='stream'."
         )
-    if storage == "stream" or (config.is_offline and num_learners):
+    is_stream = storage == "stream" or (config.is_offline and num_learners > 0)
+    evaluation = config.evaluation_settings
+    has_losses = evaluation.held_out_share and evaluation.offline_evaluation_type == EVAL_LOSS
+    if data.max_dataset_bytes != "auto" and (is_stream or storage == "host") and not has_losses:
+        raise ConfigError(
+            f"max_dataset_bytes={data.max_dataset_bytes} is the limit of a dataset on a device, and has "
+            f"no effect with {describe_storage(config)}: leave it out, or set dataset_storage='auto'."
+        )
+    if is_stream:
         check_stream(config)
 
 

@@ -49,6 +49,12 @@ class EpisodePart:
         """Return whether nothing more of the episode follows."""
         return self.terminated or self.truncated or self.is_cut
 
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes of the observations, actions and rewards."""
+        leaves = jax.tree.leaves((self.obs, self.action, self.reward))
+        return sum(np.asarray(leaf).nbytes for leaf in leaves)
+
     def split(self, length: int) -> tuple[Self, Self]:
         """Split into the first `length` rows and the others; both have at least one."""
         head = self._slice(0, length, is_end=False)

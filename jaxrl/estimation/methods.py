@@ -106,6 +106,7 @@ class EstimationMethods:
             actions_are_normalized=offline.actions_in_input_normalized,
             schema=offline.input_read_schema,
             ignore_final_observation=offline.ignore_final_observation,
+            ignore_unused_schema=True,
         )
 
     @single_threaded

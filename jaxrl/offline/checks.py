@@ -20,11 +20,25 @@ BOUNDS_TOLERANCE = 1e-4
 Arrays = Mapping[str, np.ndarray | None]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Bounds:
+    """Smallest and largest values of a column, and those to show, of its space."""
+
+    low: np.ndarray
+    high: np.ndarray
+    shown: tuple[np.ndarray, np.ndarray]
+    hint: str = ""
+
+
 class PartChecker:
     """Checks of the values of parts.
 
+    Observations are finite and, unless they are floats, in their space; floats may be outside of the
+    bounds of a Box, as those of many environments are. Actions are in their space.
+
     Args:
         columns: Columns of the data.
+        observation_space: Space of the observations.
         action_space: Space of the environment's actions.
         actions_are_normalized: Whether the actions are the module's, whose Boxes have no bounds and
             whose choices count from 0.
@@ -33,13 +47,22 @@ class PartChecker:
     def __init__(
         self,
         columns: Columns,
+        observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         *,
         actions_are_normalized: bool,
     ) -> None:
-        self._columns = columns
-        self._actions = dict(get_leaf_spaces(action_space))
-        self._is_normalized = actions_are_normalized
+        self._columns = (*columns.select(OBS), *columns.select(ACTIONS))
+        leaves = {
+            OBS: dict(get_leaf_spaces(observation_space)),
+            ACTIONS: dict(get_leaf_spaces(action_space)),
+        }
+        self._bounds: dict[str, _Bounds | None] = {}
+        for column in self._columns:
+            space = leaves[column.group].get(column.path)
+            is_normalized = column.group == ACTIONS and actions_are_normalized
+            if space is not None and space.shape == column.shape:
+                self._bounds[column.name] = _get_bounds(space, column, is_normalized=is_normalized)
 
     def check(self, part: EpisodePart, arrays: Arrays, where: str) -> None:
         """Check a part.
@@ -52,61 +75,100 @@ class PartChecker:
         Raises:
             DataError: If a value is invalid; the sentence names the episode and the time step.
         """
+        check_steps(part, where)
         check_flags(part, where)
-        for column in self._columns.select(OBS):
-            _check_finite(column.name, arrays[column.name], part, where)
-        _check_finite("rewards", part.reward, part, where)
-        for column in self._columns.select(ACTIONS):
-            _check_finite(column.name, arrays[column.name], part, where)
-            self._check_action(column, arrays[column.name], part, where)
+        _check_finite("rewards", convert_rewards(part.reward), part, where)
+        for column in self._columns:
+            values = arrays[column.name]
+            if values is not None:
+                _check_finite(column.name, values, part, where)
+                self._check_bounds(column, values, part, where)
 
-    def _check_action(
-        self, column: Column, values: np.ndarray | None, part: EpisodePart, where: str
+    def _check_bounds(
+        self, column: Column, values: np.ndarray, part: EpisodePart, where: str
     ) -> None:
-        space = self._actions.get(column.path)
-        if values is None or space is None or space.shape != column.shape:
+        bounds = self._bounds.get(column.name)
+        if bounds is None:
             return
-        low, high = _get_bounds(space, is_normalized=self._is_normalized)
-        if low is None or high is None:
-            return
-        is_inside = (values >= low) & (values <= high)
+        is_inside = (values >= bounds.low) & (values <= bounds.high)
         if is_inside.all():
             return
         index = tuple(int(i) for i in np.argwhere(~is_inside)[0])
-        if isinstance(space, spaces.Box):
-            low, high = space.low, space.high
-        low, high = (np.broadcast_to(side, column.shape)[index[1:]] for side in (low, high))
-        limits = f"[{low:g}, {high:g}]"
-        hint = "."
-        if isinstance(space, spaces.Box):
-            hint = ": if they are normalized, pass actions_are_normalized=True."
+        low, high = (np.broadcast_to(side, column.shape)[index[1:]] for side in bounds.shown)
         raise DataError(
             f"{locate(part, where)}: {column.name} is {values[index]:g} at t="
-            f"{part.t_started + index[0]}, outside of the space's {limits}{hint}"
+            f"{part.t_started + index[0]}, outside of the space's [{low:g}, {high:g}]{bounds.hint}."
         )
 
 
 def _get_bounds(
-    space: gymnasium.Space[Any], *, is_normalized: bool
-) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-    """Return the smallest and largest actions of a simple space; None for those without bounds."""
+    space: gymnasium.Space[Any], column: Column, *, is_normalized: bool
+) -> _Bounds | None:
+    """Return the bounds of a column with a simple space; None without any."""
     match space:
         case spaces.Discrete() | spaces.MultiDiscrete():
             is_single = isinstance(space, spaces.Discrete)
             sizes = np.asarray(space.n if is_single else space.nvec)
             start = np.zeros_like(sizes) if is_normalized else np.asarray(space.start)
-            return start, start + sizes - 1
+            return _get_integer_bounds(start, start + sizes - 1, column)
         case spaces.MultiBinary():
-            return np.asarray(0), np.asarray(1)
-        case spaces.Box() if not is_normalized:
+            return _get_integer_bounds(np.asarray(0), np.asarray(1), column)
+        case spaces.Box() if np.dtype(space.dtype).kind in "iu" and not is_normalized:
+            return _get_integer_bounds(space.low, space.high, column)
+        case spaces.Box() if column.group == ACTIONS and not is_normalized:
             low, high = (np.asarray(side, np.float64) for side in (space.low, space.high))
             low_room, high_room = (
                 BOUNDS_TOLERANCE * np.where(np.isfinite(side), np.maximum(1.0, np.abs(side)), 0.0)
                 for side in (low, high)
             )
-            return low - low_room, high + high_room
+            hint = ": if they are normalized, pass actions_are_normalized=True"
+            shown = space.low, space.high
+            return _Bounds(low=low - low_room, high=high + high_room, shown=shown, hint=hint)
         case _:
-            return None, None
+            return None
+
+
+def _get_integer_bounds(low: np.ndarray, high: np.ndarray, column: Column) -> _Bounds | None:
+    """Return bounds of the column's type, which need no conversion of its values."""
+    if column.dtype.kind not in "iu":
+        return _Bounds(low=low, high=high, shown=(low, high))
+    limits = np.iinfo(column.dtype)
+    if (low <= limits.min).all() and (high >= limits.max).all():
+        return None
+    smallest, largest = (
+        np.clip(side, limits.min, limits.max).astype(column.dtype) for side in (low, high)
+    )
+    return _Bounds(low=smallest, high=largest, shown=(low, high))
+
+
+def convert_rewards(values: np.ndarray) -> np.ndarray:
+    """Return rewards as they are recorded, in float32; other values than numbers are unchanged."""
+    if values.dtype.kind not in "biuf":
+        return values
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32, copy=False)
+
+
+def check_steps(part: EpisodePart, where: str) -> None:
+    """Check the time of a part, and that there is one reward and one version a step.
+
+    Raises:
+        DataError: If it begins before the episode, or they have other shapes.
+    """
+    if part.t_started < 0:
+        raise DataError(
+            f"{locate(part, where)}: a part starts at t={part.t_started}, and time steps count from 0."
+        )
+    if part.reward.ndim != 1 or part.reward.dtype.kind not in "biuf":
+        raise DataError(
+            f"{locate(part, where)}: rewards must be one number a step, got {part.reward.dtype} of "
+            f"shape {part.reward.shape}."
+        )
+    if part.version.shape != part.reward.shape:
+        raise DataError(
+            f"{locate(part, where)}: version must have the shape {part.reward.shape}, got "
+            f"{part.version.shape}."
+        )
 
 
 def check_flags(part: EpisodePart, where: str) -> None:
@@ -130,8 +192,8 @@ def locate(part: EpisodePart, where: str) -> str:
     return f"{where}, {episode}" if where else f"Episode {part.episode_id!r}"
 
 
-def _check_finite(name: str, values: np.ndarray | None, part: EpisodePart, where: str) -> None:
-    if values is None or values.dtype.kind != "f" or np.isfinite(values).all():
+def _check_finite(name: str, values: np.ndarray, part: EpisodePart, where: str) -> None:
+    if values.dtype.kind != "f" or np.isfinite(values).all():
         return
     index = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
     raise DataError(

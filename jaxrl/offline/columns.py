@@ -1,6 +1,7 @@
 """Columns of recorded data: one for every leaf of observations, actions, extras and states."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, cast
 
@@ -26,7 +27,24 @@ Path = tuple[str | int, ...]
 """Keys of dicts and indices of tuples, outermost first."""
 
 _MAX_RANK = 16
+_MAX_DEPTH = 64
+_MAX_NAME = 2**12
 _MAX_ROW_BYTES = 2**28
+
+
+def parse_dtype(code: object) -> np.dtype[Any]:
+    """Return the type of numbers that a file names.
+
+    Raises:
+        ValueError: If it is none, or one of another machine.
+    """
+    try:
+        dtype = np.dtype(code) if isinstance(code, str) else None
+    except (TypeError, SyntaxError):
+        dtype = None
+    if dtype is None or dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise ValueError("an array has no type of numbers")
+    return dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +88,18 @@ class Column:
         Raises:
             ValueError: If the data does not describe a column of numbers.
         """
-        dtype, shape = np.dtype(str(data["dtype"])), tuple(int(size) for size in data["shape"])
+        dtype, shape = parse_dtype(data["dtype"]), tuple(int(size) for size in data["shape"])
         path = tuple(key if isinstance(key, int) else str(key) for key in data["path"])
-        column = cls(str(data["name"]), str(data["group"]), path, dtype, shape)
-        if dtype.kind not in "biuf" or column.group not in (OBS, ACTIONS, EXTRAS, STATE):
-            raise ValueError("not a column of numbers")
+        name, group = data["name"], data["group"]
+        is_name = isinstance(name, str) and len(name) <= _MAX_NAME
+        if not is_name or group not in (OBS, ACTIONS, EXTRAS, STATE):
+            raise ValueError("not a column")
+        if len(path) > _MAX_DEPTH or not dtype.isnative:
+            raise ValueError("a column is nested too deep, or of another byte order")
+        column = cls(name, group, path, dtype, shape)
         if len(shape) > _MAX_RANK or min(shape, default=1) < 0:
             raise ValueError("invalid shape of a column")
-        if float(np.prod(shape, dtype=float)) * dtype.itemsize > _MAX_ROW_BYTES:
+        if math.prod(shape) * dtype.itemsize > _MAX_ROW_BYTES:
             raise ValueError(f"a row exceeds {_MAX_ROW_BYTES} bytes")
         return column
 

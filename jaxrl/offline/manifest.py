@@ -12,7 +12,7 @@ from typing import Any, cast
 import gymnasium
 
 from jaxrl.errors import DataError
-from jaxrl.offline.columns import Columns
+from jaxrl.offline.columns import ACTIONS, OBS, Columns, columns_of_space
 from jaxrl.offline.space_json import decode_space, dump_json, encode_space
 from jaxrl.runtime.files import open_atomic, read_bounded
 
@@ -20,8 +20,14 @@ MANIFEST = "manifest.json"
 FORMAT = "jaxrl-episodes"
 VERSION = 1
 
+_INVALID = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 _MAX_BYTES = 2**26
 """Largest size of a manifest or of a header in a file."""
+
+
+def _shorten(error: Exception) -> str:
+    """Return what is wrong as one short line."""
+    return " ".join(str(error).split())[:100].rstrip(".")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,7 +221,7 @@ class Header:
         """
         check_version(data, where)
         try:
-            return Header(
+            header = Header(
                 observation_space=decode_space(data["observation_space"], "observation_space"),
                 action_space=decode_space(data["action_space"], "action_space"),
                 columns=Columns.from_data(data["columns"]),
@@ -223,8 +229,25 @@ class Header:
                 actions_are_normalized=bool(data["actions_are_normalized"]),
                 origin=Origin(**{x.name: data.get(x.name) for x in dataclasses.fields(Origin)}),
             )
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{where} is damaged: its header is invalid ({error}).") from error
+            header.check_columns()
+        except _INVALID as error:
+            raise DataError(
+                f"{where} is damaged: its header is invalid ({_shorten(error)})."
+            ) from error
+        return header
+
+    def check_columns(self) -> None:
+        """Check that the columns are those of the spaces.
+
+        Raises:
+            ValueError: If they are not.
+        """
+        groups = {OBS: self.observation_space}
+        if not self.actions_are_normalized:  # those of a module have other types
+            groups[ACTIONS] = self.action_space
+        for group, space in groups.items():
+            if set(self.columns.select(group)) != set(columns_of_space(group, space)):
+                raise ValueError(f"its columns of {group} are not those of its space")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -299,8 +322,10 @@ def read_manifest(folder: Path) -> Manifest | None:
             for name, (t, total, is_known) in data["unfinished"].items()
         }
         reference = ReferenceReturns.from_data(data.get("reference_returns"))
-    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise DataError(f"{path} is damaged: its content is invalid ({error}).") from error
+    except _INVALID as error:
+        raise DataError(
+            f"{path} is damaged: its content is invalid ({_shorten(error)})."
+        ) from error
     for name in files:
         if Path(name).name != name or name.startswith("."):
             raise DataError(f"{path} is damaged: {name!r} is not the name of a file in its folder.")

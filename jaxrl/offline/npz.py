@@ -1,7 +1,9 @@
 """Parts of episodes in `.npz` files, which need NumPy alone."""
 
 import contextlib
+import lzma
 import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -12,6 +14,7 @@ import numpy as np
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
+from jaxrl.offline.checks import convert_rewards
 from jaxrl.offline.columns import (
     EPISODE_ID,
     FLAGS,
@@ -32,7 +35,7 @@ SUFFIX = ".npz"
 MAGIC = b"PK\x03\x04"
 
 _MAX_ARRAYS = 4096
-_DAMAGED = (zipfile.BadZipFile, zlib.error)
+_BUILT_IN = (OSError, ValueError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError)
 
 
 class NpzSink:
@@ -102,6 +105,8 @@ def check_npz(path: Path, max_bytes: int) -> dict[str, tuple[tuple[int, ...], np
                     f"{path}: the array {name!r} has the type {dtype}, which would be a pickle: "
                     "save numbers."
                 )
+            if min(shape, default=0) < 0:
+                raise DataError(f"{path}: the array {name!r} declares the shape {shape}.")
             found[name] = shape, dtype
     declared = sum(math.prod(shape) * dtype.itemsize for shape, dtype in found.values())
     if declared > max_bytes:
@@ -119,7 +124,7 @@ def _translating_errors(path: Path) -> Generator[None]:
         yield
     except DataError:
         raise
-    except (OSError, ValueError, EOFError, KeyError, RuntimeError, *_DAMAGED) as error:
+    except (*_BUILT_IN, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error) as error:
         raise DataError(
             f"{path} cannot be read as .npz: {str(error)[:200].rstrip('.')}."
         ) from error
@@ -165,19 +170,22 @@ def iter_npz(path: Path, columns: Columns, max_bytes: int) -> Iterator[EpisodePa
     """
     arrays = load_arrays(path, max_bytes)
     has_state = bool(columns.select(STATE))
-    plain = [EPISODE_ID, T_STARTED, LENGTH, *FLAGS, *([HAS_STATE] if has_state else [])]
+    plain = {EPISODE_ID: "U", T_STARTED: "i", LENGTH: "i", **dict.fromkeys(FLAGS, "b")}
+    if has_state:
+        plain[HAS_STATE] = "b"
     expected = {*plain, REWARDS, VERSION, *(column.name for column in columns.leaves)}
     missing = sorted(expected - arrays.keys())
     if missing:
-        raise DataError(f"{path} is damaged: it has no array {missing[0]!r}.")
-    num_parts = len(arrays[LENGTH]) if arrays[LENGTH].ndim == 1 else -1
+        raise DataError(f"{path} is damaged: it has no array {missing[0][:100]!r}.")
     lengths = arrays[LENGTH]
-    if (
-        any(arrays[name].shape != (num_parts,) for name in plain)
-        or lengths.dtype.kind != "i"
-        or lengths.min(initial=1) < 1
-    ):
-        raise DataError(f"{path} is damaged: its parts have no valid ids, lengths or flags.")
+    for name, kind in plain.items():
+        if arrays[name].dtype.kind != kind or arrays[name].shape != (lengths.size,):
+            raise DataError(
+                f"{path} is damaged: {name} is {arrays[name].dtype} of shape {arrays[name].shape}, and "
+                f"there are {lengths.size} parts."
+            )
+    if lengths.min(initial=1) < 1 or lengths.max(initial=1) > arrays[REWARDS].size:
+        raise DataError(f"{path} is damaged: its parts have no valid lengths.")
     bounds: dict[str, np.ndarray] = {}
     for column in columns.leaves:
         is_state = column.group == STATE
@@ -190,11 +198,16 @@ def iter_npz(path: Path, columns: Columns, max_bytes: int) -> Iterator[EpisodePa
                 f"{path}: {column.name} is {found}, and the lengths of its parts, with one more "
                 f"observation each, need {column.dtype} of shape {shape}."
             )
-    for name in (REWARDS, VERSION):
+    for name, kinds in ((REWARDS, "biuf"), (VERSION, "iu")):
         bounds[name] = _sum_up(lengths)
-        if arrays[name].shape != (int(bounds[name][-1]),):
-            raise DataError(f"{path} is damaged: {name} has {len(arrays[name])} entries.")
-    for i in range(num_parts):
+        if arrays[name].shape != (int(bounds[name][-1]),) or arrays[name].dtype.kind not in kinds:
+            raise DataError(
+                f"{path} is damaged: {name} is {arrays[name].dtype} of shape {arrays[name].shape}, and "
+                f"there are {int(lengths.sum())} steps."
+            )
+    arrays[REWARDS] = convert_rewards(arrays[REWARDS])
+    arrays[VERSION] = arrays[VERSION].astype(np.int64, copy=False)
+    for i in range(len(lengths)):
         row = {name: arrays[name][i].item() for name in plain}
         leaves: dict[str, np.ndarray | None] = {
             name: arrays[name][ends[i] : ends[i + 1]] for name, ends in bounds.items()

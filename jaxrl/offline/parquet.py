@@ -155,7 +155,7 @@ def open_parquet(path: Path, max_group_bytes: int) -> Generator[Table]:
         with pq.ParquetFile(path) as file:
             check_sizes(file, path, max_group_bytes)
             yield file
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise DataError(f"{path} cannot be read as Parquet: {lines[0].rstrip('.')}.") from error
 
@@ -221,8 +221,8 @@ def _check_schema(schema: Table, columns: Columns, path: Path) -> None:
         found = None if index < 0 else schema.field(index).type
         if found is None or not _is_type(pa, found, column):
             raise DataError(
-                f"{path} is damaged: its column {column.name!r} is of type {found}, and its header "
-                f"says rows of {column.dtype} of shape {column.shape}."
+                f"{path} is damaged: its column {column.name[:100]!r} is of type {str(found)[:100]}, "
+                f"and its header says rows of {column.dtype} of shape {column.shape}."
             )
 
 
@@ -292,15 +292,15 @@ def make_part(
         DataError: If an array has another length.
     """
     length = int(row[LENGTH])
+    reward, version = arrays[REWARDS], arrays[VERSION]
+    for name, array in ((REWARDS, reward), (VERSION, version)):
+        _check_length(array, length, name, row, path)
     found: dict[str, np.ndarray | None] = {}
     for column in columns.leaves:
         num_rows = column.count_rows(length)
         blank = np.zeros((num_rows, *column.shape), column.dtype) if not column.size else None
         array = found[column.name] = arrays.get(column.name, blank)
         _check_length(array, num_rows, column.name, row, path)
-    reward, version = arrays[REWARDS], arrays[VERSION]
-    for name, array in ((REWARDS, reward), (VERSION, version)):
-        _check_length(array, length, name, row, path)
     assert reward is not None
     assert version is not None
     return EpisodePart(

@@ -2,18 +2,31 @@
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import jax
+import numpy as np
 
+from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline import npz, parquet
-from jaxrl.offline.checks import EpisodeNames, OrderChecker, PartChecker, locate
-from jaxrl.offline.columns import Columns
+from jaxrl.offline.checks import (
+    EpisodeNames,
+    OrderChecker,
+    PartChecker,
+    check_flags,
+    check_steps,
+    convert_rewards,
+    locate,
+)
+from jaxrl.offline.columns import ACTIONS, OBS, Columns, flatten_paths
 from jaxrl.offline.formats.detect import Foreign, find_foreign
+from jaxrl.offline.formats.rows import iter_rows
 from jaxrl.offline.formats.settings import MAX_GROUP_BYTES, ImportSettings
 from jaxrl.offline.manifest import (
     Counts,
@@ -31,6 +44,15 @@ from jaxrl.offline.sources import Source, find_files, sniff
 from jaxrl.offline.space_json import find_difference
 
 OWN = "jaxrl"
+
+
+_BLOCK = 1024
+"""Number of single steps that are checked at once."""
+
+
+def _take_every_second(obs: PyTree, first: int) -> PyTree:
+    """Return every second row, and the last one once more."""
+    return jax.tree.map(lambda x: np.concatenate([x[first::2], x[-1:]]), obs)
 
 
 class RecordedData:
@@ -77,6 +99,17 @@ class RecordedData:
         self._foreign = foreign
         self._settings = settings
         self._verified: set[Path] = set()
+        self._checker = PartChecker(
+            self.columns,
+            self.observation_space,
+            self.action_space,
+            actions_are_normalized=self.actions_are_normalized,
+        )
+
+    @property
+    def has_schema(self) -> bool:
+        """Return whether the columns of files may have other names, which a schema gives."""
+        return self._foreign is not None and self._foreign.has_schema
 
     @property
     def step_bytes(self) -> int:
@@ -114,24 +147,88 @@ class RecordedData:
             DataError: If a file is damaged or has changed, a value is not in its space or not finite,
                 or the parts of an episode overlap or miss a step.
         """
-        checker = PartChecker(
-            self.columns, self.action_space, actions_are_normalized=self.actions_are_normalized
-        )
+        if not self.has_past:
+            yield from self._iter_single_steps()
+            return
         order = OrderChecker()
-        has_folders = self.has_past and len({path.parent for path in self.files}) > 1
+        has_folders = len({path.parent for path in self.files}) > 1
         names = EpisodeNames(order) if has_folders else None
         for path, part in self._read():
             where = str(path)
             if names is not None:
                 part = names.rename(part, path.parent)
+            checked = self._check(part, self.columns, where)
+            order.check(part, where)
+            yield checked
+
+    def _iter_single_steps(self) -> Iterator[EpisodePart]:
+        """Yield parts of one step each, of which many are checked at once."""
+        parts = self._read()
+        while block := list(itertools.islice(parts, _BLOCK)):
             try:
-                arrays = self.columns.flatten(part)
-            except DataError as error:
-                raise DataError(f"{locate(part, where)}: {error}") from error
-            checker.check(part, arrays, where)
-            if self.has_past:
-                order.check(part, where)
-            yield dataclasses.replace(part, **self.columns.unflatten(arrays))
+                checked = self._check_together([part for _, part in block])
+            except ValueError:  # to be named, or different in their structure
+                checked = [self._check(part, self.columns, str(path)) for path, part in block]
+            yield from checked
+
+    def _check_together(self, parts: Sequence[EpisodePart]) -> list[EpisodePart]:
+        """Return parts of one step each, after checks as of two episodes, with either observation."""
+        for part in parts:
+            check_flags(part, "")
+
+        def lay(name: str) -> PyTree:
+            trees = [getattr(part, name) for part in parts]
+            return jax.tree.map(lambda *x: np.concatenate(x), *trees)
+
+        fields = {name: lay(name) for name in ("action", "reward", "extras", "version")}
+        like, obs = dataclasses.replace(parts[0], terminated=False, truncated=False), lay("obs")
+        first, last = (
+            self._check(dataclasses.replace(like, obs=rows, **fields), self.columns, "")
+            for rows in (_take_every_second(obs, 0), _take_every_second(obs, 1))
+        )
+        ends = jax.tree.map(lambda a, b: np.stack([a[:-1], b[:-1]], 1), first.obs, last.obs)
+        others = jax.tree.map(lambda leaf: leaf[:, None], (first.action, first.extras))
+        return [
+            dataclasses.replace(part, obs=row[0], action=row[1], extras=row[2])
+            for part, row in zip(parts, iter_rows((ends, *others)), strict=True)
+        ]
+
+    def check_changed(self, part: EpisodePart, where: str) -> EpisodePart:
+        """Return a part that a function has made of one of these, typed as in a program.
+
+        Its extras may be others.
+
+        Args:
+            part: Part of an episode.
+            where: Name of the function, for error messages.
+
+        Raises:
+            DataError: If an array has another length or shape, or a value is not in its space or not
+                finite.
+        """
+        reward, version = np.asarray(part.reward), np.asarray(part.version)
+        part = dataclasses.replace(part, reward=reward, version=version)
+        check_steps(part, where)
+        kept = Columns((*self.columns.select(OBS), *self.columns.select(ACTIONS)))
+        plain = dataclasses.replace(part, reward=convert_rewards(reward), extras={}, carry=None)
+        checked = self._check(plain, kept, where)
+        extras = jax.tree.map(np.asarray, part.extras)
+        for name, leaf in flatten_paths(extras):
+            if leaf.shape[:1] != reward.shape:
+                raise DataError(
+                    f"{locate(part, where)}: {'.'.join(map(str, name))} must have {len(reward)} rows, "
+                    f"got the shape {leaf.shape}."
+                )
+        return dataclasses.replace(checked, extras=extras)
+
+    def _check(self, part: EpisodePart, columns: Columns, where: str) -> EpisodePart:
+        """Return a part typed as in a program, after checks of its values."""
+        try:
+            arrays = columns.flatten(part)
+        except DataError as error:
+            raise DataError(f"{locate(part, where)}: {error}") from error
+        self._checker.check(part, arrays, where)
+        return dataclasses.replace(part, **columns.unflatten(arrays))
 
     def _read(self) -> Iterator[tuple[Path, EpisodePart]]:
         """Yield the parts as the files have them, each with its file."""
@@ -156,6 +253,7 @@ def open_data(
     schema: Mapping[str, str] | None = None,
     ignore_final_observation: bool = False,
     max_group_bytes: int = MAX_GROUP_BYTES,
+    ignore_unused_schema: bool = False,
 ) -> RecordedData:
     """Open recorded data, of which the format is found by content.
 
@@ -174,17 +272,25 @@ def open_data(
             dropped where the observation after it is not recorded; otherwise, that is an error.
         max_group_bytes: Limit of the bytes that a file may declare to be read at once: a row group,
             or all arrays of an `.npz` file.
+        ignore_unused_schema: Whether a schema may be given for a format in which columns have fixed
+            names; otherwise, that is an error.
 
     Raises:
-        DataError: If no file matches, a format is unknown or newer, the spaces differ, or there are
-            no steps.
+        DataError: If no file matches, a format is unknown or newer, the spaces differ, a schema has
+            no effect, or there are no steps.
     """
     files = find_files(source)
     given = {"observation_space": observation_space, "action_space": action_space}
     own = _find_own(files, max_group_bytes)
+    foreign = None if own else find_foreign(files, schema or {}, max_group_bytes)
+    if schema and not ignore_unused_schema and not (foreign and foreign.has_schema):
+        raise DataError(
+            f"schema={schema!r} has no effect on {files[0]}, a file of the format "
+            f"{foreign.kind if foreign else OWN}, in which columns have fixed names: leave it out."
+        )
     if own is not None:
         return _open_own(files, own, given, actions_are_normalized, max_group_bytes)
-    foreign = find_foreign(files, schema or {}, max_group_bytes)
+    assert foreign is not None
     spaces = foreign.read_spaces(files[0])
     _check_spaces(files[0], dict(zip(given, spaces, strict=True)), given)
     settings = ImportSettings(

@@ -13,9 +13,14 @@ from jaxrl.config.spaces import space_from_data, space_to_data
 from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.spaces import check_supported, format_path, get_leaf_spaces
 from jaxrl.errors import CheckpointError, ConfigError, DataError, SpaceError
+from jaxrl.offline.columns import parse_dtype
 
-_MAX_ENTRIES = 2**26
+MAX_ENTRIES = 2**26
 """Largest number of entries of a Box that a file may declare."""
+_INVALID = (
+    *(CheckpointError, ValueError, TypeError, KeyError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 
 
 def encode_space(space: gymnasium.Space[Any], name: str) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def decode_space(data: object, name: str) -> gymnasium.Space[Any]:
     """
     try:
         return space_from_data(_lengthen(cast("dict[str, Any]", data), depth=32), name)
-    except (CheckpointError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except _INVALID as error:
         raise DataError(f"{name} must describe a space, got {str(data)[:100]}.") from error
 
 
@@ -81,11 +86,9 @@ def _lengthen(data: Mapping[str, Any], depth: int) -> dict[str, Any]:
     match data["kind"]:
         case "Box":
             shape = tuple(int(size) for size in data["shape"])
-            if len(shape) > 16 or min(shape, default=1) < 0 or math.prod(shape) > _MAX_ENTRIES:
+            if len(shape) > 16 or min(shape, default=1) < 0 or math.prod(shape) > MAX_ENTRIES:
                 raise ValueError("invalid shape of a Box")
-            dtype = np.dtype(data["dtype"])
-            if dtype.kind not in "biuf":
-                raise ValueError("not a numeric dtype")
+            dtype = parse_dtype(data["dtype"])
             bounds = {side: _lengthen_bound(data[side], shape, dtype) for side in ("low", "high")}
             return {"kind": "Box", "dtype": data["dtype"], **bounds}
         case "Dict":
@@ -100,7 +103,8 @@ def _lengthen(data: Mapping[str, Any], depth: int) -> dict[str, Any]:
 def _lengthen_bound(bound: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     is_list = isinstance(bound, list)
     entries: list[Any] = cast("list[Any]", bound) if is_list else [bound]
-    values = np.asarray([float(v) if isinstance(v, str) else v for v in entries]).astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.asarray([float(v) if isinstance(v, str) else v for v in entries]).astype(dtype)
     return values.reshape(shape) if is_list else np.broadcast_to(values[0], shape)
 
 

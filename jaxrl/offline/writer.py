@@ -19,7 +19,7 @@ from jaxrl.episodes.lookback import LookbackBuffer, stack_items
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.episodes.single_agent import SingleAgentEpisode
 from jaxrl.errors import DataError
-from jaxrl.offline.checks import OrderChecker, PartChecker, locate
+from jaxrl.offline.checks import OrderChecker, PartChecker, convert_rewards, locate
 from jaxrl.offline.columns import Columns, find_column_difference
 from jaxrl.offline.counting import EpisodeCounter
 from jaxrl.offline.folder_lock import FolderLock
@@ -171,7 +171,7 @@ class EpisodeWriter:
             t_started=episode.t_started,
             obs=_stack(episode.observations, f"{where}: obs", is_array=is_simple),
             action=_stack(episode.actions, f"{where}: actions", is_array=is_simple_action),
-            reward=np.asarray(rewards, np.float32),
+            reward=convert_rewards(np.asarray(rewards)),
             extras=extras,
             version=np.full(len(episode), -1, np.int64),
             terminated=episode.is_terminated,
@@ -363,6 +363,7 @@ class EpisodeWriter:
         self._header = header
         self._checker = PartChecker(
             header.columns,
+            header.observation_space,
             header.action_space,
             actions_are_normalized=header.actions_are_normalized,
         )

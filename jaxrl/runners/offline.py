@@ -10,7 +10,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.assembly.dataset_storage import check_dataset_size, describe_chosen
+from jaxrl.assembly.dataset_storage import (
+    check_dataset_size,
+    describe_chosen,
+    make_size_count,
+)
 from jaxrl.assembly.offline import (
     get_fingerprint,
     load_dataset,
@@ -93,7 +97,13 @@ def read_dataset(
     check_dataset_size(config, data, storage, device)
     pipeline = assembly.train_step.learner_pipeline
     dataset = load_dataset(
-        config, data, assembly.policy_step, pipeline, sampler, assembly.episode_split
+        config,
+        data,
+        assembly.policy_step,
+        pipeline,
+        sampler,
+        assembly.episode_split,
+        make_size_count(config, data, storage, device),
     )
     return dataset, get_fingerprint(data, config.evaluation_settings.held_out_share)
 

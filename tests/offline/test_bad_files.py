@@ -219,6 +219,41 @@ def test_actions_outside_a_box(tmp_path: Path) -> None:
             writer.add_parts([make_part(1, episode_id="b", action=near * 1.5)])
 
 
+@pytest.mark.parametrize(
+    ("space", "value", "limits"),
+    [
+        (spaces.Discrete(4), 9, r"\[0, 3\]"),
+        (spaces.Discrete(4, start=2), 1, r"\[2, 5\]"),
+        (spaces.MultiDiscrete([3, 2]), -1, r"\[0, 2\]"),
+        (spaces.MultiBinary(3), 7, r"\[0, 1\]"),
+        (spaces.Box(0, 9, (2,), np.int32), 10, r"\[0, 9\]"),
+        (spaces.Box(0, 9, (2,), np.uint8), 10, r"\[0, 9\]"),
+        (spaces.Box(0.0, 1.0, (2,)), 5.0, None),
+    ],
+)
+def test_observations_outside_their_space(
+    tmp_path: Path, space: spaces.Space[Any], value: float, limits: str | None
+) -> None:
+    part = make_part(3, observation_space=space)
+    part.obs[2, ...] = value
+    with EpisodeWriter(tmp_path, space, DISCRETE) as writer:
+        if limits is None:  # environments may leave the bounds of floats
+            writer.add_parts([part])
+            return
+        with pytest.raises(DataError, match=rf"obs is {value} at t=2, outside .*{limits}\.$"):
+            writer.add_parts([part])
+
+
+def test_integer_actions_have_exact_bounds(tmp_path: Path) -> None:
+    space = spaces.Box(0, 10**6, (1,), np.int32)
+    part = make_part(1, action_space=space, action=np.asarray([[10**6 + 1]], np.int32))
+    with (
+        EpisodeWriter(tmp_path, BOX, space) as writer,
+        pytest.raises(DataError, match="outside of the space's"),
+    ):
+        writer.add_parts([part])
+
+
 @pytest.mark.parametrize("file_format", FORMATS)
 @pytest.mark.parametrize(
     ("second", "message"),
@@ -290,6 +325,7 @@ def test_header_that_contradicts_the_columns(tmp_path: Path) -> None:
     header = json.loads(table.schema.metadata[b"jaxrl"])
     for column in header["columns"]:
         column["shape"] = [3, 3] if column["name"] == "obs" else column["shape"]
+    header["observation_space"]["shape"] = [3, 3]
     changed = tmp_path / "changed.parquet"
     pq.write_table(table.replace_schema_metadata({b"jaxrl": json.dumps(header)}), changed)
     refused(changed, r"column 'obs' is of type .* rows of float32 of shape \(3, 3\)")

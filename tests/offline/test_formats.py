@@ -198,6 +198,39 @@ def test_rows_without_episodes_are_single_steps(tmp_path: Path) -> None:
     assert [part.is_last for part in parts] == [False, True, True]
 
 
+@pytest.mark.parametrize("has_next", [True, False])
+def test_single_steps_are_checked_in_blocks(tmp_path: Path, has_next: bool) -> None:
+    number = 1500  # more than a block
+    obs = np.arange(2.0 * number).reshape(number, 2)
+    columns = {
+        "obs": list(obs),
+        "new_obs": list(obs + 0.5) if has_next else None,
+        "actions": np.arange(number) % 3,
+        "rewards": np.arange(number) / 2,
+        "terminateds": np.arange(number) % 2 == 1,
+        "truncateds": np.arange(number) % 4 == 0,
+        **dict.fromkeys(("eps_id", "t")),
+    }
+    path = write_columns(tmp_path / "a.parquet", **columns)
+    parts = list(open_plain(path, ignore_final_observation=not has_next).iter_parts())
+    assert len(parts) == len({part.episode_id for part in parts}) == number
+    for i in (0, 1, 1023, 1024, number - 1):
+        part = parts[i]
+        final = obs[i] + (0.5 if has_next else 0.0)
+        np.testing.assert_array_equal(part.obs, np.asarray([obs[i], final]))
+        assert (part.obs.dtype, part.action.dtype) == (np.float32, np.int32)
+        assert (part.action.tolist(), part.reward.tolist()) == ([i % 3], [i / 2])
+        assert (part.terminated, part.truncated) == (i % 2 == 1, i % 4 == 0)
+    if not has_next:
+        columns["terminateds"] = np.arange(number) != 7
+        path = write_columns(tmp_path / "b.parquet", **columns)
+        assert "episode 'row-7': the observation after t=0 is not recorded" in read_error(path)
+        return
+    obs[1400, 1] = np.nan
+    path = write_columns(tmp_path / "b.parquet", **{**columns, "obs": list(obs)})
+    assert "b.parquet, episode 'row-1400': obs is nan at t=0" in read_error(path)
+
+
 def test_columns_may_have_other_names(tmp_path: Path) -> None:
     path = write_columns(tmp_path / "a.parquet", obs=None, o=[[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]])
     assert "has no column 'obs'" in read_error(path)

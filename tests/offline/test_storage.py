@@ -200,6 +200,31 @@ def test_data_larger_than_the_hosts_memory_are_refused(
         make_config(data, "host").build()
 
 
+@pytest.mark.parametrize("storage", ["device", "host"])
+def test_the_size_of_files_that_do_not_say_it_is_counted_as_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str
+) -> None:
+    path, number = tmp_path / "a.npz", 500
+    np.savez_compressed(  # smaller on disk than in memory
+        path,
+        observations=np.zeros((number, 2), np.float32),
+        actions=np.zeros(number, np.int64),
+        rewards=np.zeros(number),
+        terminals=np.arange(number) % 10 == 9,
+    )
+    config = make_config(str(path), storage)
+    config.environment(observation_space=OBS_SPACE, action_space=ACTION_SPACE)
+    config.offline_data(ignore_final_observation=True)
+    if storage == "host":
+        monkeypatch.setattr(dataset_storage, "get_host_limit", lambda: 6000)
+    else:
+        config.offline_data(max_dataset_bytes=6000)
+    with pytest.raises(
+        ConfigError, match=r"has more than 0.01 MiB of steps, and .* 0.01 MiB: name"
+    ):
+        config.build()
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -224,6 +249,14 @@ def test_data_larger_than_the_hosts_memory_are_refused(
         (
             {"dataset_storage": "stream", "env_to_module_connector": stack_two},
             "looks back in the episode, which dataset_storage='stream' does not support",
+        ),
+        (
+            {"dataset_storage": "host", "max_dataset_bytes": 10**6},
+            "is the limit of a dataset on a device, and has no effect with dataset_storage='host'",
+        ),
+        (
+            {"num_learners": 2, "max_dataset_bytes": 10**6},
+            "has no effect with dataset_storage='auto', which is 'stream' here (num_learners=2)",
         ),
         ({"dataset_storage": "stream", "seeds": 2}, "A sweep is not supported"),
         (

@@ -17,6 +17,8 @@ from jaxrl import Algorithm
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
+from jaxrl.assembly.input_transform import transform_parts
+from jaxrl.assembly.offline import open_config_data
 from jaxrl.cli.app import app
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.episodes.packing import EpisodePart
@@ -219,6 +221,55 @@ def list_of_one(part: EpisodePart) -> Any:
     return [part]
 
 
+def forget_observations(part: EpisodePart) -> EpisodePart:
+    return dataclasses.replace(
+        part, action=part.action[:9], reward=part.reward[:9], version=part.version[:9]
+    )
+
+
+def spoil_a_reward(part: EpisodePart) -> EpisodePart:
+    return dataclasses.replace(part, reward=np.where(np.arange(len(part)) == 3, np.nan, 0.0))
+
+
+def add_extras(part: EpisodePart) -> EpisodePart:
+    return dataclasses.replace(part, extras={"weight": np.ones(len(part) + 1)})
+
+
+def choose_nothing(part: EpisodePart) -> EpisodePart:
+    return dataclasses.replace(part, action=part.action + 3)
+
+
+def sum_rewards(part: EpisodePart) -> EpisodePart:
+    return dataclasses.replace(part, reward=part.reward.sum())
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (forget_observations, r"episode '0': obs must have the shape \(10, 2\), got \(21, 2\)"),
+        (spoil_a_reward, r"episode '0': rewards is nan at t=3, which is not finite"),
+        (add_extras, r"episode '0': weight must have 20 rows, got the shape \(21,\)"),
+        (choose_nothing, r"episode '0': actions is \d at t=0, outside of the space's \[0, 2\]"),
+        (sum_rewards, r"episode '0': rewards must be one number a step, got float32 of shape \(\)"),
+    ],
+)
+def test_what_a_function_returns_is_checked(data: str, function: Any, said: str) -> None:
+    (source,) = open_config_data(make_config(data))
+    with pytest.raises(ConfigError, match="input_transform, " + said):
+        list(transform_parts(function, source, source.iter_parts()))
+
+
+def test_what_a_function_returns_is_typed_as_in_a_program(data: str) -> None:
+    (source,) = open_config_data(make_config(data))
+
+    def widen(part: EpisodePart) -> EpisodePart:
+        return dataclasses.replace(part, obs=2.0 * part.obs.astype(np.float64), extras={})
+
+    part = next(transform_parts(widen, source, source.iter_parts()))
+    assert (part.obs.dtype, part.reward.dtype) == (np.float32, np.float32)
+    np.testing.assert_array_equal(part.obs, 2.0 * next(source.iter_parts()).obs)
+
+
 def test_a_module_with_memory_learns_from_sequences(data: str) -> None:
     model = {**SMALL, "use_lstm": True, "max_seq_len": 4, "lstm_cell_size": 4}
     config = make_config(data, model_config=model, burn_in_len=2)
@@ -315,6 +366,10 @@ def test_an_algorithm_for_its_own_steps_is_refused(data: str) -> None:
         (
             {"max_dataset_bytes": 1000, "dataset_storage": "device"},
             "max_dataset_bytes=1000 allows 0.00 MiB: name fewer files, raise max_dataset_bytes, or set",
+        ),
+        (
+            {"input_read_schema": {"obs": "o"}},
+            "input_read_schema={'obs': 'o'} has no effect on input_=",
         ),
         ({"burn_in_len": 3}, "burn_in_len=3 has no effect on a module without memory"),
         ({"observation_space": spaces.Box(0, 1, (3,), np.float32)}, "has other spaces"),

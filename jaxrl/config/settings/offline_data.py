@@ -66,7 +66,8 @@ class OfflineDataSettings:
         default="auto",
         check=at_least_one,
         doc="Maximum memory of the dataset on a device, in bytes; a larger one raises an error before "
-        "it is read. 'auto' is half of the device's memory.",
+        "it is read or, where the files do not say their number of steps, when so much was read. 'auto' "
+        "is half of the device's memory.",
     )
     shuffle_buffer_size: int = field(
         default=0,

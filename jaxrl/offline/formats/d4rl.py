@@ -20,6 +20,7 @@ from jaxrl.offline.formats.rows import (
     TRUNCATEDS,
     RowParts,
     check_columns,
+    differs_by_row,
 )
 from jaxrl.offline.formats.settings import ImportSettings
 from jaxrl.offline.formats.values import Values, make_table, rename
@@ -59,8 +60,7 @@ def read_arrays(
         if table.new_obs is not None:
             pairs = zip(jax.tree.leaves(table.obs), jax.tree.leaves(table.new_obs), strict=True)
             for obs, new_obs in pairs:
-                differs = np.asarray(obs[1:] != new_obs[:-1])
-                is_last = is_last | differs.reshape(len(is_last), -1).any(axis=1)
+                is_last = is_last | differs_by_row(obs[1:], new_obs[:-1])
         numbers = np.concatenate([[0], np.cumsum(is_last)])[:number]
         ids = np.asarray([f"{path.name}/{i}" for i in numbers.tolist()])
         table = make_table({**columns, EPS_ID: ids}, settings, str(path))

@@ -45,6 +45,7 @@ class Foreign:
         kind: Name of the format.
         read: Reader of its files.
         has_past: Whether the files say which steps follow one another.
+        has_schema: Whether columns may have other names.
         read_spaces: Reader of the spaces that a file says.
         read_origin: Reader of what a file says about its origin.
     """
@@ -52,6 +53,7 @@ class Foreign:
     kind: str
     read: Importer
     has_past: bool = True
+    has_schema: bool = True
     read_spaces: Callable[[Path], Spaces] = _no_spaces
     read_origin: Callable[[Path], Origin] = _no_origin
 
@@ -87,7 +89,7 @@ def _find_parquet(path: Path, schema: Mapping[str, str], max_group_bytes: int) -
         names = file.schema_arrow.names
         is_binary = file.schema.column(0).physical_type == "BYTE_ARRAY" if names else False
     if len(names) == 1 and is_binary:
-        return Foreign(kind="rllib_episodes", read=rllib_episodes.read_episodes)
+        return Foreign(kind="rllib_episodes", read=rllib_episodes.read_episodes, has_schema=False)
     has_past = schema.get(EPS_ID, EPS_ID) in names
     return Foreign(kind="rllib_columns", read=rllib_columns.read_columns, has_past=has_past)
 
@@ -105,6 +107,7 @@ def _find_hdf5(path: Path, schema: Mapping[str, str], max_group_bytes: int) -> F
         return Foreign(
             kind="minari",
             read=minari.read_minari,
+            has_schema=False,
             read_spaces=minari.read_minari_spaces,
             read_origin=minari.read_minari_origin,
         )

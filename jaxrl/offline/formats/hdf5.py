@@ -1,6 +1,7 @@
 """Files of HDF5, read with checks of declared sizes and types."""
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Generator
 from pathlib import Path
@@ -63,30 +64,47 @@ def read_array(node: Group, path: Path, max_bytes: int) -> np.ndarray:
     return np.asarray(node[()])
 
 
-def read_node(node: Group, path: Path, max_bytes: int, depth: int = 16) -> Any:
+def read_node(node: Group, path: Path, max_bytes: int) -> Any:
     """Return an array, or a mapping of what a group holds.
 
     Raises:
         DataError: If there is something else than numbers, or too much.
     """
+    return _read_members(node, path, _Budget(max_bytes), depth=16)
+
+
+@dataclasses.dataclass
+class _Budget:
+    """Number of bytes and of nodes that may still be read: links can lead to one node many times."""
+
+    num_bytes: int
+    num_nodes: int = 4096
+
+
+def _read_members(node: Group, path: Path, budget: _Budget, depth: int) -> Any:
+    budget.num_nodes -= 1
+    if not depth or budget.num_nodes < 0:
+        raise DataError(f"{path}: {node.name} is nested too deep, or has too many members.")
     if hasattr(node, "shape"):
-        return read_array(node, path, max_bytes)
-    if not depth:
-        raise DataError(f"{path}: {node.name} is nested too deep.")
+        array = read_array(node, path, budget.num_bytes)
+        budget.num_bytes -= array.nbytes
+        return array
     return {
-        name: read_node(_get_own(node, name, path), path, max_bytes, depth - 1) for name in node
+        name: _read_members(_get_own(node, name, path), path, budget, depth - 1) for name in node
     }
 
 
 def _get_own(group: Group, name: str, path: Path) -> Group:
-    """Return a member of a group that is in the same file."""
+    """Return a member of a group that is in the same file, whichever links lead to it."""
     import h5py
 
-    if isinstance(group.get(name, getlink=True), h5py.ExternalLink):
+    is_own = not isinstance(group.get(name, getlink=True), h5py.ExternalLink)
+    member = group[name] if is_own else None
+    if member is None or member.file.filename != group.file.filename:
         raise DataError(
             f"{path}: {group.name}/{name} is a link to another file, which is not read."
         )
-    return group[name]
+    return member
 
 
 def get_member(group: Group, name: str, path: Path) -> Group:

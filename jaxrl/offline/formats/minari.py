@@ -1,6 +1,7 @@
 """Minari's datasets in HDF5: one group an episode, spaces as JSON beside it."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,14 +12,22 @@ from gymnasium import spaces
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
+from jaxrl.offline.checks import convert_rewards
+from jaxrl.offline.columns import parse_dtype
 from jaxrl.offline.formats.hdf5 import Group, get_member, open_hdf5, read_array, read_node
 from jaxrl.offline.formats.settings import ImportSettings, Spaces, unknown_versions
-from jaxrl.offline.formats.values import read_tree
+from jaxrl.offline.formats.values import read_tree, to_flags
 from jaxrl.offline.manifest import Origin
+from jaxrl.offline.space_json import MAX_ENTRIES
 from jaxrl.runtime.files import read_bounded
 
 _MAX_METADATA_BYTES = 2**26
+_MAX_TEXT = 1000
 _PREFIX = "episode_"
+_INVALID = (
+    *(ValueError, TypeError, LookupError, AttributeError, AssertionError),
+    *(OverflowError, RecursionError),
+)
 
 
 def read_minari(
@@ -32,7 +41,7 @@ def read_minari(
         DataError: If an episode is damaged, or has other values than its spaces.
     """
     for path in files:
-        dataset = str(_read_metadata(path).get("dataset_id", path.stem))
+        dataset = _get_text(_read_metadata(path), "dataset_id") or path.stem
         with open_hdf5(path) as file:
             numbers = [int(n.removeprefix(_PREFIX)) for n in file if n.startswith(_PREFIX)]
             for number in sorted(numbers):
@@ -50,8 +59,11 @@ def _read_episode(group: Group, name: str, settings: ImportSettings, path: Path)
         values = read_node(get_member(group, member, path), path, limit)
         return read_tree(values, space, f"{path}, episode {name!r}: {member}", limit)
 
-    reward = read("rewards").astype(np.float32)
-    terminations, truncations = read("terminations") != 0, read("truncations") != 0
+    def read_flags(member: str) -> np.ndarray:
+        return to_flags(read(member), f"{path}, episode {name!r}: {member}")
+
+    reward = convert_rewards(read("rewards"))
+    terminations, truncations = read_flags("terminations"), read_flags("truncations")
     if len(terminations) != len(reward) or len(truncations) != len(reward) or not len(reward):
         raise DataError(
             f"{path}, episode {name!r} has {len(reward)} rewards, {len(terminations)} terminations and "
@@ -93,16 +105,18 @@ def read_minari_spaces(path: Path) -> Spaces:
 def read_minari_origin(path: Path) -> Origin:
     """Return environment and algorithm of a dataset, as far as it says them."""
     metadata = _read_metadata(path)
-    env: object = metadata.get("env_spec")
     try:
-        spec = json.loads(env) if isinstance(env, str) else {}
-        env_id = spec.get("id") if isinstance(spec, dict) else None
-    except ValueError:
-        env_id = None
-    algorithm: object = metadata.get("algorithm_name")
-    return Origin(
-        env=str(env_id) if env_id else None, algorithm=str(algorithm) if algorithm else None
-    )
+        spec: object = json.loads(metadata.get("env_spec", "{}"))
+    except (ValueError, TypeError, RecursionError):
+        spec = None
+    env = cast("dict[str, Any]", spec) if isinstance(spec, dict) else {}
+    return Origin(env=_get_text(env, "id"), algorithm=_get_text(metadata, "algorithm_name"))
+
+
+def _get_text(data: Mapping[str, Any], name: str) -> str | None:
+    """Return an entry that is a text; None for any other."""
+    value: object = data.get(name)
+    return value[:_MAX_TEXT] if isinstance(value, str) and value else None
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
@@ -124,11 +138,23 @@ def _decode_space(text: object, name: str) -> gymnasium.Space[Any]:
     try:
         data: object = json.loads(text) if isinstance(text, str) else text
         return _make_space(cast("Mapping[str, Any]", data), depth=32)
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+    except _INVALID as error:
+        shown = f", {text[:100]}" if isinstance(text, str) else ""
         raise DataError(
-            f"{name} is no space that is read, {str(text)[:100]}: pass observation_space and "
-            "action_space."
+            f"{name} is no space that is read{shown}: pass observation_space and action_space."
         ) from error
+
+
+def _read_shape(sizes: Sequence[object]) -> tuple[int, ...]:
+    """Return the shape of a space.
+
+    Raises:
+        ValueError: If it has no valid sizes, or too many entries.
+    """
+    shape = tuple(size for size in sizes if type(size) is int and size >= 0)
+    if len(shape) < len(sizes) or len(shape) > 16 or math.prod(shape) > MAX_ENTRIES:
+        raise ValueError("an invalid shape")
+    return shape
 
 
 def _make_space(data: Mapping[str, Any], depth: int) -> gymnasium.Space[Any]:
@@ -136,7 +162,7 @@ def _make_space(data: Mapping[str, Any], depth: int) -> gymnasium.Space[Any]:
         raise ValueError("nested too deep")
     match data["type"]:
         case "Box":
-            dtype, shape = np.dtype(data["dtype"]), tuple(data["shape"])
+            dtype, shape = parse_dtype(data["dtype"]), _read_shape(data["shape"])
             low, high = (np.asarray(data[side], np.float64) for side in ("low", "high"))
             bounds = [np.broadcast_to(side, shape).astype(dtype) for side in (low, high)]
             return spaces.Box(bounds[0], bounds[1], shape, dtype.type)
@@ -145,7 +171,9 @@ def _make_space(data: Mapping[str, Any], depth: int) -> gymnasium.Space[Any]:
         case "MultiDiscrete":
             return spaces.MultiDiscrete(data["nvec"], start=data.get("start"))
         case "MultiBinary":
-            return spaces.MultiBinary(data["n"])
+            n = data["n"]
+            _read_shape(n if isinstance(n, list) else [n])
+            return spaces.MultiBinary(n)
         case "Dict":
             parts: Mapping[str, Any] = data["subspaces"]
             return spaces.Dict({name: _make_space(p, depth - 1) for name, p in parts.items()})

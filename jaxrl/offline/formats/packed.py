@@ -85,7 +85,7 @@ def unpack_rows(texts: Sequence[str | bytes], name: str, max_bytes: int) -> list
             packed = base64.b64decode(text, validate=True)
             content: bytes = decompressor.decompress(packed, max_length=remaining)
             is_whole = bool(decompressor.eof)
-        except (binascii.Error, ValueError, RuntimeError, EOFError) as error:
+        except (binascii.Error, ValueError, RuntimeError, EOFError, TypeError) as error:
             raise DataError(
                 f"{name} is text and no packed array: give columns of numbers."
             ) from error

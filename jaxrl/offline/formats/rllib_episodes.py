@@ -8,16 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import gymnasium
 import numpy as np
 
 from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
+from jaxrl.offline.checks import convert_rewards
+from jaxrl.offline.columns import parse_dtype
 from jaxrl.offline.formats.rows import EXTRAS
 from jaxrl.offline.formats.settings import ImportSettings, unknown_versions
 from jaxrl.offline.formats.values import read_plain, read_tree
 from jaxrl.offline.parquet import open_parquet
+
+_INVALID = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+_MAX_ID = 1000
 
 
 def read_episodes(
@@ -44,21 +48,22 @@ def _iter_contents(files: Sequence[Path], settings: ImportSettings) -> Iterator[
 
 def _read_episode(content: bytes, settings: ImportSettings, path: Path) -> EpisodePart | None:
     state = _unpack(content, path)
+    limit = settings.max_group_bytes
     try:
-        name, t_started = str(state["id_"]), int(state["t_started"])
-        length = int(state["t"]) - t_started
+        name, t_started = str(state["id_"])[:_MAX_ID], _get_count(state, "t_started")
+        length = _get_count(state, "t") - t_started
         where = f"{path}, episode {name!r}"
-        rewards = read_plain(_get_items(state["rewards"], length), f"{where}: rewards", 2**62)
-        terminated, truncated = bool(state["is_terminated"]), bool(state["is_truncated"])
+        rewards = read_plain(_get_items(state["rewards"], length), f"{where}: rewards", limit)
+        terminated, truncated = (_get_flag(state, f"is_{x}") for x in ("terminated", "truncated"))
         outputs: Mapping[str, Any] = state["extra_model_outputs"] or {}
         extras = {
-            extra: read_plain(_get_items(outputs[extra], length), f"{where}: {extra}", 2**62)
+            extra: read_plain(_get_items(outputs[extra], length), f"{where}: {extra}", limit)
             for extra in EXTRAS
             if extra in outputs
         }
         obs = _get_items(state["observations"], length + 1)
         actions = _get_items(state["actions"], length)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} has an episode that is damaged: {str(error)[:100]}.") from error
@@ -67,9 +72,9 @@ def _read_episode(content: bytes, settings: ImportSettings, path: Path) -> Episo
     return EpisodePart(
         episode_id=name,
         t_started=t_started,
-        obs=_read_items(obs, settings.observation_space, f"{where}: obs"),
-        action=_read_items(actions, settings.action_space, f"{where}: actions"),
-        reward=rewards.astype(np.float32).reshape(-1),
+        obs=read_tree(obs, settings.observation_space, f"{where}: obs", limit),
+        action=read_tree(actions, settings.action_space, f"{where}: actions", limit),
+        reward=convert_rewards(rewards.reshape(-1)),
         extras=extras,
         version=unknown_versions(length),
         terminated=terminated,
@@ -77,8 +82,19 @@ def _read_episode(content: bytes, settings: ImportSettings, path: Path) -> Episo
     )
 
 
-def _read_items(items: PyTree, space: gymnasium.Space[Any], name: str) -> PyTree:
-    return read_tree(items, space, name, 2**62)
+def _get_count(state: Mapping[str, Any], name: str) -> int:
+    """Return an entry that is a whole number of at least 0."""
+    value: object = state[name]
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise ValueError(f"{name} must be a whole number of at least 0")
+    return int(value)
+
+
+def _get_flag(state: Mapping[str, Any], name: str) -> bool:
+    value: object = state[name]
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be a boolean")
+    return bool(value)
 
 
 def _get_items(buffer: Mapping[str, Any], number: int) -> PyTree:
@@ -87,7 +103,7 @@ def _get_items(buffer: Mapping[str, Any], number: int) -> PyTree:
     Buffers that were finalized hold arrays, in a tree of their structure.
     """
     data: object = buffer["data"]
-    lookback = int(buffer["lookback"])
+    lookback = _get_count(buffer, "lookback")
     if buffer["finalized"] and isinstance(data, list):  # a tuple of arrays
         data = dict(enumerate(cast("list[Any]", data)))
     if isinstance(data, list | np.ndarray):
@@ -119,7 +135,7 @@ def _unpack(content: bytes, path: Path) -> dict[str, Any]:
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+    except (*_INVALID, msgpack.UnpackException) as error:
         raise DataError(f"{path} has an episode that is damaged: {str(error)[:100]}.") from error
     if not isinstance(state, dict):
         raise DataError(f"{path} has an episode that is damaged: it is no mapping.")
@@ -141,8 +157,9 @@ def _decode(data: dict[Any, Any]) -> object:
     code: object = entries.get(b"type")
     if kind not in (b"", "") or not isinstance(code, str | bytes):
         raise DataError("an episode has an array of Python objects, which would be a pickle.")
-    dtype = np.dtype(code.decode() if isinstance(code, bytes) else code)
-    if dtype.kind not in "biuf":
+    try:
+        dtype = parse_dtype(code.decode() if isinstance(code, bytes) else code)
+    except ValueError:
         return None  # texts and dates, as infos have them
     values = np.frombuffer(entries[b"data"], dtype)
     if not entries[b"nd"]:

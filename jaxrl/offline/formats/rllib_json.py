@@ -60,13 +60,15 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     batch = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
     kind = batch.get("type")
     if kind == "MultiAgentBatch":
-        policies = cast("dict[str, Any]", batch.get("policy_batches") or {})
-        if len(policies) != 1:
+        found: object = batch.get("policy_batches")
+        policies = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+        batches = [each for each in policies.values() if isinstance(each, dict)]
+        if len(batches) != 1 or len(policies) != 1:
             raise DataError(
-                f"{where} has batches of {len(policies)} policies, and one agent is read: give the "
+                f"{where} has batches of {len(batches)} policies, and one agent is read: give the "
                 "batches of one policy."
             )
-        return next(iter(policies.values()))
+        return cast("dict[str, Any]", batches[0])
     if kind != "SampleBatch":
         raise DataError(f"{where} has type={str(kind)[:40]!r}: lines of RLlib are 'SampleBatch'.")
     return batch

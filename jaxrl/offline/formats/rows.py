@@ -91,12 +91,14 @@ class RowParts:
         self._unfinished: dict[_Key, tuple[int, bytes]] = {}
         self._times: dict[_Key, int] = {}
         self._pending: tuple[RowTable, Path] | None = None
+        self._names: list[str] | None = None
         self._num_rows = 0
 
     def add(self, table: RowTable, path: Path) -> Iterator[EpisodePart]:
         """Yield the parts of rows; the last one may wait for its next observation."""
         if not len(table):
             return
+        self._check_names(table, path)
         if table.eps_id is None:
             yield from self._add_single_rows(table, path)
             return
@@ -114,6 +116,19 @@ class RowParts:
             else:
                 yield self._make_part(rows, path)
 
+    def _check_names(self, table: RowTable, path: Path) -> None:
+        """Check that all tables have the same columns."""
+        fields = {NEW_OBS: table.new_obs, EPS_ID: table.eps_id, T: table.t, **table.extras}
+        names = [name for name, values in fields.items() if values is not None]
+        if self._names is None:
+            self._names = names
+        if names != self._names:
+            name = min(set(names) ^ set(self._names))
+            raise DataError(
+                f"{path} has the column {name!r} in some rows and not in others: give files of equal "
+                "columns."
+            )
+
     def finish(self) -> Iterator[EpisodePart]:
         """Yield the part that waited for its next observation, if there is one."""
         if self._pending is not None:
@@ -121,10 +136,30 @@ class RowParts:
             yield self._make_part(rows, path)
 
     def _add_single_rows(self, table: RowTable, path: Path) -> Iterator[EpisodePart]:
-        for i in range(len(table)):
-            self._num_rows += 1
-            rows = table.take(slice(i, i + 1))
-            yield self._build(rows, f"row-{self._num_rows - 1}", 0, path)
+        first = self._num_rows
+        self._num_rows += len(table)
+        final = table.new_obs
+        if final is None:
+            is_lost = ~table.terminated & (not self._ignore_final)
+            for i in np.flatnonzero(is_lost)[:1].tolist():
+                self._build(table.take(slice(i, i + 1)), f"row-{first + i}", 0, path)  # raises
+            final = table.obs
+        obs = jax.tree.map(lambda *ends: np.stack(ends, axis=1), table.obs, final)
+        others = table.action, table.reward, table.extras, unknown_versions(len(table))
+        rows = iter_rows((obs, *jax.tree.map(lambda leaf: leaf[:, None], others)))
+        flags = zip(table.terminated.tolist(), table.truncated.tolist(), strict=True)
+        for i, (row, (terminated, truncated)) in enumerate(zip(rows, flags, strict=True)):
+            yield EpisodePart(
+                episode_id=f"row-{first + i}",
+                t_started=0,
+                obs=row[0],
+                action=row[1],
+                reward=row[2],
+                extras=row[3],
+                version=row[4],
+                terminated=terminated,
+                truncated=truncated and not terminated,
+            )
 
     def _make_part(self, rows: RowTable, path: Path) -> EpisodePart:
         assert rows.eps_id is not None
@@ -177,6 +212,13 @@ def _hash_row(tree: PyTree, row: int) -> bytes:
     return digest.digest()
 
 
+def iter_rows(tree: PyTree) -> Iterator[PyTree]:
+    """Yield the rows of a tree of arrays `[N, ...]`."""
+    leaves, structure = jax.tree.flatten(tree)
+    for row in zip(*leaves, strict=True):
+        yield structure.unflatten(row)
+
+
 def _order_by_episode(table: RowTable) -> RowTable:
     """Return the rows with those of each episode side by side, in the order that they had."""
     assert table.eps_id is not None
@@ -186,6 +228,12 @@ def _order_by_episode(table: RowTable) -> RowTable:
     order = np.argsort(first[inverse], kind="stable")
     is_ordered = (order == np.arange(len(order))).all()
     return table if is_ordered else table.take(order)
+
+
+def differs_by_row(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return whether rows differ in any entry."""
+    differs = np.asarray(one != other)
+    return np.asarray(differs.any(axis=tuple(range(1, differs.ndim))))
 
 
 def _find_borders(table: RowTable) -> list[int]:
@@ -198,6 +246,5 @@ def _find_borders(table: RowTable) -> list[int]:
     if table.new_obs is not None:
         pairs = zip(jax.tree.leaves(table.obs), jax.tree.leaves(table.new_obs), strict=True)
         for obs, new_obs in pairs:
-            differs = np.asarray(obs[1:] != new_obs[:-1]).reshape(len(table) - 1, -1)
-            is_border |= differs.any(axis=1)
+            is_border |= differs_by_row(obs[1:], new_obs[:-1])
     return [0, *(np.flatnonzero(is_border) + 1).tolist()]

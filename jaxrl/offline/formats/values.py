@@ -1,5 +1,6 @@
 """Conversion of foreign columns to trees of arrays in the shapes of spaces."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import numpy as np
 from jaxrl.core.spaces import get_leaf_spaces
 from jaxrl.core.types import PyTree
 from jaxrl.errors import DataError
+from jaxrl.offline.checks import convert_rewards
 from jaxrl.offline.columns import unflatten_paths
 from jaxrl.offline.formats.packed import unpack_rows
 from jaxrl.offline.formats.rows import (
@@ -48,13 +50,15 @@ def make_table(columns: Mapping[str, Values], settings: ImportSettings, where: s
     def read(name: str, space: gymnasium.Space[Any]) -> PyTree:
         return read_tree(columns[name], space, f"{where}: {name}", limit)
 
-    reward = read_plain(columns[REWARDS], f"{where}: rewards", limit).astype(np.float32).reshape(-1)
-    number = len(reward)
+    def read_numbers(name: str) -> np.ndarray:
+        return read_plain(columns[name], f"{where}: {name}", limit).reshape(-1)
+
+    reward = convert_rewards(read_numbers(REWARDS))
 
     def read_flags(name: str) -> np.ndarray:
         if name not in columns:
-            return np.zeros(number, np.bool_)
-        return read_plain(columns[name], f"{where}: {name}", limit).astype(np.bool_).reshape(-1)
+            return np.zeros(len(reward), np.bool_)
+        return to_flags(read_numbers(name), f"{where}: {name}")
 
     table = RowTable(
         obs=read(OBS, observation_space),
@@ -63,18 +67,67 @@ def make_table(columns: Mapping[str, Values], settings: ImportSettings, where: s
         terminated=read_flags(TERMINATEDS if TERMINATEDS in columns else DONES),
         truncated=read_flags(TRUNCATEDS),
         extras={
-            name: read_plain(columns[name], f"{where}: {name}", limit)
+            name: np.atleast_1d(read_plain(columns[name], f"{where}: {name}", limit))
             for name in EXTRAS
             if name in columns
         },
         new_obs=read(NEW_OBS, observation_space) if NEW_OBS in columns else None,
-        eps_id=np.asarray([str(x) for x in columns[EPS_ID]]) if EPS_ID in columns else None,
-        t=read_plain(columns[T], f"{where}: t", limit).reshape(-1).astype(np.int64)
+        eps_id=_read_ids(columns[EPS_ID], f"{where}: {EPS_ID}", limit)
+        if EPS_ID in columns
+        else None,
+        t=_to_times(read_numbers(T), f"{where}: {T}")
         if T in columns and EPS_ID in columns
         else None,
     )
     check_lengths(table, where)
     return table
+
+
+def to_flags(array: np.ndarray, name: str) -> np.ndarray:
+    """Return numbers that are 0 or 1 as booleans.
+
+    Raises:
+        DataError: If one is another number.
+    """
+    if array.dtype.kind != "b":
+        is_other = (array != 0) & (array != 1)
+        if is_other.any():
+            raise DataError(f"{name} has the value {array[is_other][0]}, and flags are 0 or 1.")
+    return array.astype(np.bool_)
+
+
+def _to_times(array: np.ndarray, name: str) -> np.ndarray:
+    """Return numbers that are time steps as integers.
+
+    Raises:
+        DataError: If one is not a whole number of at least 0.
+    """
+    is_time = (array >= 0) & (array < 2**62)
+    if array.dtype.kind == "f":
+        is_time &= np.floor(array) == array
+    if not is_time.all():
+        raise DataError(f"{name} has the value {array[~is_time][0]}, and time steps count from 0.")
+    return array.astype(np.int64)
+
+
+def _read_ids(values: Values, name: str, max_bytes: int) -> np.ndarray:
+    """Return a column of ids as an array of texts.
+
+    Raises:
+        DataError: If it is no list of texts or numbers, or takes too much memory.
+    """
+    if isinstance(values, np.ndarray):
+        values = values.reshape(-1)
+    elif not (isinstance(values, list) and all(map(_is_id, cast("list[object]", values)))):
+        raise DataError(f"{name} must be texts or numbers, one a row.")
+    texts = [str(x) for x in values]
+    if 4 * len(texts) * max(map(len, texts), default=0) > max_bytes:
+        raise DataError(f"{name} has ids of up to {max(map(len, texts))} characters: shorten them.")
+    return np.asarray(texts, np.str_)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str | bytes | int | float)
 
 
 def check_lengths(table: RowTable, where: str) -> None:
@@ -109,17 +162,22 @@ def read_tree(values: Values, space: gymnasium.Space[Any], name: str, max_bytes:
 
 
 def fit_shape(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
-    """Return an array of rows of this shape, if its rows have as many entries.
+    """Return an array of rows of this shape, if its rows have it, are flat, or differ in axes of 1.
 
     Raises:
-        DataError: If they have not.
+        DataError: If they have another one.
     """
-    number = len(array) if array.ndim else 0
-    size = int(np.prod(shape, dtype=np.int64))
-    if not array.ndim or array.size != number * size:
-        found = array.shape[1:]
+    if not array.ndim:
+        raise DataError(f"{name} is a single number, and it must have one row a step.")
+    number, found = len(array), array.shape[1:]
+    is_flat = found == (math.prod(shape),)
+    if number and not is_flat and _without_ones(found) != _without_ones(shape):
         raise DataError(f"{name} has rows of shape {found}, and its space has {tuple(shape)}.")
-    return array.reshape(number, *shape)
+    return array.reshape(number, *shape) if number else np.zeros((0, *shape), array.dtype)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _pick(values: Values, key: str | int, place: str) -> Values:
@@ -147,7 +205,7 @@ def read_plain(values: Values, name: str, max_bytes: int) -> np.ndarray:
         raise DataError(f"{name} has parts {sorted(map(str, values))}, and its space has none.")
     try:
         array = np.asarray(values)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DataError(f"{name} has rows of different shapes.") from error
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name} must be numbers, got the type {array.dtype}.")

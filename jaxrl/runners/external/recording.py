@@ -32,12 +32,12 @@ class PartRecorder(Recorder):
         """Check a part, so that one that cannot be recorded is refused and the run goes on.
 
         Raises:
-            DataError: If a value is not finite, or an action not in its space.
+            DataError: If a value is not finite, or not in its space.
         """
         if self._checker is None:
             spaces = self._assembly.made.spaces
             columns = Columns.from_part(part, *spaces, actions_are_normalized=True)
-            checker = PartChecker(columns, spaces[1], actions_are_normalized=True)
+            checker = PartChecker(columns, *spaces, actions_are_normalized=True)
             self._checker = columns, checker
         columns, checker = self._checker
         part = dataclasses.replace(part, carry=None)

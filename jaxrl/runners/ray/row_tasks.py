@@ -117,6 +117,7 @@ class RowTask:
             actions_are_normalized=self.settings.actions_in_input_normalized,
             schema=self.settings.input_read_schema,
             ignore_final_observation=self.settings.ignore_final_observation,
+            ignore_unused_schema=True,
         )
 
     def _iter_chunks(self, path: str) -> Iterator[Dataset]:
@@ -125,7 +126,7 @@ class RowTask:
         recorded = leave_out(data.iter_parts(), self.held_out_share)
         most = _UNFINISHED_CHUNKS * self.chunk_bytes // data.step_bytes
         merge = functools.partial(merge_ended_parts, max_unfinished_steps=most)
-        for part in select_parts(self.settings, recorded, merge):
+        for part in select_parts(self.settings, data, recorded, merge):
             parts.append(part)
             size += len(part) * data.step_bytes
             if size >= self.chunk_bytes:
