@@ -23,6 +23,7 @@ from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
 from jaxrl.distributions.base import SquashedGaussian, mask_logits
 from jaxrl.distributions.from_space import make_action_distribution
+from jaxrl.errors import ConfigError
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select
 from jaxrl.learners.multi_optimizer import (
     CRITIC,
@@ -108,7 +109,17 @@ class CQLLearner(TwinSoftActorCritic):
     lr_names: ClassVar[Mapping[str, str]] = {**LR_NAMES, LOG_ALPHA_PRIME: "critic_lr"}
 
     def init(self, key: Key) -> SoftActorCriticState:
-        """Create SAC's state; with `lagrangian`, log α' is a part of the temperature."""
+        """Create SAC's state; with `lagrangian`, log α' is a part of the temperature.
+
+        Raises:
+            ConfigError: If actions are to be drawn from a space whose legal actions are all compared.
+        """
+        number = self.settings.num_actions
+        if self.module.is_discrete and number != CQLTraining().num_actions:
+            raise ConfigError(
+                f"num_actions={number} has no effect in {self.module.action_space}, where the values of "
+                "all legal actions are pushed down: leave it out."
+            )
         state = super().init(key)
         if not self.settings.lagrangian:
             return state
@@ -148,7 +159,7 @@ class CQLLearner(TwinSoftActorCritic):
             metrics = {**metrics, CQL_LOSS: jnp.mean(penalty)}
             if self.settings.lagrangian:
                 factor = self.compute_factor(state.temperature.params[LOG_ALPHA_PRIME])
-                penalty = factor * (penalty - values["lagrangian_thresh"])
+                penalty = factor * (penalty - self.compute_threshold(batch, values))
             return td_loss + jnp.sum(penalty), metrics
 
         return step_one(self, CRITIC, loss, state.sgd, values)
@@ -236,6 +247,10 @@ class CQLLearner(TwinSoftActorCritic):
         """Compute α', the learned factor of the penalty."""
         return jnp.minimum(jnp.exp(log_alpha_prime), MAX_ALPHA_PRIME)
 
+    def compute_threshold(self, batch: Transition, values: dict[str, Any]) -> Float[Array, ""]:
+        """Compute E[w thresh], which the penalty E[w ...] is compared with."""
+        return jnp.mean(batch.weight) * values["lagrangian_thresh"]
+
     def update(
         self, state: SoftActorCriticState, batch: Transition, progress: Progress, key: Key
     ) -> tuple[SoftActorCriticState, Metrics]:
@@ -250,7 +265,7 @@ class CQLLearner(TwinSoftActorCritic):
 
         def loss(log_alpha_prime: Float[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
             factor = self.compute_factor(log_alpha_prime)
-            value = -factor * (penalty - values["lagrangian_thresh"])
+            value = -factor * (penalty - self.compute_threshold(batch, values))
             return value, {"alpha_prime_loss": value, "alpha_prime_value": factor}
 
         temperature, step = step_one(self, LOG_ALPHA_PRIME, loss, updated.temperature, values)
@@ -274,6 +289,15 @@ class CQLConfig(AlgorithmConfig):
         replay_buffer_config={"type": "uniform", "capacity": 1_000_000},
     )
     training = fluent("training_settings", CQLTraining)
+
+    def validate(self) -> None:
+        super().validate()
+        training, threshold = self.training_settings, type(self)().lagrangian_thresh
+        if training.lagrangian_thresh != threshold and not training.lagrangian:
+            raise ConfigError(
+                f"lagrangian_thresh={training.lagrangian_thresh} has no effect with lagrangian=False, "
+                "which learns no factor of the penalty: leave it out, or set lagrangian=True."
+            )
 
     def get_default_learner_class(self) -> type[CQLLearner]:
         return CQLLearner
