@@ -147,7 +147,9 @@ class AWACConfig(AlgorithmConfig):
 
     def validate(self) -> None:
         super().validate()
-        for name in ("temperature", "max_weight") if self.weight_type == "bin" else ():
+        for name in (
+            ("temperature", "max_weight") if self.training_settings.weight_type == "bin" else ()
+        ):
             if self[name] != type(self)()[name]:
                 raise ConfigError(
                     f"{name}={self[name]} has no effect with weight_type='bin', whose weights are 0 and 1: "

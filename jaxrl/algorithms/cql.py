@@ -72,7 +72,7 @@ class CQLTraining(TwinTraining):
         default=10,
         check=count,
         doc="In a Box: number of uniform actions, of actions of the policy at the observation, and "
-        "of those at the next one, per row, whose values are pushed down.",
+        "of those at the next one, per row, whose values are pushed down. Unused in a Discrete space.",
     )
     min_q_weight: float = field(
         default=5.0, sweepable=True, check=non_negative, doc="Weight of the penalty."
@@ -109,11 +109,7 @@ class CQLLearner(TwinSoftActorCritic):
     lr_names: ClassVar[Mapping[str, str]] = {**LR_NAMES, LOG_ALPHA_PRIME: "critic_lr"}
 
     def init(self, key: Key) -> SoftActorCriticState:
-        """Create SAC's state; with `lagrangian`, log α' is a part of the temperature.
-
-        Raises:
-            ConfigError: If actions are to be drawn from a space whose legal actions are all compared.
-        """
+        """Create SAC's state; with `lagrangian`, log α' is a part of the temperature."""
         number = self.settings.num_actions
         if self.module.is_discrete and number != CQLTraining().num_actions:
             raise ConfigError(
@@ -158,8 +154,9 @@ class CQLLearner(TwinSoftActorCritic):
             penalty = values["min_q_weight"] * self.compute_gaps(critic, batch, drawn, values)
             metrics = {**metrics, CQL_LOSS: jnp.mean(penalty)}
             if self.settings.lagrangian:
+                threshold = values["lagrangian_thresh"]
                 factor = self.compute_factor(state.temperature.params[LOG_ALPHA_PRIME])
-                penalty = factor * (penalty - self.compute_threshold(batch, values))
+                penalty = factor * (penalty - threshold * jnp.mean(batch.weight))
             return td_loss + jnp.sum(penalty), metrics
 
         return step_one(self, CRITIC, loss, state.sgd, values)
@@ -247,10 +244,6 @@ class CQLLearner(TwinSoftActorCritic):
         """Compute α', the learned factor of the penalty."""
         return jnp.minimum(jnp.exp(log_alpha_prime), MAX_ALPHA_PRIME)
 
-    def compute_threshold(self, batch: Transition, values: dict[str, Any]) -> Float[Array, ""]:
-        """Compute E[w thresh], which the penalty E[w ...] is compared with."""
-        return jnp.mean(batch.weight) * values["lagrangian_thresh"]
-
     def update(
         self, state: SoftActorCriticState, batch: Transition, progress: Progress, key: Key
     ) -> tuple[SoftActorCriticState, Metrics]:
@@ -262,10 +255,11 @@ class CQLLearner(TwinSoftActorCritic):
         if not self.settings.lagrangian:
             return updated, metrics
         values, penalty = self.collect_values(state, progress), metrics[CQL_LOSS]
+        threshold = values["lagrangian_thresh"]
 
         def loss(log_alpha_prime: Float[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
             factor = self.compute_factor(log_alpha_prime)
-            value = -factor * (penalty - self.compute_threshold(batch, values))
+            value = -factor * (penalty - threshold * jnp.mean(batch.weight))
             return value, {"alpha_prime_loss": value, "alpha_prime_value": factor}
 
         temperature, step = step_one(self, LOG_ALPHA_PRIME, loss, updated.temperature, values)
@@ -292,7 +286,7 @@ class CQLConfig(AlgorithmConfig):
 
     def validate(self) -> None:
         super().validate()
-        training, threshold = self.training_settings, type(self)().lagrangian_thresh
+        training, threshold = self.training_settings, type(self).training_settings.lagrangian_thresh
         if training.lagrangian_thresh != threshold and not training.lagrangian:
             raise ConfigError(
                 f"lagrangian_thresh={training.lagrangian_thresh} has no effect with lagrangian=False, "

@@ -162,7 +162,7 @@ class DQNConfig(AlgorithmConfig):
                 f"input_={self.offline_data_settings.input_!r} has none: name some, such as input_="
                 "{'sampler': 0.75, 'data/': 0.25}, or leave it out."
             )
-        if training.margin != type(self)().margin and training.margin_coeff == 0.0:
+        if training.margin != type(self).training_settings.margin and training.margin_coeff == 0.0:
             raise ConfigError(
                 f"margin={training.margin} has no effect with margin_coeff=0, which disables its loss: "
                 "leave it out, or set margin_coeff."

@@ -174,7 +174,8 @@ def test_an_illegal_action_is_not_pushed_down() -> None:
 def test_the_factor_follows_the_penalty() -> None:
     plain, state, batch = continuous()
     penalty = float(updated(plain, state, batch)[1]["cql_loss"])
-    for thresh, sign in ((penalty - 1.0, 1.0), (penalty + 1.0, -1.0)):
+    weight = float(batch.weight.mean())
+    for thresh, sign in (((penalty - 1.0) / weight, 1.0), ((penalty + 1.0) / weight, -1.0)):
         learner, _, _ = learning_factor()
         start = jax.jit(learner.init)(jax.random.key(0)).temperature
         params = {**start.params, LOG_ALPHA_PRIME: jnp.asarray(np.log(1.5), jnp.float32)}

@@ -194,7 +194,7 @@ def test_incomplete_episodes_are_counted(tmp_path: Path, ignore: bool) -> None:
 
 
 def test_no_value_is_of_an_observation_that_was_not_recorded(tmp_path: Path) -> None:
-    """That of D4RL's timeouts repeats the one before, if it may be ignored."""
+    """D4RL's rows before a timeout repeat their own observation as the successor, which is left out."""
     np.savez(
         tmp_path / "d4rl.npz",
         observations=np.arange(8.0, dtype=np.float32).reshape(4, 2),
