@@ -21,6 +21,7 @@ from jaxrl.config.fields import count, field, fluent, positive
 from jaxrl.config.settings.actor_critic import AdvantageWeightedTraining
 from jaxrl.core.types import Key, Metrics, Params, PyTree, Transition
 from jaxrl.distributions.base import Categorical, SquashedGaussian, mask_logits
+from jaxrl.errors import ConfigError
 from jaxrl.learners.advantage_weighted import AdvantageWeighted, AdvantageWeightedState
 from jaxrl.learners.learner import SgdState
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY, draw_normal_rows
@@ -143,6 +144,17 @@ class AWACConfig(AlgorithmConfig):
         replay_buffer_config={"type": "uniform", "capacity": 1_000_000},
     )
     training = fluent("training_settings", AWACTraining)
+
+    def validate(self) -> None:
+        super().validate()
+        for name in (
+            ("temperature", "max_weight") if self.training_settings.weight_type == "bin" else ()
+        ):
+            if self[name] != type(self)()[name]:
+                raise ConfigError(
+                    f"{name}={self[name]} has no effect with weight_type='bin', whose weights are 0 and 1: "
+                    "leave it out, or set weight_type='exp'."
+                )
 
     def get_default_learner_class(self) -> type[AWACLearner]:
         return AWACLearner

@@ -23,6 +23,7 @@ from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
 from jaxrl.distributions.base import SquashedGaussian, mask_logits
 from jaxrl.distributions.from_space import make_action_distribution
+from jaxrl.errors import ConfigError
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select
 from jaxrl.learners.multi_optimizer import (
     CRITIC,
@@ -71,7 +72,7 @@ class CQLTraining(TwinTraining):
         default=10,
         check=count,
         doc="In a Box: number of uniform actions, of actions of the policy at the observation, and "
-        "of those at the next one, per row, whose values are pushed down.",
+        "of those at the next one, per row, whose values are pushed down. Unused in a Discrete space.",
     )
     min_q_weight: float = field(
         default=5.0, sweepable=True, check=non_negative, doc="Weight of the penalty."
@@ -109,6 +110,12 @@ class CQLLearner(TwinSoftActorCritic):
 
     def init(self, key: Key) -> SoftActorCriticState:
         """Create SAC's state; with `lagrangian`, log α' is a part of the temperature."""
+        number = self.settings.num_actions
+        if self.module.is_discrete and number != CQLTraining().num_actions:
+            raise ConfigError(
+                f"num_actions={number} has no effect in {self.module.action_space}, where the values of "
+                "all legal actions are pushed down: leave it out."
+            )
         state = super().init(key)
         if not self.settings.lagrangian:
             return state
@@ -147,8 +154,9 @@ class CQLLearner(TwinSoftActorCritic):
             penalty = values["min_q_weight"] * self.compute_gaps(critic, batch, drawn, values)
             metrics = {**metrics, CQL_LOSS: jnp.mean(penalty)}
             if self.settings.lagrangian:
+                threshold = values["lagrangian_thresh"]
                 factor = self.compute_factor(state.temperature.params[LOG_ALPHA_PRIME])
-                penalty = factor * (penalty - values["lagrangian_thresh"])
+                penalty = factor * (penalty - threshold * jnp.mean(batch.weight))
             return td_loss + jnp.sum(penalty), metrics
 
         return step_one(self, CRITIC, loss, state.sgd, values)
@@ -247,10 +255,11 @@ class CQLLearner(TwinSoftActorCritic):
         if not self.settings.lagrangian:
             return updated, metrics
         values, penalty = self.collect_values(state, progress), metrics[CQL_LOSS]
+        threshold = values["lagrangian_thresh"]
 
         def loss(log_alpha_prime: Float[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
             factor = self.compute_factor(log_alpha_prime)
-            value = -factor * (penalty - values["lagrangian_thresh"])
+            value = -factor * (penalty - threshold * jnp.mean(batch.weight))
             return value, {"alpha_prime_loss": value, "alpha_prime_value": factor}
 
         temperature, step = step_one(self, LOG_ALPHA_PRIME, loss, updated.temperature, values)
@@ -274,6 +283,15 @@ class CQLConfig(AlgorithmConfig):
         replay_buffer_config={"type": "uniform", "capacity": 1_000_000},
     )
     training = fluent("training_settings", CQLTraining)
+
+    def validate(self) -> None:
+        super().validate()
+        training, threshold = self.training_settings, type(self).training_settings.lagrangian_thresh
+        if training.lagrangian_thresh != threshold and not training.lagrangian:
+            raise ConfigError(
+                f"lagrangian_thresh={training.lagrangian_thresh} has no effect with lagrangian=False, "
+                "which learns no factor of the penalty: leave it out, or set lagrangian=True."
+            )
 
     def get_default_learner_class(self) -> type[CQLLearner]:
         return CQLLearner

@@ -146,10 +146,26 @@ class DQNConfig(AlgorithmConfig):
                 f"{training.num_atoms} and num_quantiles={training.num_quantiles}; set both to 1, "
                 "or leave it out."
             )
+        self._check_margin()
         if training.v_min >= training.v_max:
             raise ConfigError(
                 f"v_min must be below v_max, got {training.v_min} and {training.v_max}; they "
                 "bound the returns of C51."
+            )
+
+    def _check_margin(self) -> None:
+        """Raise ConfigError if settings of recorded rows have none, or a margin no loss."""
+        training = self.training_settings
+        if training.margin_coeff > 0.0 and not (self.is_offline or self.is_mixed):
+            raise ConfigError(
+                f"margin_coeff={training.margin_coeff} is the weight of a loss on recorded rows, and "
+                f"input_={self.offline_data_settings.input_!r} has none: name some, such as input_="
+                "{'sampler': 0.75, 'data/': 0.25}, or leave it out."
+            )
+        if training.margin != type(self).training_settings.margin and training.margin_coeff == 0.0:
+            raise ConfigError(
+                f"margin={training.margin} has no effect with margin_coeff=0, which disables its loss: "
+                "leave it out, or set margin_coeff."
             )
 
 

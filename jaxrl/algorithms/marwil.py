@@ -38,6 +38,13 @@ from jaxrl.ops import losses
 
 SQD_ADV_NORM = "moving_avg_sqd_adv_norm"
 """Metric that is the moving average of squared advantages, RLlib's name."""
+_ADVANTAGE_SETTINGS = (
+    "lambda_",
+    "vf_coeff",
+    "moving_average_sqd_adv_norm_start",
+    "moving_average_sqd_adv_norm_update_rate",
+)
+"""Settings of advantages, which behavior cloning has none of."""
 
 
 @pytree
@@ -202,12 +209,14 @@ class MARWILConfig(AlgorithmConfig):
         return self.training_settings.beta > 0.0 and self.training_settings.lambda_ < 1.0
 
     def validate(self) -> None:
+        super().validate()
         training = self.training_settings
-        if training.lambda_ < 1.0 and training.beta == 0.0:
-            raise ConfigError(
-                f"lambda_={training.lambda_} has no effect with beta=0, which has no advantages: "
-                "leave it at 1, or set beta above 0."
-            )
+        for name in _ADVANTAGE_SETTINGS if training.beta == 0.0 else ():
+            if self[name] != type(self)()[name]:
+                raise ConfigError(
+                    f"{name}={self[name]} has no effect with beta=0, which has no advantages and learns "
+                    "no values: leave it out, or set beta above 0."
+                )
         if training.window_length != type(training)().window_length and not self.rows_per_window:
             why = (
                 "with memory: set max_seq_len" if self._has_windows else "unless lambda_ is below 1"
@@ -215,4 +224,3 @@ class MARWILConfig(AlgorithmConfig):
             raise ConfigError(
                 f"window_length={training.window_length} has no effect {why}; leave it out."
             )
-        super().validate()

@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jaxrl.assembly.offline import apply_connectors, concatenate_parts, prepare_parts
+from jaxrl.assembly.dataset_connectors import apply_connectors
+from jaxrl.assembly.offline import concatenate_parts, prepare_parts
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.episodes.packing import EpisodePart
@@ -48,9 +49,8 @@ def load_held_out(
             f"{data[0].files[0]} has no rows among the held-out episodes, after input_transform and the "
             "connectors: raise offline_evaluation_split, or leave offline_evaluation_interval out."
         )
-    return apply_connectors(
-        concatenate_parts(_take_rows(sort_episodes(parts), num_rows)), policy_step, learner_pipeline
-    )
+    dataset = concatenate_parts(_take_rows(sort_episodes(parts), num_rows))
+    return apply_connectors(config, dataset, policy_step, learner_pipeline)
 
 
 def sort_episodes(parts: Sequence[EpisodePart]) -> list[EpisodePart]:

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.assembly.dataset_connectors import apply_connectors
 from jaxrl.assembly.input_transform import transform_parts
+from jaxrl.assembly.recorded_actions import make_action_conversion
 from jaxrl.assembly.replay import check_temporal, check_whole_sequences, get_max_seq_len
 from jaxrl.buffers.dataset import Dataset, DatasetSampler
 from jaxrl.config.batch_plan.offline import OfflinePlan
@@ -18,11 +20,9 @@ from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.offline import count_source_rows
 from jaxrl.config.settings.offline_data import SAMPLER, OfflineDataSettings, Storage
 from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step
-from jaxrl.connectors.base import Before
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.space_arrays import count_bytes
-from jaxrl.core.struct import replace
-from jaxrl.core.types import Columns, PyTree, Rollout
+from jaxrl.core.types import Columns, PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError, JaxrlError
 from jaxrl.modules.rl_module import make_zeros
@@ -140,10 +140,15 @@ def make_mixed_sampler(
     )
 
 
-def _get_source_sizes(config: "AlgorithmConfig", num_rows: int) -> tuple[int, ...]:
-    """Return the number of rows per gradient step of each recorded source; empty without shares."""
-    counts = count_source_rows(config, num_rows)
-    return tuple(number for name, number in counts.items() if name != SAMPLER)
+def _get_source_sizes(
+    config: "AlgorithmConfig", num_rows: int, length: int = 1, num_shards: int = 1
+) -> tuple[int, ...]:
+    """Return the number of samples per gradient step of each recorded source; empty without shares.
+
+    A sample is a row, or a sequence of `length` rows, of which each shard has equally many.
+    """
+    counts = count_source_rows(config, num_rows, length, num_shards)
+    return tuple(number // length for name, number in counts.items() if name != SAMPLER)
 
 
 def make_dataset_sampler(
@@ -170,7 +175,8 @@ def make_dataset_sampler(
     )
     order, sizes = config.offline_data_settings.dataset_sampling, None
     if len(config.offline_data_settings.sources) > 1:
-        sizes = tuple(n // (length or 1) for n in _get_source_sizes(config, plan.train_batch_size))
+        rows, shards = plan.train_batch_size, plan.num_shards
+        sizes = _get_source_sizes(config, rows, length or 1, shards)
         if order == "epochs":
             raise ConfigError(
                 "dataset_sampling='epochs' draws every row equally often, and "
@@ -234,7 +240,7 @@ def load_dataset(
             f"train_batch_size={sampler.rows_per_update} is more than the {dataset.num_rows} "
             "recorded rows: lower it, or set dataset_sampling='uniform', which repeats rows."
         )
-    return apply_connectors(dataset, policy_step, learner_pipeline)
+    return apply_connectors(config, dataset, policy_step, learner_pipeline)
 
 
 def make_blank_dataset(policy_step: PolicyStep, num_sources: int = 1) -> Dataset:
@@ -305,8 +311,13 @@ def prepare_parts(
     recorded: Iterable[EpisodePart],
     policy_step: PolicyStep,
 ) -> list[EpisodePart]:
-    """Return the parts to learn from, of those of a source, with the module's actions."""
-    settings = config.offline_data_settings
+    """Return the parts to learn from, of those of a source, with the module's actions.
+
+    Raises:
+        ConfigError: If the recorded actions cannot be converted to the module's.
+    """
+    settings, is_modules = config.offline_data_settings, data.actions_are_normalized
+    conversion = make_action_conversion(policy_step, are_normalized=is_modules)
     has_look_back = bool(policy_step.obs_pipeline.temporal)
     parts: list[EpisodePart] = []
     num_dropped = 0
@@ -323,13 +334,7 @@ def prepare_parts(
             num_dropped,
             names,
         )
-    if not data.actions_are_normalized:
-        pipeline = policy_step.action_pipeline
-        convert = jax.jit(pipeline.inverse)
-        for i, part in enumerate(parts):
-            action = jax.tree.map(np.asarray, convert(part.action))
-            parts[i] = replace(part, action=action)
-    return parts
+    return conversion.convert_parts(parts)
 
 
 def select_parts(
@@ -357,77 +362,6 @@ def select_parts(
         yield part
 
 
-def apply_connectors(
-    dataset: Dataset, policy_step: PolicyStep, learner_pipeline: LearnerPipeline
-) -> Dataset:
-    """Return the dataset with rewards and observations as they are learned from."""
-    temporal = policy_step.obs_pipeline.temporal
-    if not temporal and not len(learner_pipeline):
-        return dataset
-
-    def convert(dataset: Dataset) -> Dataset:
-        raw = _as_rollout(dataset)
-        seen = _look_back(raw, policy_step) if temporal else raw
-        learned = seen
-        if len(learner_pipeline):
-            states, per_env = learner_pipeline.init(), learner_pipeline.init_per_env(1)
-            learned = learner_pipeline(states, per_env, seen, None)[2]
-        dataset = replace(dataset, reward=learned.reward[:, 0])
-        return _lay_observations(dataset, seen) if temporal else dataset
-
-    return jax.tree.map(np.asarray, jax.jit(convert)(dataset))
-
-
-def _as_rollout(dataset: Dataset) -> Rollout:
-    """Return all rows as a rollout `[N, 1]` of one environment."""
-    rows = jnp.arange(dataset.num_rows, dtype=jnp.int32)
-
-    def column(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: x[:, None], tree)
-
-    return Rollout(
-        obs=column(dataset.get_obs(rows)),
-        action=column(dataset.action),
-        reward=column(dataset.reward),
-        terminated=column(dataset.terminated),
-        truncated=column(dataset.truncated),
-        final_obs=column(dataset.get_next_obs(rows)),
-        is_first=column(dataset.is_first),
-        mask=jnp.ones((dataset.num_rows, 1), jnp.bool_),
-        extras={},
-    )
-
-
-def _look_back(rollout: Rollout, policy_step: PolicyStep) -> Rollout:
-    """Return the rollout with the observations of the connectors that look back.
-
-    What they see of rewards is the environment's, as in `RolloutWorker.preprocess_rollout`.
-    """
-    pipeline = policy_step.obs_pipeline
-    shift = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), (rollout.action, rollout.reward))
-    zeros = jax.tree.map(jnp.zeros_like, shift)
-    action, reward = jax.tree.map(
-        lambda x, zero: jnp.where(
-            rollout.is_first.reshape(rollout.is_first.shape + (1,) * (x.ndim - 2)), zero, x
-        ),
-        shift,
-        zeros,
-    )
-    before = Before(is_first=rollout.is_first, action=action, reward=reward)
-    seen = pipeline.preprocess_rollout(pipeline.init(), pipeline.init_carry(1), rollout, before)
-    return replace(rollout, obs=seen.obs, final_obs=seen.final_obs)
-
-
-def _lay_observations(dataset: Dataset, seen: Rollout) -> Dataset:
-    """Return the dataset with the observations of a rollout of all its rows."""
-
-    def lay(obs: PyTree, final_obs: PyTree) -> PyTree:
-        total = jax.tree.leaves(dataset.obs)[0].shape[0]
-        out = jnp.zeros((total, *obs.shape[2:]), obs.dtype)
-        out = out.at[dataset.obs_index + 1].set(final_obs[:, 0])
-        return out.at[dataset.obs_index].set(obs[:, 0])
-
-    return replace(dataset, obs=jax.tree.map(lay, seen.obs, seen.final_obs))
 
 
 def count_recorded_batches(config: "AlgorithmConfig", policy_step: PolicyStep) -> int:

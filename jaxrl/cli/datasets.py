@@ -76,8 +76,11 @@ def make(
         typer.echo(f"{f'{task}-{quality}':18} {described}  {folder}")
 
 
+def format_mean_return(mean: float | None) -> str:
+    """Format the mean return of recorded episodes; None if no episode is whole."""
+    return "no whole episode" if mean is None else f"mean return {mean:.4g}"
+
+
 def _format(entry: dict[str, Any]) -> str:
-    return (
-        f"{entry['num_steps']:,} steps, {entry['num_episodes']:,} episodes, "
-        f"mean return {entry['mean_return']:.4g}"
-    )
+    mean = format_mean_return(entry["mean_return"])
+    return f"{entry['num_steps']:,} steps, {entry['num_episodes']:,} episodes, {mean}"

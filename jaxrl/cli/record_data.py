@@ -5,6 +5,7 @@ from pathlib import Path
 
 import typer
 
+from jaxrl.cli.datasets import format_mean_return
 from jaxrl.cli.exporting import open_checkpoint
 
 
@@ -43,7 +44,5 @@ def record(
     typer.echo(f"data        {folder}")
     if data.counts is not None:
         counts = data.counts
-        typer.echo(
-            f"            {counts.num_steps} steps, {counts.num_episodes} episodes, "
-            f"mean return {counts.returns.mean:.4g}"
-        )
+        mean = format_mean_return(counts.returns.mean if counts.returns.num_episodes else None)
+        typer.echo(f"            {counts.num_steps} steps, {counts.num_episodes} episodes, {mean}")

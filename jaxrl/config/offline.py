@@ -68,21 +68,32 @@ NOT_MIXED_SETTINGS: dict[str, str] = {
 """Settings that have no effect when a run learns from recorded data and from what it samples."""
 
 
-def count_source_rows(config: "AlgorithmConfig", num_rows: int) -> dict[str, int]:
+def count_source_rows(
+    config: "AlgorithmConfig", num_rows: int, length: int = 1, num_shards: int = 1
+) -> dict[str, int]:
     """Return the number of rows of a gradient step that each source has; empty without shares.
 
+    Args:
+        config: Config of the run.
+        num_rows: Number of rows of a gradient step.
+        length: Number of rows of a sequence; 1 for single rows.
+        num_shards: Number of logical shards, each of which has equally many sequences of a source.
+
     Raises:
-        ConfigError: If shares do not sum to 1, or do not make whole rows.
+        ConfigError: If shares do not sum to 1, or do not make whole rows or sequences.
     """
     exact, shares = _parse_shares(config), config.offline_data_settings.input_
-    counts = {name: share * num_rows for name, share in exact.items()}
-    if any(count.denominator > 1 for count in counts.values()):
-        unit = math.lcm(*(share.denominator for share in exact.values()))
+    samples = {name: share / (length * num_shards) for name, share in exact.items()}
+    if any((num_rows * sample).denominator > 1 for sample in samples.values()):
+        unit = math.lcm(*(sample.denominator for sample in samples.values()))
+        name = "max_seq_len" if config.rows_per_window is None else config.window_setting
+        what = "rows" if length == 1 else f"sequences of {name}={length} rows"
+        where = f" for each of num_shards={num_shards}" if num_shards > 1 else ""
         raise ConfigError(
-            f"input_={shares!r} has shares that make no whole rows of train_batch_size={num_rows}; "
-            f"set it to {max(1, round(num_rows / unit)) * unit}."
+            f"input_={shares!r} has shares that make no whole {what}{where} of train_batch_size="
+            f"{num_rows}; set it to {max(1, round(num_rows / unit)) * unit}."
         )
-    return {name: int(count) for name, count in counts.items()}
+    return {name: int(share * num_rows) for name, share in exact.items()}
 
 
 def _parse_shares(config: "AlgorithmConfig") -> dict[str, Fraction]:
@@ -202,6 +213,12 @@ def _check_mixed(config: "AlgorithmConfig") -> None:
                 f"'{setting}' (got {config[setting]!r}) has no effect with input_={given!r}: "
                 f"{reason}."
             )
+    if config.env_runners_settings.normalize_rewards:
+        raise ConfigError(
+            f"normalize_rewards=True is not supported with input_={given!r}: recorded rewards would be "
+            "divided by their own standard deviation, and those that are sampled by another one; use "
+            "clip_rewards, or scale the rewards in the environment and by input_transform."
+        )
     if is_sweep(config):
         raise ConfigError(
             f"input_={given!r} is not supported in lanes of a sweep, which have no replay buffers of "

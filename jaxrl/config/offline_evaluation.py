@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from jaxrl.config.fields import get_settings
 from jaxrl.config.settings.offline_evaluation import (
     EVAL_LOSS,
     METHODS,
     MODELED,
+    FQESettings,
     OfflineEvaluationSettings,
 )
 from jaxrl.core.neutral import get_rllib_name
@@ -122,4 +124,30 @@ def _parse_method(name: str, given: dict[str, Any]) -> EstimationMethod:
         raise ConfigError(
             f"{where} has {min(given)!r}, and {method!r} has no settings besides its type."
         )
+    make_fqe_settings(given, where)
     return EstimationMethod(method=cast(str, method), fqe=given)
+
+
+def make_fqe_settings(given: Mapping[str, Any] | None, where: str = "fqe") -> FQESettings:
+    """Make the settings of fitted Q evaluation.
+
+    Args:
+        given: Values by name; None for the defaults.
+        where: Name of the setting that has them, for error messages.
+
+    Raises:
+        ConfigError: If a name or value is invalid.
+    """
+    known = get_settings(FQESettings)
+    values: dict[str, Any] = {}
+    for name, value in (given or {}).items():
+        if name not in known:
+            raise ConfigError(
+                f"{where} has no setting {name!r}.{did_you_mean(name, known)} It has "
+                f"{', '.join(known)}."
+            )
+        try:
+            values[name] = known[name].parse(value)
+        except ConfigError as error:
+            raise ConfigError(f"{where} {error}") from None
+    return FQESettings(**values)

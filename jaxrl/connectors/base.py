@@ -137,7 +137,8 @@ class ActionConnector(Connector):
     def inverse(self, action: PyTree) -> PyTree:
         """Return an action of the module that is transformed into this one.
 
-        Required only for `compute_single_action(prev_action=...)`, if a connector reads it.
+        Required for recorded actions of an environment, which `input_` and `evaluate_offline` read,
+        and for `compute_single_action(prev_action=...)`, if a connector reads it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define inverse")
 

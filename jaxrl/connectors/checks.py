@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from jax.typing import DTypeLike
 
-from jaxrl.connectors.base import Before, TemporalConnector
+from jaxrl.connectors.base import ActionConnector, Before, TemporalConnector
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.errors import ConfigError
@@ -107,6 +107,26 @@ def check_action_pipeline(pipeline: ActionPipeline) -> None:
             what = f"{connector.name} (with actions of {_in_one_line(space)})"
             got = _trace(what, connector, action)
             _check_output(connector.name, "module_space", out, got, leading)
+
+
+def check_action_inverse(pipeline: ActionPipeline) -> None:
+    """Trace the inverse of every connector with actions of its output space.
+
+    Raises:
+        ConfigError: If a connector has none, or it cannot be traced, or returns another space's actions.
+    """
+    chain, (leading, _) = pipeline.spaces, LEADING_AXES
+    for connector, space, out in zip(pipeline.connectors, chain[:-1], chain[1:], strict=True):
+        name = connector.name
+        if type(connector).inverse is ActionConnector.inverse:
+            raise ConfigError(
+                f"{name} has no inverse, and the recorded actions are the environment's, of which those "
+                f"of the module are computed: define {name}.inverse(action), or learn from what a run "
+                "records (output=...), which has the module's actions."
+            )
+        what = f"{name}.inverse (with actions of {_in_one_line(out)})"
+        got = _trace(what, connector.inverse, _to_struct(out, leading))
+        _check_output(f"{name}.inverse", "module_space", space, got, leading)
 
 
 def check_learner_pipeline(

@@ -262,6 +262,23 @@ class ActionPipeline(Pipeline[ActionConnector]):
         return action
 
 
+class _Recorder(Mapping[str, Float[Array, ""]]):
+    """Mapping that knows which of its items were looked up."""
+
+    def __init__(self, values: Mapping[str, Float[Array, ""]]) -> None:
+        self._values, self.read = values, set[str]()
+
+    def __getitem__(self, name: str) -> Float[Array, ""]:
+        self.read.add(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class LearnerPipeline(Pipeline[LearnerConnector]):
     """Sequence of learner connectors."""
@@ -277,6 +294,17 @@ class LearnerPipeline(Pipeline[LearnerConnector]):
     def at(self, values: Mapping[str, Float[Array, ""]]) -> "LearnerPipeline":
         """Return the pipeline with the run's current hyperparameters, by name."""
         return LearnerPipeline(tuple(connector.at(values) for connector in self.connectors))
+
+    def find_read_values(self, values: Mapping[str, Float[Array, ""]]) -> frozenset[str]:
+        """Return the names of the hyperparameters that connectors read in `at`.
+
+        Args:
+            values: Current hyperparameters by name.
+        """
+        recorder = _Recorder(values)
+        for connector in self.connectors:
+            connector.at(recorder)
+        return frozenset(recorder.read)
 
     def __call__(
         self, states: PyTree, per_env: PyTree, rollout: Rollout, axis_name: str | None

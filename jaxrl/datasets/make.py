@@ -197,13 +197,13 @@ def _make_config(recipe: DatasetTask, seed: int) -> "AlgorithmConfig":
 
 
 def _record_random(recipe: DatasetTask, folder: Path, num_rows: int, seed: int) -> float:
-    """Record random actions, and return their mean return."""
+    """Record random actions, and return the mean return of whole episodes of them."""
     env = _make_config(recipe, seed).environment_settings
     config = get_algorithm_config("RandomAgent").environment(env.env, env_config=env.env_config)
     with config.debugging(seed=seed, loggers=[]).build() as algorithm:
-        data = algorithm.record(folder, num_steps=num_rows, num_envs=NUM_ENVS)
-    assert data.counts is not None
-    return data.counts.returns.mean
+        algorithm.record(folder, num_steps=num_rows, num_envs=NUM_ENVS)
+        played = algorithm.evaluate(num_episodes=NUM_EVALUATED)["env_runners"]
+    return played["episode_return_mean"]
 
 
 def _train(recipe: DatasetTask, folder: Path, seed: int) -> Iterator[_Checkpoint]:
@@ -267,10 +267,11 @@ def _take(source: RecordedData, num_rows: int) -> Iterator[EpisodePart]:
 
 def _describe(data: RecordedData, greedy: float | None) -> dict[str, Any]:
     assert data.counts is not None
+    returns = data.counts.returns
     return {
         "num_steps": data.counts.num_steps,
         "num_episodes": data.counts.num_episodes,
-        "mean_return": data.counts.returns.mean,
+        "mean_return": returns.mean if returns.num_episodes else None,
         "greedy_return": greedy,
         "fingerprint": data.get_fingerprint(),
     }

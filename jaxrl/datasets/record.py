@@ -33,4 +33,5 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def _parse_entry(entry: dict[str, Any]) -> dict[str, Any]:
     counts = {name: int(entry[name]) for name in ("num_steps", "num_episodes")}
-    return {**entry, **counts, "mean_return": float(entry["mean_return"])}
+    mean = entry["mean_return"]
+    return {**entry, **counts, "mean_return": None if mean is None else float(mean)}

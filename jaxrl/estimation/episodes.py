@@ -8,6 +8,13 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Bool, Float, Int
 
+from jaxrl.assembly.recorded_actions import (
+    ActionConversion,
+    convert_rows,
+    join_actions,
+    split_rows,
+)
+from jaxrl.connectors.checks import check_action_inverse
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.episodes.packing import EpisodePart
@@ -56,13 +63,18 @@ class WholeEpisodes:
         return out
 
 
-def read_whole_episodes(data: RecordedData, pipeline: ActionPipeline) -> WholeEpisodes:
+def read_whole_episodes(
+    data: RecordedData, pipeline: ActionPipeline, *, ignore_final_observation: bool = False
+) -> WholeEpisodes:
     """Read the episodes that are whole; see `select_whole_episodes`.
 
     Raises:
+        ConfigError: If the recorded actions cannot be converted to the module's.
         DataError: If no episode is whole, or the data are damaged.
     """
-    return select_whole_episodes(data, data.iter_parts(), pipeline)
+    return select_whole_episodes(
+        data, data.iter_parts(), pipeline, ignore_final_observation=ignore_final_observation
+    )
 
 
 def select_whole_episodes(
@@ -71,6 +83,7 @@ def select_whole_episodes(
     pipeline: ActionPipeline,
     *,
     split_by_episode: bool = True,
+    ignore_final_observation: bool = False,
 ) -> WholeEpisodes:
     """Return the episodes that are whole.
 
@@ -82,17 +95,26 @@ def select_whole_episodes(
         recorded: Parts of their episodes, those of one episode in order of time.
         pipeline: Action connectors of the target policy.
         split_by_episode: Whether episodes are those of the data; False makes each row one.
+        ignore_final_observation: Whether an episode that was truncated ends one step earlier, at an
+            observation that was acted on, because its final one is not known.
 
     Raises:
+        ConfigError: If the recorded actions cannot be converted to the module's.
         DataError: If no episode is whole, or the data are damaged.
     """
+    conversion = None
+    if not data.actions_are_normalized and len(pipeline):
+        check_action_inverse(pipeline)
+        conversion = ActionConversion(pipeline=pipeline)
     parts: list[EpisodePart] = []
     num_dropped = 0
     for part in merge_parts(recorded):
-        if not split_by_episode:
-            parts += _split_rows(part)
-        elif part.t_started == 0 and (part.terminated or part.truncated) and data.has_past:
-            parts.append(part)
+        is_whole = part.t_started == 0 and (part.terminated or part.truncated) and data.has_past
+        kept = _without_last_row(part) if ignore_final_observation else part
+        if kept is not None and not split_by_episode:
+            parts += _split_rows(kept)
+        elif kept is not None and is_whole:
+            parts.append(kept)
         else:
             num_dropped += 1
     if not parts:
@@ -103,13 +125,11 @@ def select_whole_episodes(
     log_probs = None
     if data.has_density and all(Columns.ACTION_LOGP in part.extras for part in parts):
         log_probs = [np.asarray(part.extras[Columns.ACTION_LOGP], np.float64) for part in parts]
-    if not data.actions_are_normalized:
-        convert = jax.jit(pipeline.inverse)
-        for i, part in enumerate(parts):
-            if log_probs is not None:
-                log_probs[i] = log_probs[i] + _compute_log_scale(pipeline, part.action)
-            action = jax.tree.map(np.asarray, convert(part.action))
-            parts[i] = dataclasses.replace(part, action=action)
+    if conversion is not None:
+        if log_probs is not None:
+            scales = split_rows(_compute_log_scale(pipeline, join_actions(parts)), parts)
+            log_probs = [one + scale for one, scale in zip(log_probs, scales, strict=True)]
+        parts = conversion.convert_parts(parts)
     return WholeEpisodes(
         source=str(data.files[0]),
         parts=parts,
@@ -136,6 +156,16 @@ def join_episodes(sources: Sequence[WholeEpisodes]) -> WholeEpisodes:
     )
 
 
+def _without_last_row(part: EpisodePart) -> EpisodePart | None:
+    """Return a part without a last row whose successor is not known; None if no row is left."""
+    if part.terminated:
+        return part
+    if len(part) == 1:
+        return None
+    head = part.split(len(part) - 1)[0]
+    return dataclasses.replace(head, truncated=part.truncated, is_cut=part.is_cut)
+
+
 def _split_rows(part: EpisodePart) -> list[EpisodePart]:
     """Return every row of a part as an episode that ends with it, as those of a bandit do."""
 
@@ -160,7 +190,7 @@ def _split_rows(part: EpisodePart) -> list[EpisodePart]:
     ]
 
 
-def _compute_log_scale(pipeline: ActionPipeline, action: PyTree) -> Float[np.ndarray, " L"] | float:
+def _compute_log_scale(pipeline: ActionPipeline, action: PyTree) -> Float[np.ndarray, " N"]:
     """Compute the log-density of the module's actions u less that of the environment's a, -log |du/da|.
 
     Raises:
@@ -168,7 +198,7 @@ def _compute_log_scale(pipeline: ActionPipeline, action: PyTree) -> Float[np.nda
     """
     space = pipeline.space
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
-        return 0.0
+        return np.zeros(len(action))
     if not isinstance(space, spaces.Box):
         raise DataError(
             f"The densities of recorded actions of {space} cannot be converted to those of the "
@@ -180,5 +210,5 @@ def _compute_log_scale(pipeline: ActionPipeline, action: PyTree) -> Float[np.nda
         return pipeline.inverse(flat.reshape(1, *space.shape)).reshape(size)
 
     flat = np.asarray(action, np.float32).reshape(len(action), size)
-    jacobian = np.asarray(jax.jit(jax.vmap(jax.jacfwd(invert)))(flat), np.float64)
-    return -np.linalg.slogdet(jacobian)[1]
+    jacobian = convert_rows(jax.jit(jax.vmap(jax.jacfwd(invert))), flat)
+    return -np.linalg.slogdet(np.asarray(jacobian, np.float64))[1]

@@ -8,8 +8,12 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl.config.settings.offline_evaluation import METHODS, MODELED, WEIGHTED
+from jaxrl.config.coerce import MismatchError, coerce
+from jaxrl.config.fields import Check, between_zero_and_one, format_value, unit_interval
+from jaxrl.config.offline_evaluation import make_fqe_settings
+from jaxrl.config.settings.offline_evaluation import METHODS, MODELED, WEIGHTED, FQESettings
 from jaxrl.core.keys import make_key
+from jaxrl.core.seeds import check_seed
 from jaxrl.errors import ConfigError, DataError, did_you_mean
 from jaxrl.estimation.episodes import WholeEpisodes, read_whole_episodes
 from jaxrl.estimation.estimators import (
@@ -22,7 +26,7 @@ from jaxrl.estimation.estimators import (
     estimate_wis,
     estimate_wpdis,
 )
-from jaxrl.estimation.fqe import FQERows, FQESettings, scale_rewards
+from jaxrl.estimation.fqe import FQERows, scale_rewards
 from jaxrl.estimation.target import Target, TargetRows
 from jaxrl.offline.recorded import RecordedData
 
@@ -83,22 +87,6 @@ def check_methods(methods: Collection[str]) -> None:
             )
 
 
-def make_fqe_settings(settings: Mapping[str, Any] | None) -> FQESettings:
-    """Make the settings of fitted Q evaluation.
-
-    Raises:
-        ConfigError: If a name or value is invalid.
-    """
-    names = [field.name for field in dataclasses.fields(FQESettings)]
-    for name in settings or {}:
-        if name not in names:
-            raise ConfigError(
-                f"fqe has no setting {name!r}.{did_you_mean(name, names)} It has "
-                f"{', '.join(names)}."
-            )
-    return FQESettings(**dict(settings or {}))
-
-
 def estimate(
     target: Target,
     data: RecordedData | WholeEpisodes,
@@ -108,6 +96,7 @@ def estimate(
     confidence: float = 0.95,
     fqe: Mapping[str, Any] | None = None,
     seed: int = 0,
+    ignore_final_observation: bool = False,
 ) -> EstimateReport:
     """Estimate the value of a policy from episodes that another one recorded.
 
@@ -124,13 +113,17 @@ def estimate(
         confidence: Probability that the intervals contain the value.
         fqe: Settings of fitted Q evaluation, by name.
         seed: Seed of resampling and of the fits.
+        ignore_final_observation: Whether truncated episodes end one step earlier; see
+            `select_whole_episodes`.
 
     Raises:
         ConfigError: If a setting or method is invalid, or the policy has no probabilities that a
             method needs.
         DataError: If the data are damaged, or lack whole episodes or the probabilities of actions.
     """
-    _check_numbers(gamma, confidence)
+    _check_number("gamma", gamma, unit_interval)
+    _check_number("confidence", confidence, between_zero_and_one)
+    check_seed(seed)
     if methods is None:
         methods = ("wis", "dr") if data.has_density and target.has_probability else ("dm",)
     check_methods(methods)
@@ -138,7 +131,10 @@ def estimate(
     check_target(target, methods)
     episodes = data
     if not isinstance(episodes, WholeEpisodes):
-        episodes = read_whole_episodes(episodes, target.policy_step.action_pipeline)
+        pipeline = target.policy_step.action_pipeline
+        episodes = read_whole_episodes(
+            episodes, pipeline, ignore_final_observation=ignore_final_observation
+        )
     check_densities(episodes, methods)
     needs_weights, needs_model = (bool(kind & set(methods)) for kind in (WEIGHTED, MODELED))
     follow_key, fit_key = jax.random.split(make_key(seed))
@@ -150,11 +146,13 @@ def estimate(
     return _make_report(target, episodes, weighted, values, gamma, list(methods), confidence, seed)
 
 
-def _check_numbers(gamma: float, confidence: float) -> None:
-    if not 0.0 <= gamma <= 1.0:
-        raise ConfigError(f"gamma must be between 0 and 1, got {gamma}.")
-    if not 0.0 < confidence < 1.0:
-        raise ConfigError(f"confidence must be between 0 and 1, got {confidence}.")
+def _check_number(name: str, value: object, check: Check) -> None:
+    try:
+        is_valid = check.is_satisfied(coerce(value, float))
+    except MismatchError:
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(f"{name} must be {check.requirement}, got {format_value(value)}.")
 
 
 def check_target(target: Target, methods: Collection[str]) -> None:

@@ -1,7 +1,5 @@
 """Fitted Q evaluation (Le, Voloshin & Yue 2019): the Q function of a policy from recorded data."""
 
-import dataclasses
-import math
 from functools import partial
 from typing import Any, cast
 
@@ -12,41 +10,13 @@ import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl.config.settings.offline_evaluation import FQESettings
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Params, PyTree
-from jaxrl.errors import ConfigError
 from jaxrl.modules.policy_and_critics import CRITIC, StochasticPolicyModule
 from jaxrl.modules.rl_module import RLModule
 
 _BLOCK_ROWS = 2**13
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FQESettings:
-    """Settings of fitted Q evaluation.
-
-    Attributes:
-        num_updates: Number of gradient steps of each fit.
-        batch_size: Rows per gradient step.
-        lr: Learning rate of Adam.
-        tau: Update coefficient of the target network, per gradient step.
-    """
-
-    num_updates: int = 10_000
-    batch_size: int = 256
-    lr: float = 1e-3
-    tau: float = 0.05
-
-    def __post_init__(self) -> None:
-        for name in ("num_updates", "batch_size"):
-            if not getattr(self, name) >= 1:
-                raise ConfigError(
-                    f"fqe {name} must be a whole number of at least 1, got {getattr(self, name)}."
-                )
-        if not 0.0 < self.tau <= 1.0:
-            raise ConfigError(f"fqe tau must be above 0 and at most 1, got {self.tau}.")
-        if not (math.isfinite(self.lr) and self.lr > 0.0):
-            raise ConfigError(f"fqe lr must be above 0, got {self.lr}.")
 
 
 @pytree

@@ -81,13 +81,11 @@ class HeldOutEvaluation:
             self._losses = self._make_losses(config, *held_out)
         self._episodes: WholeEpisodes | None = None
         if self._methods:
-            from jaxrl.estimation.estimate import check_densities, check_target, make_fqe_settings
+            from jaxrl.estimation.estimate import check_densities, check_target
 
             names = [each.method for each in self._methods]
-            for method in self._methods:
-                make_fqe_settings(method.fqe)
             check_target(self._make_target(config, None), names)
-            self._episodes = self._join_episodes(*held_out)
+            self._episodes = self._join_episodes(config, *held_out)
             check_densities(self._episodes, names)
 
     @property
@@ -165,10 +163,13 @@ class HeldOutEvaluation:
         """
         if self._episodes is not None:
             return self._episodes
-        return self._join_episodes(*self._read_parts(config, leaves_others=False))
+        return self._join_episodes(config, *self._read_parts(config, leaves_others=False))
 
     def _join_episodes(
-        self, data: Sequence[RecordedData], held_out: Sequence[Sequence[EpisodePart]]
+        self,
+        config: "AlgorithmConfig",
+        data: Sequence[RecordedData],
+        held_out: Sequence[Sequence[EpisodePart]],
     ) -> "WholeEpisodes":
         from jaxrl.estimation.episodes import join_episodes, select_whole_episodes
 
@@ -178,6 +179,7 @@ class HeldOutEvaluation:
                 self._select_episodes(parts),
                 self._assembly.policy_step.action_pipeline,
                 split_by_episode=self._settings.ope_split_batch_by_episode,
+                ignore_final_observation=config.offline_data_settings.ignore_final_observation,
             )
             for source, parts in zip(data, held_out, strict=True)
             if parts

@@ -83,6 +83,7 @@ class EstimationMethods:
             confidence=confidence,
             fqe=fqe,
             seed=seed,
+            ignore_final_observation=self.config.offline_data_settings.ignore_final_observation,
         )
 
     def _open_estimated(

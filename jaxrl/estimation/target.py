@@ -10,12 +10,13 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
+from jaxrl.config.settings.offline_evaluation import FQESettings
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError
 from jaxrl.estimation.episodes import WholeEpisodes
-from jaxrl.estimation.fqe import FittedQ, FQESettings
+from jaxrl.estimation.fqe import FittedQ
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep
 

@@ -14,9 +14,15 @@ from jaxrl.assembly.tasks import prepare_first_task
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan, make_planned_config
 from jaxrl.config.offline import check_lane_storage, make_stream_lanes_error
 from jaxrl.config.sweep import Lane
-from jaxrl.core.hparams import HParams, get_numeric_hparams, mark_per_lane
+from jaxrl.core.hparams import (
+    HParams,
+    build_hparams,
+    current_values,
+    get_numeric_hparams,
+    mark_per_lane,
+)
 from jaxrl.core.spaces import is_same_space
-from jaxrl.core.types import Device, PyTree
+from jaxrl.core.types import Device, Progress, PyTree
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
@@ -216,12 +222,15 @@ def make_host_lanes_error(made: MadeEnv | MadeHostEnv | MadeMultiHostEnv) -> Hos
     )
 
 
-def check_can_be_lanes(config: "AlgorithmConfig", assembly: Assembly) -> None:
+def check_can_be_lanes(
+    config: "AlgorithmConfig", assembly: Assembly, varying: Collection[str]
+) -> None:
     """Check that runs can be lanes of one program.
 
     Args:
         config: Config of one of them.
         assembly: Functions that they share.
+        varying: Names of the settings that differ between them.
 
     Raises:
         HostLanesError: If their environments are stepped on the host, or their rows are sent to them.
@@ -236,6 +245,23 @@ def check_can_be_lanes(config: "AlgorithmConfig", assembly: Assembly) -> None:
         )
     if not (assembly.is_in_graph or assembly.is_offline):
         raise make_host_lanes_error(assembly.made)
+    if assembly.is_offline:
+        _check_shared_rewards(config, assembly, varying)
+
+
+def _check_shared_rewards(
+    config: "AlgorithmConfig", assembly: Assembly, varying: Collection[str]
+) -> None:
+    """Raise if connectors of recorded rewards, of which lanes share a copy, differ between them."""
+    pipeline = assembly.train_step.learner_pipeline
+    values = current_values(build_hparams(config.training_settings), Progress.zeros())
+    differing = sorted(pipeline.find_read_values(values) & set(varying))
+    if differing:
+        raise HostLanesError(
+            f"{' and '.join(pipeline.names)} read {differing[0]}, in which the runs differ, and lanes of "
+            "one program share the recorded rewards: config.build() runs them as trials, or leave the "
+            "connector out."
+        )
 
 
 def _tag_types(value: object) -> object:

@@ -84,7 +84,7 @@ class Population(SweepRuns):
         config = group.lanes[0].config
         varying = {*group.find_varying_settings(), *self._mutations}
         assembly = group.assemble(varying)
-        check_can_be_lanes(config, assembly)
+        check_can_be_lanes(config, assembly, varying)
         check_mutations(self._mutations, assembly)
         devices, max_lanes = (
             select_devices(config),

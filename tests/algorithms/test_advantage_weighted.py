@@ -302,6 +302,14 @@ def test_wrong_settings_are_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["temperature", "max_weight"])
+def test_weights_of_zero_and_one_have_no_scale(name: str) -> None:
+    config = CRRConfig().offline_data(input_="data").training(**{name: 0.5})
+    with pytest.raises(ConfigError, match=f"{name}=0.5 has no effect with weight_type='bin'"):
+        config.validate()
+    config.training(weight_type="exp").validate()
+
+
 def test_a_small_beta_is_explained() -> None:
     space = {"observation_space": ac.OBSERVED, "action_space": DISCRETE}
     config = IQLConfig().environment(**space).offline_data(input_="data")

@@ -40,7 +40,8 @@ def continuous(**settings: Any) -> tuple[CQLLearner, Any, Transition]:
 
 @functools.cache
 def discrete(**settings: Any) -> tuple[CQLLearner, Any, Transition]:
-    learner = ac.learner_of(CQLConfig(), DISCRETE, ac.MASKED, **SETTINGS, **settings)
+    given = {name: value for name, value in SETTINGS.items() if name != "num_actions"}
+    learner = ac.learner_of(CQLConfig(), DISCRETE, ac.MASKED, **given, **settings)
     return learner, ac.state_of(learner), recorded.legal(ac.batch_of(DISCRETE, masked=True))
 
 
@@ -173,7 +174,8 @@ def test_an_illegal_action_is_not_pushed_down() -> None:
 def test_the_factor_follows_the_penalty() -> None:
     plain, state, batch = continuous()
     penalty = float(updated(plain, state, batch)[1]["cql_loss"])
-    for thresh, sign in ((penalty - 1.0, 1.0), (penalty + 1.0, -1.0)):
+    weight = float(batch.weight.mean())
+    for thresh, sign in (((penalty - 1.0) / weight, 1.0), ((penalty + 1.0) / weight, -1.0)):
         learner, _, _ = learning_factor()
         start = jax.jit(learner.init)(jax.random.key(0)).temperature
         params = {**start.params, LOG_ALPHA_PRIME: jnp.asarray(np.log(1.5), jnp.float32)}
@@ -221,6 +223,20 @@ def test_rows_without_weight_change_nothing(of: Any, num_updates: int) -> None:
 def learning_factor() -> tuple[CQLLearner, Any, Transition]:
     learner = ac.learner_of(CQLConfig(), lagrangian=True, **SETTINGS)
     return learner, ac.state_of(learner), ac.batch_of()
+
+
+def test_losses_of_half_a_batch_are_half_of_its_losses() -> None:
+    """Also the threshold's part of them: losses are means over all rows, by their weights."""
+    learner, state, batch = discrete(lagrangian=True)
+    rows = batch.weight.shape[0]
+    whole = replace(batch, weight=jnp.ones(rows))
+    twice = jax.tree.map(lambda x: jnp.concatenate([x, x]), whole)
+    half = replace(twice, weight=jnp.where(jnp.arange(2 * rows) < rows, 1.0, 0.0))
+    want, got = (updated(learner, state, each)[1] for each in (whole, half))
+    names = [name for name in want if name.endswith("loss")]
+    assert {"alpha_prime_loss", "total_loss"} <= set(names)
+    for name in names:
+        np.testing.assert_allclose(2.0 * got[name], want[name], rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("of", [discrete, learning_factor])
@@ -320,6 +336,16 @@ def test_wrong_settings_are_one_sentence(settings: dict[str, Any], message: str)
     with pytest.raises(ConfigError, match=message) as caught:
         CQLConfig().training(**settings)
     assert "\n" not in str(caught.value)
+
+
+def test_settings_without_effect_are_refused() -> None:
+    config = CQLConfig().offline_data(input_="data").training(lagrangian_thresh=2.0)
+    with pytest.raises(ConfigError, match=r"lagrangian_thresh=2.0 has no effect with lagrangian=F"):
+        config.validate()
+    config.training(lagrangian=True).validate()
+    learner = ac.learner_of(CQLConfig(), DISCRETE, ac.MASKED, num_actions=4)
+    with pytest.raises(ConfigError, match=r"num_actions=4 has no effect in Discrete"):
+        learner.init(jax.random.key(0))
 
 
 def test_defaults_are_those_of_rllib() -> None:

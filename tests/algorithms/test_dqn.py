@@ -246,6 +246,8 @@ def test_a_nonfinite_update_changes_nothing_at_all() -> None:
         ({"v_max": float("inf")}, r"v_max must be finite"),
         ({"td_error_loss_fn": "hubert"}, r"td_error_loss_fn .*Did you mean 'huber'"),
         ({"hiddens": [64]}, r"'hiddens' .*head_fcnet_hiddens"),
+        ({"margin_coeff": 1.0}, r"margin_coeff=1.0 is the weight of a loss on recorded rows, and"),
+        ({"margin": 0.5}, r"margin=0.5 has no effect with margin_coeff=0"),
         ({"adam_epsilon": 1e-3}, r"'adam_epsilon' .*'eps'"),
         ({"categorical_distribution_temperature": 0.5}, r"'categorical_dist.*epsilon"),
     ],

@@ -397,6 +397,14 @@ def test_wrong_settings_are_one_sentence(settings: dict[str, Any], message: str)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["lambda_", "vf_coeff", "moving_average_sqd_adv_norm_start"])
+def test_advantages_have_no_settings_without_beta(name: str) -> None:
+    config = MARWILConfig().offline_data(input_="data").training(**{name: 0.5})
+    config.validate()
+    with pytest.raises(ConfigError, match=f"{name}=0.5 has no effect with beta=0"):
+        config.training(beta=0.0).validate()
+
+
 def test_defaults_are_those_of_rllib() -> None:
     want = {
         "beta": 1.0,

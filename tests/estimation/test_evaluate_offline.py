@@ -14,9 +14,11 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.td3 import TD3Config
+from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.connectors.temporal import PrevActionsPrevRewards
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
+from jaxrl.estimation.episodes import read_whole_episodes
 from jaxrl.offline.recorded import open_data
 from jaxrl.offline.writer import EpisodeWriter
 from tests.recorded_data import ACTION_SPACE, OBS_SPACE, make_part, write_data
@@ -172,7 +174,9 @@ def test_a_policy_without_exploration_takes_one_action(recorded: Path) -> None:
             algorithm.evaluate_offline(str(recorded), ["pdis"], explore=True)
 
 
-def test_incomplete_episodes_are_counted(other: Algorithm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ignore", [False, True])
+def test_incomplete_episodes_are_counted(tmp_path: Path, ignore: bool) -> None:
+    """Truncated ones end a step earlier without their final observation."""
     extras = {"action_logp": np.zeros(4, np.float32)}
     parts = [
         make_part(0, 4, terminated=True, extras=extras),
@@ -182,10 +186,35 @@ def test_incomplete_episodes_are_counted(other: Algorithm, tmp_path: Path) -> No
     ]
     folder = write_data(tmp_path / "data", parts, has_density=True)
     config = BCConfig().environment(observation_space=OBS_SPACE, action_space=ACTION_SPACE)
-    config.offline_data(input_=folder).training(train_batch_size=4)
+    config.offline_data(input_=folder, ignore_final_observation=ignore)
+    config.training(train_batch_size=4)
     with config.build() as algorithm:
         report = algorithm.evaluate_offline(methods=["wis"])
-    assert (report.num_episodes, report.num_steps, report.num_dropped) == (2, 8, 2)
+    steps = 7 if ignore else 8
+    assert (report.num_episodes, report.num_steps, report.num_dropped) == (2, steps, 2)
+
+
+def test_no_value_is_of_an_observation_that_was_not_recorded(tmp_path: Path) -> None:
+    """D4RL's rows before a timeout repeat their own observation as the successor, which is left out."""
+    np.savez(
+        tmp_path / "d4rl.npz",
+        observations=np.arange(8.0, dtype=np.float32).reshape(4, 2),
+        actions=np.zeros(4, np.int64),
+        rewards=np.ones(4, np.float32),
+        terminals=np.zeros(4, np.bool_),
+        timeouts=np.array([False, False, False, True]),
+    )
+    data = open_data(
+        str(tmp_path / "d4rl.npz"),
+        observation_space=OBS_SPACE,
+        action_space=ACTION_SPACE,
+        ignore_final_observation=True,
+    )
+    pipeline = ActionPipeline((), ACTION_SPACE)
+    (part,) = read_whole_episodes(data, pipeline, ignore_final_observation=True).parts
+    np.testing.assert_array_equal(part.obs, np.arange(8.0).reshape(4, 2))
+    assert part.truncated
+    assert len(part) == 3
 
 
 def test_whole_episodes_are_required(tmp_path: Path) -> None:
@@ -201,7 +230,9 @@ def test_whole_episodes_are_required(tmp_path: Path) -> None:
         ({"methods": []}, "methods is empty; choose from is, pdis"),
         ({"methods": ["wiss"]}, "methods has the unknown 'wiss'\\. Did you mean 'wis'"),
         ({"gamma": 1.5}, "gamma must be between 0 and 1, got 1.5"),
-        ({"confidence": 1.0}, "confidence must be between 0 and 1, got 1.0"),
+        ({"gamma": "x"}, "gamma must be between 0 and 1, got 'x'"),
+        ({"confidence": 1.0}, "confidence must be above 0 and below 1, got 1.0"),
+        ({"seed": -1}, "seed must be a whole number of at least 0 and below 2\\*\\*64, got -1"),
         ({"fqe": {"num_update": 3}}, "fqe has no setting 'num_update'.*num_updates"),
         ({"fqe": {"tau": 0.0}, "methods": ["dm"]}, "fqe tau must be above 0"),
     ],

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.config.offline_evaluation import make_fqe_settings
+from jaxrl.config.settings.offline_evaluation import FQESettings
 from jaxrl.errors import ConfigError
-from jaxrl.estimation.fqe import FittedQ, FQERows, FQESettings
+from jaxrl.estimation.fqe import FittedQ, FQERows
 from jaxrl.modules.actor_critic import ActorCriticModule
 
 GAMMA = 0.8
@@ -83,8 +85,21 @@ def test_only_the_chosen_rows_are_learned_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("num_updates", 0), ("batch_size", 0), ("tau", 0.0), ("lr", -1.0)]
+    ("name", "value", "requirement"),
+    [
+        ("num_updates", 0, "at least 1"),
+        ("num_updates", "x", "a whole number"),
+        ("batch_size", 2.5, "a whole number"),
+        ("batch_size", True, "a whole number"),
+        ("tau", 0.0, "above 0 and at most 1"),
+        ("lr", -1.0, "above 0"),
+        ("lr", "a", "a number"),
+    ],
 )
-def test_wrong_settings_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"fqe {name} must be"):
-        FQESettings(**{name: value})
+def test_wrong_settings_are_refused(name: str, value: object, requirement: str) -> None:
+    with pytest.raises(ConfigError, match=f"^fqe {name} must be {requirement}.*, got"):
+        make_fqe_settings({name: value})
+
+
+def test_a_whole_number_may_be_written_as_a_float() -> None:
+    assert make_fqe_settings({"num_updates": 1e2}) == FQESettings(num_updates=100)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from jaxrl import BCConfig, DQNConfig
 from jaxrl.cli.app import app
+from jaxrl.cli.datasets import format_mean_return
 from jaxrl.config.datasets import (
     QUALITIES,
     RECORD,
@@ -272,6 +273,15 @@ def test_evaluations_are_normalized(tmp_path: Path) -> None:
     mean = normalized["episode_return_mean"]
     assert normalized.pop("episode_return_normalized") == (mean - 20.0) / (500.0 - 20.0)
     assert normalized == played
+
+
+def test_the_random_score_is_of_whole_episodes(tmp_path: Path) -> None:
+    """Those of Pendulum have 200 steps, more than are recorded in each environment."""
+    score = make._record_random(TASKS["pendulum"], tmp_path / "random", 64, 0)
+    assert -1500 < score < -900
+    described = make._describe(open_data(tmp_path / "random"), score)
+    assert described["mean_return"] is None
+    assert format_mean_return(described["mean_return"]) == "no whole episode"
 
 
 RECIPE = DatasetTask("classic/cartpole-ppo", 60_000, 4096)

@@ -400,7 +400,11 @@ def refused(config: Any) -> str:
         ),
         (
             {"off_policy_estimation_methods": {"a": {"type": "dr", "q_model_type": "fqe"}}},
-            "fqe has no setting 'q_model_type'",
+            "off_policy_estimation_methods['a'] has no setting 'q_model_type'",
+        ),
+        (
+            {"off_policy_estimation_methods": {"a": {"type": "dm", "num_updates": "x"}}},
+            "off_policy_estimation_methods['a'] num_updates must be a whole number, got 'x'",
         ),
         (
             {"ope_split_batch_by_episode": False},

@@ -103,6 +103,12 @@ def params_of(state: Any) -> bytes:
     return b"".join(x.tobytes() for name, x in state.items() if ".sgd.params" in name)
 
 
+def test_lanes_do_not_share_rewards_that_depend_on_the_lane(data: str) -> None:
+    config = make_config(data, MARWILConfig, normalize_rewards=True, gamma=grid([0.5, 0.99]))
+    with pytest.raises(HostLanesError, match="NormalizeRewards read gamma, in which the runs diff"):
+        Population(config)
+
+
 def test_each_lane_draws_rows_by_its_own_seed(data: str) -> None:
     """With the same values, lanes of two seeds differ, and those of one seed do not."""
     config = make_config(data, BCConfig, lr=grid([1e-3, 1e-3])).sweep(seeds=2)

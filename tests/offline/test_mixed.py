@@ -15,9 +15,10 @@ from gymnasium import spaces
 from jaxrl import Algorithm
 from jaxrl.algorithms.cql import CQLConfig
 from jaxrl.algorithms.dqn import DQNConfig, DQNLearner
-from jaxrl.algorithms.marwil import BCConfig
+from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
+from jaxrl.assembly.assemble import assemble
 from jaxrl.assembly.offline import concatenate_sources
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.core.types import IS_RECORDED
@@ -242,6 +243,16 @@ def test_shares_of_recorded_sources_alone(tmp_path: Path) -> None:
     assert probs[0] == pytest.approx(0.75, abs=0.1)
 
 
+def test_shares_are_of_whole_sequences(tmp_path: Path) -> None:
+    config = MARWILConfig().training(lambda_=0.9, window_length=20, train_batch_size=160)
+    shares = {write_data(tmp_path / name): share for name, share in (("a", 0.25), ("b", 0.75))}
+    config.offline_data(input_=shares)
+    sampler = assemble(config).offline_runner.experience
+    assert isinstance(sampler, DatasetSampler)
+    assert sampler.source_sizes == (2, 6)
+    assert sampler.num_shards == 2
+
+
 def test_a_config_with_shares_survives_json() -> None:
     config = DQNConfig().environment("CartPole-v1").offline_data(input_={"sampler": 0.5, "d": 0.5})
     copied = DQNConfig.from_dict(json.loads(json.dumps(config.to_dict())))
@@ -278,6 +289,16 @@ HALVES = {"sampler": 0.5, "data": 0.5}
         (
             DQNConfig().offline_data(input_=HALVES, dataset_sampling="epochs"),
             r"'dataset_sampling' \(got 'epochs'\) has no effect",
+        ),
+        (
+            DQNConfig().offline_data(input_=HALVES).env_runners(normalize_rewards=True),
+            r"normalize_rewards=True is not supported with input_=",
+        ),
+        (
+            MARWILConfig()
+            .offline_data(input_={"a": 0.3, "b": 0.7})
+            .training(lambda_=0.9, window_length=20, train_batch_size=160),
+            r"no whole sequences of window_length=20 rows of train_batch_size=160; set it to 200",
         ),
         (
             DQNConfig().offline_data(input_=HALVES).env_runners(num_env_runners=1),

@@ -1,6 +1,7 @@
 """Training on recorded data: exact resumption, devices, connectors, spaces, and wrong input."""
 
 import dataclasses
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,17 @@ def test_clipped_rewards_are_learned_from(data: str) -> None:
     rewards = np.concatenate([part.reward for part in make_parts()])
     learned = np.asarray(algorithm.learner_group.dataset.reward)
     np.testing.assert_allclose(learned, np.clip(rewards, -0.5, 0.5))
+
+
+def test_normalized_rewards_have_the_scale_of_all_returns(data: str) -> None:
+    algorithm = make_config(data, normalize_rewards=True, gamma=0.9).build()
+    returns = []
+    for part in make_parts():
+        running = itertools.accumulate(part.reward.tolist(), lambda total, x: 0.9 * total + x)
+        returns += list(running)
+    rewards = np.concatenate([part.reward for part in make_parts()])
+    learned = np.asarray(algorithm.learner_group.dataset.reward)
+    np.testing.assert_allclose(learned, rewards / np.std(returns, ddof=1), rtol=1e-4, atol=1e-5)
 
 
 def test_rows_without_a_final_observation_can_be_left_out(data: str) -> None:

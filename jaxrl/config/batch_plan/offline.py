@@ -60,8 +60,8 @@ def make_offline_plan(config: "AlgorithmConfig") -> OfflinePlan:
 
 def _choose_num_shards(config: "AlgorithmConfig", rows: int) -> int:
     """Return the explicit number of shards, or the largest that fits of 8, 4, 2, 1."""
-    samples = math.gcd(rows, *count_source_rows(config, rows).values())
-    samples //= get_rows_per_sample(config)
+    length = get_rows_per_sample(config)
+    samples = math.gcd(rows, *count_source_rows(config, rows, length).values()) // length
     wanted = config.learners_settings.num_shards
     if wanted == "auto":
         return next(size for size in (8, 4, 2, 1) if samples % size == 0)

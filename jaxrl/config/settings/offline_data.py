@@ -37,7 +37,7 @@ class OfflineDataSettings:
     ignore_final_observation: bool = field(
         default=False,
         doc="Whether to leave out rows after which an episode was truncated or cut, instead of "
-        "bootstrapping from its final observation.",
+        "bootstrapping from its final observation. Estimates of a policy leave them out as well.",
     )
     input_transform: Callable[..., Any] | None = field(
         default=None,

@@ -3,7 +3,15 @@
 import dataclasses
 from typing import Any, Literal, get_args
 
-from jaxrl.config.fields import at_least_one, between_zero_and_one, count_or_zero, field
+from jaxrl.config.fields import (
+    Check,
+    at_least_one,
+    between_zero_and_one,
+    count,
+    count_or_zero,
+    field,
+    positive,
+)
 from jaxrl.config.settings.training import Auto
 
 EVAL_LOSS = "eval_loss"
@@ -18,6 +26,22 @@ MODELED = frozenset({"dm", "fqe", "dr"})
 """Methods that fit a value function."""
 
 OfflineEvaluationType = Literal["eval_loss"] | Method
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FQESettings:
+    """Settings of fitted Q evaluation."""
+
+    num_updates: int = field(
+        default=10_000, check=count, doc="Number of gradient steps of each fit."
+    )
+    batch_size: int = field(default=256, check=count, doc="Number of rows per gradient step.")
+    lr: float = field(default=1e-3, check=positive, doc="Learning rate of Adam.")
+    tau: float = field(
+        default=0.05,
+        check=Check("above 0 and at most 1", lambda value: 0.0 < value <= 1.0),
+        doc="Update coefficient of the target network, per gradient step.",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

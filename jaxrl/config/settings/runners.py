@@ -100,7 +100,8 @@ class EnvRunnersSettings:
         doc="Whether to divide rewards by the running standard deviation of the discounted return; "
         "reported returns are not divided. A replay buffer stores rewards as divided at sampling "
         "time, the first ones by an estimate from few returns, so clip_rewards or scaling in the "
-        "environment is safer with replay.",
+        "environment is safer with replay. Recorded rewards are divided by that of all recorded rows, "
+        "held-out ones by that of the held-out rows.",
     )
     env_to_module_connector: Callable[..., Any] | None = field(
         default=None,

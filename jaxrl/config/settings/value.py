@@ -78,8 +78,8 @@ class DQNTraining(OffPolicyTraining):
     margin_coeff: float = field(
         default=0.0,
         check=non_negative,
-        doc="DQfD: weight of a large-margin loss on recorded rows, whose actions are to be valued "
-        "above all others; the paper has 1. 0 disables it, and each value is another program.",
+        doc="DQfD: weight of a large-margin loss on the recorded rows of input_, whose actions are to "
+        "be valued above all others; the paper has 1. 0 disables it, and each value is another program.",
     )
     margin: float = field(
         default=0.8, check=non_negative, doc="Margin of this loss, in units of the return."

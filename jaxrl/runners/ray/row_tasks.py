@@ -12,11 +12,12 @@ import numpy as np
 import ray
 
 from jaxrl.assembly.offline import concatenate_sources, make_blank_dataset, select_parts
+from jaxrl.assembly.recorded_actions import ActionConversion, make_action_conversion
 from jaxrl.buffers.dataset import Dataset, DatasetSampler, DrawnRows, compute_returns_to_go
 from jaxrl.buffers.dataset_rows import AnyArray, PickedRows
 from jaxrl.config.settings.offline_data import OfflineDataSettings
 from jaxrl.connectors.learning import ClipRewards
-from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline
+from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.errors import DataError
@@ -83,8 +84,7 @@ class RowTask:
         settings: How the files are read.
         held_out_share: Share of the episodes that no rows are made of.
         sampler: What a row, or a sequence, is.
-        action_pipeline: Pipeline to the environment's actions, of which the module's are computed;
-            None if the files have the module's.
+        action_conversion: Function of recorded actions that returns the module's.
         learner_pipeline: Connectors of rewards, which look at single ones.
         gamma: Discount factor of the returns to go.
         layout: Columns.
@@ -96,7 +96,7 @@ class RowTask:
     settings: OfflineDataSettings
     held_out_share: float
     sampler: DatasetSampler
-    action_pipeline: ActionPipeline | None
+    action_conversion: ActionConversion
     learner_pipeline: LearnerPipeline
     gamma: float
     layout: RowLayout
@@ -153,9 +153,7 @@ class RowTask:
         return replace(chunk, extras={name: x for name, x in chunk.extras.items() if name in kept})
 
     def _apply_connectors(self, chunk: Dataset) -> Dataset:
-        if self.action_pipeline is not None:
-            action = jax.tree.map(np.asarray, self.action_pipeline.inverse(chunk.action))
-            chunk = replace(chunk, action=action)
+        chunk = replace(chunk, action=self.action_conversion(chunk.action))
         if len(self.learner_pipeline):
             reward: PyTree = _pad(chunk.reward)
             for connector in self.learner_pipeline.connectors:
@@ -200,6 +198,9 @@ def make_row_task(
         assembly: Its functions.
         data: Its recorded data.
         sampler: What a row is.
+
+    Raises:
+        ConfigError: If the recorded actions cannot be converted to the module's.
     """
     policy_step = assembly.policy_step
     blank = jax.tree.map(np.asarray, make_blank_dataset(policy_step))
@@ -215,7 +216,9 @@ def make_row_task(
         settings=config.offline_data_settings,
         held_out_share=config.evaluation_settings.held_out_share,
         sampler=sampler,
-        action_pipeline=None if data.actions_are_normalized else policy_step.action_pipeline,
+        action_conversion=make_action_conversion(
+            policy_step, are_normalized=data.actions_are_normalized
+        ),
         learner_pipeline=assembly.train_step.learner_pipeline,
         gamma=config.training_settings.gamma,
         layout=RowLayout(example=example),
