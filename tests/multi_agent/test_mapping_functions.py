@@ -1,0 +1,35 @@
+"""Functions that map agents to modules, over the life of a run: saved, replaced and called."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxrl import Algorithm
+from jaxrl.algorithms.ppo import PPOConfig
+from tests.multi_agent.test_host_training import MAPPING, make_config
+
+
+def choose(agent_id: Any, episode: Any, **kwargs: Any) -> str:
+    return MAPPING.get(str(agent_id), "one")
+
+
+def make_host_config(function: Any = choose) -> PPOConfig:
+    config = make_config().multi_agent(mapping=None, policies={"one", "two"})
+    return config.multi_agent(policy_mapping_fn=function)
+
+
+def make_jax_config() -> PPOConfig:
+    config = PPOConfig().environment("MultiAgentCartPole-v0").debugging(loggers=[])
+    config.env_runners(num_envs_per_env_runner=4).training(train_batch_size=16, minibatch_size=16)
+    config.rl_module(model_config={"fcnet_hiddens": [8]})
+    return config.multi_agent(policies={"one"}, policy_mapping_fn=choose)
+
+
+@pytest.mark.parametrize("make", [make_host_config, make_jax_config], ids=["python", "jax"])
+def test_a_function_is_given_again_to_a_run_that_is_restored(make: Any, tmp_path: Path) -> None:
+    with make().build() as run:
+        path = run.save(str(tmp_path / "saved"))
+        mapping = run.config.mapping
+    with Algorithm.from_checkpoint(path, policy_mapping_fn=choose) as again:
+        assert again.config.mapping == mapping
