@@ -281,10 +281,12 @@ class HostModuleMethods(WeightMethods):
             mapping_fn = loop.runners.local_config.multi_agent_settings.policy_mapping_fn
         learned = learners.config.multi_agent_settings.policies_to_train
         is_new = mapping_fn is not None and mapping_fn is not own.policy_mapping_fn
-        config = with_mapping_fn(self.config, mapping_fn) if is_new and mapping_fn else self.config
-        names = self._agents.modules
-        trained = self._choose_trained(self._agents.trained, names, learned)
-        if trained != self._agents.trained:
+        agents, config = self._agents, self.config
+        if is_new and mapping_fn is not None and self._made.slots is None:
+            config = with_mapping_fn(config, agents, mapping_fn)
+        names = agents.modules
+        trained = self._choose_trained(agents.trained, names, learned)
+        if trained != agents.trained:
             self._check_may_change("policies_to_train of a learner's config")
             self._change(with_trained(config, trained), has_new_mapping=False)
         elif is_new:
@@ -293,6 +295,7 @@ class HostModuleMethods(WeightMethods):
                     "policy_mapping_fn of a runner's config has no effect where agents have slots "
                     "(max_agents): set multi_agent(policy_mapping_fn=...) before the run is built."
                 )
+            config.validate()
             config.freeze()
             self.config = config
             if isinstance(loop.runners, ChangingRunners):

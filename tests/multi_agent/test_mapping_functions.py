@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.errors import ConfigError
 from tests.multi_agent.test_host_training import MAPPING, make_config
 
 
@@ -33,3 +34,35 @@ def test_a_function_is_given_again_to_a_run_that_is_restored(make: Any, tmp_path
         mapping = run.config.mapping
     with Algorithm.from_checkpoint(path, policy_mapping_fn=choose) as again:
         assert again.config.mapping == mapping
+
+
+def test_a_function_without_import_path_that_is_fixed_is_saved_as_its_mapping(
+    tmp_path: Path,
+) -> None:
+    with make_host_config(lambda agent_id, episode: MAPPING[agent_id]).build() as run:
+        path = run.save(str(tmp_path / "saved"))
+    with Algorithm.from_checkpoint(path) as again:
+        assert again.config.mapping == MAPPING
+        assert again.config.policy_mapping_fn is None
+
+
+def test_a_function_that_answers_otherwise_later_is_told_of() -> None:
+    current = {**MAPPING}
+    with make_host_config(lambda agent_id, episode: current[agent_id]).build() as run:
+        run.train()
+        current["right"] = "one"
+        words = r"'one', but it may be played by two.*mapping=\{'left': \['one'\], 'right': \['two', 'one'\]\}"
+        with pytest.raises(ConfigError, match=words):
+            run.train()
+
+
+def test_a_function_that_is_set_in_a_run_of_a_fixed_mapping_is_saved(tmp_path: Path) -> None:
+    with make_config().build() as run:
+        run.env_runner_group.foreach_env_runner(
+            lambda env_runner: env_runner.config.multi_agent(policy_mapping_fn=choose)
+        )
+        run.train()
+        assert run.config.policy_mapping_fn is choose
+        path = run.save(str(tmp_path / "saved"))
+    with Algorithm.from_checkpoint(path) as again:
+        assert again.config.policy_mapping_fn is choose

@@ -172,10 +172,24 @@ class AgentSlots:
             ) from error
         choices = [m for m, members in self.members.items() if agent in members]
         if module not in choices:
-            raise ConfigError(
-                f"policy_mapping_fn gives the agent {agent!r} the module {module!r}, but it may be "
-                f"played by {', '.join(choices)}: name all of its modules in policies, with the "
-                f"spaces of its agents, or mapping={{{agent!r}: [...]}} beside the function."
+            raise ConfigError(self._describe_stranger(agent, module, choices))
+        return module
+
+    def _describe_stranger(self, agent: str, module: object, choices: list[str]) -> str:
+        """Return why a module cannot play an agent, and what would let it."""
+        found = (
+            f"policy_mapping_fn gives the agent {agent!r} the module {module!r}, but it may be played "
+            f"by {', '.join(choices)}"
+        )
+        if module not in self.members:
+            return (
+                f"{found}: name all of its modules in policies, with the spaces of its agents, or "
+                f"mapping={{{agent!r}: [...]}} beside the function."
                 f"{did_you_mean(str(module), choices)}"
             )
-        return module
+        mapping = {a: [m for m, own in self.members.items() if a in own] for a in self.position}
+        mapping[agent] += [str(module)]
+        return (
+            f"{found} since the run was built: set mapping={mapping} beside the function, which says "
+            "what it chooses from."
+        )
