@@ -117,6 +117,12 @@ def list_choices(agents: AgentMapping) -> dict[str, Player]:
     return {a: list(agents.choices.get(a, (m,))) for a, m in agents.players[0].items()}
 
 
+def follow(mapping: Mapping[str, str], agent_id: AgentID, *unused: object, **others: object) -> str:
+    """Return the module of an agent by a mapping, as a function with the mapping as its first argument."""
+    del unused, others
+    return mapping[str(agent_id)]
+
+
 def take_first(choices: Choices) -> Pattern:
     """Return the first module of each agent."""
     return {agent: names[0] for agent, names in choices.items()}

@@ -69,7 +69,9 @@ def _find_fixed_mapping(mapping: object) -> dict[str, str] | None:
     if not isinstance(mapping, dict):
         return None
     values = cast("dict[str, object]", mapping)
-    lists = {agent: cast("list[str]", own) for agent, own in values.items() if isinstance(own, list)}
+    lists = {
+        agent: cast("list[str]", own) for agent, own in values.items() if isinstance(own, list)
+    }
     fixed = {agent: own[0] for agent, own in lists.items() if len(own) == 1}
     return fixed if len(fixed) == len(values) else None
 

@@ -180,6 +180,11 @@ class LocalEvaluationRunners:
                 self._runner.set_weights(self._weights)
         return self._runner
 
+    @property
+    def local_config(self) -> "AlgorithmConfig":
+        """Config of the runner, or the one that it will have."""
+        return self._config if self._runner is None else self._runner.config
+
     def sync_weights(self, weights: Weights) -> None:
         """Set the weights of the runner."""
         self._weights = weights

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from jaxrl import Algorithm
+from jaxrl import Algorithm, RLModuleSpec
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, ModuleError
 from tests.multi_agent.test_host_training import MAPPING, make_config
 
 
@@ -66,3 +67,68 @@ def test_a_function_that_is_set_in_a_run_of_a_fixed_mapping_is_saved(tmp_path: P
         path = run.save(str(tmp_path / "saved"))
     with Algorithm.from_checkpoint(path) as again:
         assert again.config.policy_mapping_fn is choose
+
+
+def play_one(agent_id: Any, episode: Any, **kwargs: Any) -> str:
+    return "one"
+
+
+def count_played(run: Algorithm) -> set[str]:
+    """Return the modules that play in an evaluation."""
+    returns = run.evaluate(num_episodes=2)["env_runners"]["module_episode_returns_mean"]
+    return {module for module, mean in returns.items() if not np.isnan(mean)}
+
+
+def test_evaluation_keeps_its_own_function_when_modules_change() -> None:
+    config = make_config().multi_agent(mapping=dict.fromkeys(MAPPING, ["one", "two"]))
+    with config.multi_agent(policy_mapping_fn=choose).build() as run:
+        run.env_runner_group.foreach_env_runner(
+            lambda runner: runner.config.multi_agent(policy_mapping_fn=play_one)
+        )
+        assert count_played(run) == {"one", "two"}
+        run.add_module("added", config_overrides={"lr": 0.01})
+        assert run.config.policy_mapping_fn is play_one
+        assert count_played(run) == {"one", "two"}
+        run.eval_env_runner_group.foreach_env_runner(
+            lambda runner: runner.config.multi_agent(policy_mapping_fn=play_one)
+        )
+        run.learner_group.foreach_learner(
+            lambda learner: learner.config.multi_agent(policies_to_train=["one"])
+        )
+        run.env_runner_group.foreach_env_runner(
+            lambda runner: runner.config.multi_agent(policy_mapping_fn=choose)
+        )
+        run._follow_changes()
+        assert count_played(run) == {"one"}
+
+
+class Adding(Algorithm):
+    def training_step(self) -> Any:
+        result = super().training_step()
+        self.add_module("added", new_agent_to_module_mapping_fn=choose)
+        return result
+
+
+def test_a_module_joins_between_iterations() -> None:
+    config = PPOConfig(algo_class=Adding)
+    config.update_from_dict({n: make_config()[n] for n in make_config().explicit})
+    with (
+        config.build() as run,
+        pytest.raises(ConfigError, match="iteration is not over: call it in on_train_result"),
+    ):
+        run.train()
+    assert list(run.state.modules) == ["one", "two"]
+
+
+def test_a_module_whose_weights_do_not_fit_does_not_join() -> None:
+    with make_config().build() as run:
+        config = run.config
+        with pytest.raises(ModuleError, match="nope does not exist"):
+            run.add_module(
+                "added",
+                RLModuleSpec(model_config={"fcnet_hiddens": [8]}),
+                state={"nope": np.ones(1)},
+                new_agent_to_module_mapping_fn=choose,
+            )
+        assert list(run.state.modules) == ["one", "two"]
+        assert run.config is config
