@@ -80,7 +80,7 @@ def count_played(run: Algorithm) -> set[str]:
 
 
 def test_evaluation_keeps_its_own_function_when_modules_change() -> None:
-    config = make_config().multi_agent(mapping=dict.fromkeys(MAPPING, ["one", "two"]))
+    config = make_config().multi_agent(mapping={agent: ["one", "two"] for agent in MAPPING})
     with config.multi_agent(policy_mapping_fn=choose).build() as run:
         run.env_runner_group.foreach_env_runner(
             lambda runner: runner.config.multi_agent(policy_mapping_fn=play_one)
