@@ -7,6 +7,7 @@ from jaxrl.config.agent_mapping import (
     EpisodeStub,
     Mapped,
     Pattern,
+    accept_worker,
     call_once,
     require_id,
 )
@@ -108,6 +109,7 @@ def _find_choices(
 def _call_often(function: Mapped, agent: str, own_id: AgentID) -> tuple[str, ...]:
     """Return all modules that a user's function gives an agent in several calls."""
     stubs = [EpisodeStub(index, on_host=True) for index in range(_NUM_CALLS)]
+    function = accept_worker(function)
     found = [call_once(function, agent, stub, own_id) for stub in stubs for _ in range(2)]
     return tuple(sorted({require_id(module, agent) for module in found}))
 

@@ -132,3 +132,15 @@ def test_a_module_whose_weights_do_not_fit_does_not_join() -> None:
             )
         assert list(run.state.modules) == ["one", "two"]
         assert run.config is config
+
+
+def test_a_function_with_rllibs_former_signature_is_called_without_a_worker() -> None:
+    def choose_by_worker(agent_id: Any, episode: Any, worker: Any, **kwargs: Any) -> str:
+        assert worker is None
+        return MAPPING[agent_id]
+
+    with make_host_config(choose_by_worker).build() as run:
+        assert set(run.evaluate(num_episodes=1)["env_runners"]["module_episode_returns_mean"]) == {
+            "one",
+            "two",
+        }

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
+from jaxrl.config.agent_mapping import accept_worker
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_vector import MultiHostVector
@@ -68,7 +69,8 @@ class AgentSlots:
 
     def _make_choice(self) -> Callable[[AgentID, MultiAgentEpisode], str]:
         """Return the function that chooses modules in an episode that begins now."""
-        return functools.partial(self._choose, self._get_mapping_fn())
+        function = self._get_mapping_fn()
+        return functools.partial(self._choose, function and accept_worker(function))
 
     def begin_episode(self, row: int) -> MultiAgentEpisode:
         """Replace the episode of an environment by a new one."""
