@@ -169,7 +169,8 @@ class HostModuleMethods(WeightMethods):
         config = with_module(self.config, agents, new, mapping_fn)
         if mapping_fn is not None:
             check_choices(mapping_fn, self._made, sorted(names))
-        trained = self._choose_trained(agents.trained, names, wanted)
+        setting = "new_should_module_be_updated"
+        trained = self._choose_trained(agents.trained, names, wanted, setting)
         config = with_trained(config, trained)
         assembly = _assemble(config)
         if state is not None:
@@ -268,9 +269,9 @@ class HostModuleMethods(WeightMethods):
         return made
 
     def _choose_trained(
-        self, now: Collection[str], names: Collection[str], wanted: Wanted
+        self, now: Collection[str], names: Collection[str], wanted: Wanted, setting: str
     ) -> frozenset[str]:
-        """Return the modules to train: those of now, or those that are asked for."""
+        """Return the modules to train: those of now, or those that a setting asks for."""
         if wanted is None:
             return frozenset(now)
         if callable(wanted):
@@ -278,7 +279,7 @@ class HostModuleMethods(WeightMethods):
         unknown = next((name for name in wanted if name not in names), None)
         if unknown is not None:
             raise UnknownNameError(
-                f"new_should_module_be_updated names {unknown!r}, but the modules are "
+                f"{setting} names {unknown!r}, but the modules are "
                 f"{', '.join(sorted(names))}.{did_you_mean(unknown, names)}"
             )
         return frozenset(wanted)
@@ -305,7 +306,7 @@ class HostModuleMethods(WeightMethods):
         if is_new and mapping_fn is not None and self._made.slots is None:
             config = with_mapping_fn(config, agents, mapping_fn)
         names = agents.modules
-        trained = self._choose_trained(agents.trained, names, learned)
+        trained = self._choose_trained(agents.trained, names, learned, "policies_to_train")
         if trained != agents.trained:
             self._check_may_change("policies_to_train of a learner's config")
             config = with_trained(config, trained)
