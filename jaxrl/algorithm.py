@@ -875,8 +875,9 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             leaves = host.apply_overrides(leaves, own, saved.config, overrides)
         if policy_ids is not None:
             algorithm._load_modules(saved.path, leaves, policy_ids, component)
-            return algorithm
-        algorithm._load(saved.path, saved.metadata, leaves, component)
+        else:
+            algorithm._load(saved.path, saved.metadata, leaves, component)
+        algorithm._train_others(saved.trained)
         return algorithm
 
     # --- the end ---

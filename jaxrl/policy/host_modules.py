@@ -323,6 +323,28 @@ class HostModuleMethods(WeightMethods):
             if isinstance(loop.runners, ChangingRunners):
                 loop.runners.keep_config(config, self._made)
 
+    def _train_others(self, wanted: Wanted) -> None:
+        """Train the modules that are asked for, from now on; None changes nothing.
+
+        Raises:
+            ConfigError: If the run has others, and they are part of its program.
+        """
+        if wanted is None:
+            return
+        agents, call = self._agents, "from_checkpoint(policies_to_train=...)"
+        trained = self._choose_trained(agents.trained, agents.modules, wanted, "policies_to_train")
+        if trained == agents.trained:
+            return
+        if not self._is_on_host:
+            raise ConfigError(
+                f"{call} asks to train {', '.join(sorted(trained)) or 'nothing'}, but the run that was "
+                f"saved trains {', '.join(sorted(agents.trained))}, whose optimizers are part of its "
+                "program: restore the parameters alone, with component='rl_module'."
+            )
+        self._check_may_change(call)
+        config = with_trained(self.config, trained)
+        self._change(config, _assemble(config), has_new_mapping=False)
+
     def _change(
         self, config: "AlgorithmConfig", assembly: MultiAgentAssembly, *, has_new_mapping: bool
     ) -> None:

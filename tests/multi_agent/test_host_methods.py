@@ -52,7 +52,7 @@ def test_an_unknown_module_to_train_is_named_with_its_setting(run: Algorithm) ->
         )
 
     train_only(["on"])
-    with pytest.raises(UnknownNameError, match="^policies_to_train names 'on'.*mean 'one'"):
+    with pytest.raises(UnknownNameError, match=r"^policies_to_train names 'on'.*mean 'one'"):
         run._follow_changes()
     train_only(["one", "two"])
     run._follow_changes()
@@ -67,7 +67,7 @@ def test_weights_are_imported_into_a_module(run: Algorithm) -> None:
     after = run.get_weights()
     assert all((leaf == 0.5).all() for leaf in jax.tree.leaves(after["two"]))
     jax.tree.map(np.testing.assert_array_equal, after["one"], before["one"])
-    with pytest.raises(UnknownNameError, match="modules are one, two.*mean 'two'"):
+    with pytest.raises(UnknownNameError, match=r"modules are one, two.*mean 'two'"):
         import_weights(run, source, own, module_id="tw")
     with pytest.raises(UnknownNameError, match="'default_policy'"):
         import_weights(run, source, own)

@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from jaxrl import Algorithm, RLModuleSpec
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.errors import ConfigError, ModuleError
+from jaxrl.errors import ConfigError, ModuleError, UnknownNameError
 from tests.multi_agent.test_host_training import MAPPING, make_config
 
 
@@ -144,3 +145,27 @@ def test_a_function_with_rllibs_former_signature_is_called_without_a_worker() ->
             "one",
             "two",
         }
+
+
+def test_a_run_that_is_restored_may_train_other_modules(tmp_path: Path) -> None:
+    with make_config().multi_agent(policies_to_train=["one"]).build() as run:
+        run.set_weights(jax.tree.map(lambda x: x + 1, run.get_weights()))
+        path = run.save(str(tmp_path / "saved"))
+        weights = run.get_weights()
+    with pytest.raises(UnknownNameError, match=r"^policies_to_train names 'tw'"):
+        Algorithm.from_checkpoint(path, policies_to_train=["tw"])
+    for ids in (None, ["one", "two"]):
+        with Algorithm.from_checkpoint(path, policies_to_train=["two"], policy_ids=ids) as again:
+            assert again.config.policies_to_train == ["two"]
+            jax.tree.map(np.testing.assert_array_equal, again.get_weights(), weights)
+
+
+def test_a_compiled_run_that_is_restored_trains_what_it_did(tmp_path: Path) -> None:
+    config = make_jax_config().multi_agent(policies={"one", "two"}, policies_to_train=["one"])
+    config.unset("policy_mapping_fn")
+    with config.multi_agent(mapping={"0": "one", "1": "two"}).build() as run:
+        path = run.save(str(tmp_path / "saved"))
+    with pytest.raises(ConfigError, match=r"saved trains one.*component='rl_module'"):
+        Algorithm.from_checkpoint(path, policies_to_train=["one", "two"])
+    again = Algorithm.from_checkpoint(path, policies_to_train=["two"], component="rl_module")
+    assert again.config.policies_to_train == ["two"]
