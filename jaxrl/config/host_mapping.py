@@ -11,7 +11,6 @@ from jaxrl.config.agent_mapping import (
     call_once,
     require_id,
 )
-from jaxrl.config.settings.multi_agent import Player
 from jaxrl.core.spaces import is_same_space
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
@@ -114,7 +113,7 @@ def _call_often(function: Mapped, agent: str, own_id: AgentID) -> tuple[str, ...
     return tuple(sorted({require_id(module, agent) for module in found}))
 
 
-def list_choices(agents: AgentMapping) -> dict[str, Player]:
+def list_choices(agents: AgentMapping) -> dict[str, list[str]]:
     """Return the mapping that says between which modules a function chooses, one or several."""
     return {a: list(agents.choices.get(a, (m,))) for a, m in agents.players[0].items()}
 

@@ -327,7 +327,7 @@ def prepare_agents(config: "AlgorithmConfig") -> None:
     elif function is None:
         config.unset("policy_mapping_fn")
     if slots is None and function is not None:
-        config.multi_agent(mapping=list_choices(agents))
+        config.multi_agent(mapping=dict(list_choices(agents)))
     elif slots is None and settings.mapping is None and settings.learners_league is None:
         mapping: list[Any] = [dict(pattern) for pattern in agents.patterns]
         config.multi_agent(mapping=mapping[0] if len(mapping) == 1 else mapping)
