@@ -316,28 +316,14 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         started = time.perf_counter()
         self._follow_changes()
         self._recorder.begin(self._devices)
+        if self.config.evaluation_settings.evaluation_parallel_to_training:
+            self._begin_evaluation_if_due()
         compiled_before = total_compile_seconds(self._programs)
         reporting = self.config.reporting_settings
         self._totals = totals = self._make_totals()
-        if self.config.evaluation_settings.evaluation_parallel_to_training:
-            self._begin_evaluation_if_due()
         self._loop.set_lookahead(self._count_iterations_to_state_read())
-        self._flow.set_counting(True)
-        while not (totals.train_batches and self._should_stop()):
-            elapsed = time.perf_counter() - started
-            self._batches_to_run = self._loop.next_num_batches(reporting, totals, elapsed)
-            if self._batches_to_run == 0:
-                break
-            num_before = totals.train_batches
-            self.training_step()
-            has_own_steps = self._flow.add_to(totals, 1)
-            self._raise_if_diverged(totals)
-            if not has_own_steps and totals.train_batches == num_before:
-                raise_without_progress(type(self))
-            if self._flow.only_updated and not totals.env_steps:
-                check_updates_alone(type(self), reporting)
-                break
-        self._flow.set_counting(False)
+        with self._keep_modules():
+            self._run_steps(totals, started)
         self._record.iteration += 1
         trained = totals.make_result(reporting.metrics_num_episodes_for_smoothing)
         self._nonfinite.warn_once(totals)
@@ -357,6 +343,26 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         self._record.add_result(result)
         self._loop.choose_task(result)
         return result
+
+    def _run_steps(self, totals: IterationTotals, started: float) -> None:
+        """Run training steps until the iteration that started at this time is complete."""
+        reporting = self.config.reporting_settings
+        self._flow.set_counting(True)
+        while not (totals.train_batches and self._should_stop()):
+            elapsed = time.perf_counter() - started
+            self._batches_to_run = self._loop.next_num_batches(reporting, totals, elapsed)
+            if self._batches_to_run == 0:
+                break
+            num_before = totals.train_batches
+            self.training_step()
+            has_own_steps = self._flow.add_to(totals, 1)
+            self._raise_if_diverged(totals)
+            if not has_own_steps and totals.train_batches == num_before:
+                raise_without_progress(type(self))
+            if self._flow.only_updated and not totals.env_steps:
+                check_updates_alone(type(self), reporting)
+                break
+        self._flow.set_counting(False)
 
     @until_stopped
     def training_step(self) -> Mapping[str, float]:
@@ -869,8 +875,9 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             leaves = host.apply_overrides(leaves, own, saved.config, overrides)
         if policy_ids is not None:
             algorithm._load_modules(saved.path, leaves, policy_ids, component)
-            return algorithm
-        algorithm._load(saved.path, saved.metadata, leaves, component)
+        else:
+            algorithm._load(saved.path, saved.metadata, leaves, component)
+        algorithm._train_others(saved.trained)
         return algorithm
 
     # --- the end ---

@@ -185,6 +185,11 @@ def _evaluate_and_record(algorithm: "Algorithm", episodes: int | None, path: Pat
             f"--out {path} needs jaxrl's own evaluation, but the run has a "
             "custom_evaluation_function: write its result with --out FILE.json."
         )
+    if config.is_multi_agent:
+        raise ConfigError(
+            f"--out {path} records rows, which are those of a single agent: write the result with "
+            "--out FILE.json."
+        )
     changed = algorithm.config.evaluation_settings.evaluation_config or {}
     env_params, weights = None, algorithm.learner_group.get_weights(1)
     if not {"env", "env_config"} & changed.keys():

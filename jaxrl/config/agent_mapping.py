@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NoReturn
@@ -226,6 +227,7 @@ def call_mapping(
         ConfigError: If it draws, or depends on what an episode is called.
     """
     stubs = [EpisodeStub(index) for index in range(_NUM_COPIES)]
+    function = accept_worker(function)
     twice = [
         {a: [require_player(call_once(function, a, stub), a) for _ in range(2)] for a in agents}
         for stub in stubs
@@ -246,6 +248,19 @@ def call_mapping(
             f"{_MAX_PERIOD} of them: let it depend on episode.env_index % 2, or give mapping a list."
         )
     return tuple(found[:period])
+
+
+def accept_worker(function: Mapped) -> Mapped:
+    """Return a mapping function without the `worker` that RLlib's former signature requires."""
+    try:
+        parameter = inspect.signature(function).parameters.get("worker")
+    except (TypeError, ValueError):  # not every callable has a signature
+        return function
+    if parameter is None or parameter.default is not parameter.empty:
+        return function
+    if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        return function
+    return functools.partial(function, worker=None)
 
 
 def call_once(function: Mapped, agent: str, stub: EpisodeStub, own_id: object = None) -> object:

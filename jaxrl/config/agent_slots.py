@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from jaxrl.config.agent_mapping import accept_worker
 from jaxrl.config.host_mapping import call_host_mapping
 from jaxrl.config.settings.multi_agent import PolicySpec
 from jaxrl.core.types import PyTree
@@ -61,7 +62,10 @@ def give_slots(
     spaces = _find_spaces(config, made, policies)
     if number == "auto":
         number = _count_agents(made)
-    plan = AgentSlotPlan(number=number, spaces=spaces, mapping_fn=settings.policy_mapping_fn)
+    function = settings.policy_mapping_fn
+    plan = AgentSlotPlan(
+        number=number, spaces=spaces, mapping_fn=function and accept_worker(function)
+    )
     return made.with_slots(plan)
 
 

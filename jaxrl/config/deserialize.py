@@ -132,15 +132,27 @@ def _make_config(
         current = table.find_current_name(name)
         if current is None and name in GROUP_METHODS.values():
             raise CheckpointError(f"The saved config is damaged: {name} is not a setting.")
-        if name in overrides:
+        if name in overrides or (name == "mapping" and _is_asked_again(value, overrides)):
             continue
         if not trust.everything and _has_side_effects(current, value, config):
             ignored.append(name)
             continue
         settings[name] = _decode_setting(name, value, table, trust)
-    explicit = [n for n in data.get("explicit_settings", settings) if n not in ignored]
+    explicit = data.get("explicit_settings", settings)
+    explicit = [n for n in explicit if n not in ignored and (n != "mapping" or n in settings)]
     values = {**settings, **overrides, "explicit_settings": [*explicit, *overrides]}
     return config.update_from_dict(values), ignored
+
+
+def _is_asked_again(mapping: object, overrides: Mapping[str, Any]) -> bool:
+    """Return whether a saved mapping is only what a function said that is given again.
+
+    One with several ids for an agent says between which modules the function chooses.
+    """
+    if overrides.get("policy_mapping_fn") is None:
+        return False
+    values = cast(Mapping[str, object], mapping).values() if isinstance(mapping, Mapping) else ()
+    return not any(isinstance(value, list) and len(cast(list[Any], value)) > 1 for value in values)
 
 
 def _make_default_config(algo: object, algo_class: object) -> "AlgorithmConfig":

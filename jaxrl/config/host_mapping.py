@@ -2,7 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
-from jaxrl.config.agent_mapping import EpisodeStub, Mapped, Pattern, call_once, require_id
+from jaxrl.config.agent_mapping import (
+    AgentMapping,
+    EpisodeStub,
+    Mapped,
+    Pattern,
+    accept_worker,
+    call_once,
+    require_id,
+)
 from jaxrl.core.spaces import is_same_space
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
@@ -100,8 +108,20 @@ def _find_choices(
 def _call_often(function: Mapped, agent: str, own_id: AgentID) -> tuple[str, ...]:
     """Return all modules that a user's function gives an agent in several calls."""
     stubs = [EpisodeStub(index, on_host=True) for index in range(_NUM_CALLS)]
+    function = accept_worker(function)
     found = [call_once(function, agent, stub, own_id) for stub in stubs for _ in range(2)]
     return tuple(sorted({require_id(module, agent) for module in found}))
+
+
+def list_choices(agents: AgentMapping) -> dict[str, list[str]]:
+    """Return the mapping that says between which modules a function chooses, one or several."""
+    return {a: list(agents.choices.get(a, (m,))) for a, m in agents.players[0].items()}
+
+
+def follow(mapping: Mapping[str, str], agent_id: AgentID, *unused: object, **others: object) -> str:
+    """Return the module of an agent by a mapping, as a function with the mapping as its first argument."""
+    del unused, others
+    return mapping[str(agent_id)]
 
 
 def take_first(choices: Choices) -> Pattern:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.config.agent_mapping import AgentMapping, Mapped
+from jaxrl.config.host_mapping import list_choices
 from jaxrl.config.settings.multi_agent import Player
 from jaxrl.errors import ConfigError
 
@@ -68,9 +69,8 @@ def with_module(
     if mapping_fn is not None:
         own.multi_agent(policy_mapping_fn=mapping_fn)
     mapping: dict[str, Player] = {}
-    for agent, module in agents.players[0].items():
-        names = [*agents.choices.get(agent, (module,)), *([new.name] * (agent in new.agents))]
-        mapping[agent] = list(names) if len(names) > 1 else names[0]
+    for agent, names in list_choices(agents).items():
+        mapping[agent] = [*names, *([new.name] * (agent in new.agents))]
     own.multi_agent(mapping=mapping)
     return own
 
@@ -98,10 +98,12 @@ def with_trained(config: "AlgorithmConfig", trained: Collection[str]) -> "Algori
     return own
 
 
-def with_mapping_fn(config: "AlgorithmConfig", mapping_fn: Mapped) -> "AlgorithmConfig":
-    """Return a config whose modules another function chooses, not frozen."""
+def with_mapping_fn(
+    config: "AlgorithmConfig", agents: AgentMapping, mapping_fn: Mapped
+) -> "AlgorithmConfig":
+    """Return a config whose modules another function chooses among those of now, not frozen."""
     own = _copy(config)
-    own.multi_agent(policy_mapping_fn=mapping_fn)
+    own.multi_agent(policy_mapping_fn=mapping_fn, mapping=list_choices(agents))
     return own
 
 

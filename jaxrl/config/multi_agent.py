@@ -16,14 +16,20 @@ from jaxrl.config.agent_mapping import (
     parse_mapping,
 )
 from jaxrl.config.agent_slots import give_slots
-from jaxrl.config.host_mapping import Choices, call_host_mapping, read_choices, take_first
+from jaxrl.config.host_mapping import (
+    Choices,
+    call_host_mapping,
+    list_choices,
+    read_choices,
+    take_first,
+)
 from jaxrl.config.league_mapping import (
     LeagueDraw,
     check_league_settings,
     make_league_patterns,
     name_draws,
 )
-from jaxrl.config.settings.multi_agent import Draw, Player, PolicySpec
+from jaxrl.config.settings.multi_agent import Draw, PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_any, make_multi
@@ -315,17 +321,13 @@ def prepare_agents(config: "AlgorithmConfig") -> None:
     settings = config.multi_agent_settings
     slots = made.slots if isinstance(made, MadeMultiHostEnv) else None
     config.unset("policies_to_train")
+    function = settings.policy_mapping_fn if isinstance(made, MadeMultiHostEnv) else None
     if slots is not None:
         config.multi_agent(max_agents=slots.number)
-    elif not agents.choices:
+    elif function is None:
         config.unset("policy_mapping_fn")
-    if agents.choices:
-        pattern = agents.players[0]
-        choices: dict[str, Player] = {
-            agent: list(agents.choices[agent]) if agent in agents.choices else module
-            for agent, module in pattern.items()
-        }
-        config.multi_agent(mapping=choices)
+    if slots is None and function is not None:
+        config.multi_agent(mapping=dict(list_choices(agents)))
     elif slots is None and settings.mapping is None and settings.learners_league is None:
         mapping: list[Any] = [dict(pattern) for pattern in agents.patterns]
         config.multi_agent(mapping=mapping[0] if len(mapping) == 1 else mapping)

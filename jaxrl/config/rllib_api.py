@@ -227,18 +227,25 @@ REMOVED_RESULT_KEYS: Mapping[str, str] = {
     "num_agent_steps_sampled": "num_env_steps_sampled_lifetime counts the steps",
     "num_agent_steps_trained": "num_env_steps_trained_lifetime counts the rows trained on",
     "num_agent_steps_sampled_lifetime": "num_env_steps_sampled_lifetime counts the steps",
-    "policy_reward_max": "there is one policy: env_runners/episode_return_max",
-    "policy_reward_mean": "there is one policy: env_runners/episode_return_mean",
-    "policy_reward_min": "there is one policy: env_runners/episode_return_min",
+    "policy_reward_max": (
+        "it is env_runners/episode_return_max of one agent; of several, collect the values in an "
+        "on_episode_end callback"
+    ),
+    "policy_reward_mean": (
+        "it is env_runners/module_episode_returns_mean/<module> of several agents, and "
+        "env_runners/episode_return_mean of one"
+    ),
+    "policy_reward_min": (
+        "it is env_runners/episode_return_min of one agent; of several, collect the values in an "
+        "on_episode_end callback"
+    ),
 }
 """Result keys of RLlib that no result has here."""
 
 RENAMED_KEY_PREFIXES: Mapping[str, str] = {
-    "info/learner/default_policy/learner_stats": "learners/default_policy",
-    "info/learner/default_policy": "learners/default_policy",
     "info/learner": "learners",
 }
-"""Paths of nested results that have moved as a whole, the longer ones first."""
+"""Paths of nested results that have moved as a whole."""
 
 
 def is_former_attribute(kind: str, name: str) -> bool:

@@ -40,6 +40,8 @@ def serialize_config(config: "AlgorithmConfig") -> dict[str, Any]:
 def serialize_restorable(config: "AlgorithmConfig") -> tuple[dict[str, Any], list[str]]:
     """Convert a config to plain data, without the settings that cannot be saved.
 
+    A mapping function that always gives an agent the same module is replaced by this mapping.
+
     Returns:
         The data, as from `serialize_config`, and the names of the settings that were left out.
     """
@@ -55,7 +57,23 @@ def serialize_restorable(config: "AlgorithmConfig") -> tuple[dict[str, Any], lis
     data = _as_data(config, encode)
     for name in omitted:
         data["settings"].pop(name, None)
+    fixed = _find_fixed_mapping(config.multi_agent_settings.mapping)
+    if "policy_mapping_fn" in omitted and fixed is not None:
+        data["settings"]["mapping"] = fixed
+        omitted.remove("policy_mapping_fn")
     return data, omitted
+
+
+def _find_fixed_mapping(mapping: object) -> dict[str, str] | None:
+    """Return the module of each agent if the lists of a mapping have one each, else None."""
+    if not isinstance(mapping, dict):
+        return None
+    values = cast("dict[str, object]", mapping)
+    lists = {
+        agent: cast("list[str]", own) for agent, own in values.items() if isinstance(own, list)
+    }
+    fixed = {agent: own[0] for agent, own in lists.items() if len(own) == 1}
+    return fixed if len(fixed) == len(values) else None
 
 
 def serialize_for_display(config: "AlgorithmConfig") -> dict[str, Any]:

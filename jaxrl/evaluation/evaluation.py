@@ -166,6 +166,19 @@ class Evaluation:
         policy = dataclasses.replace(policy, env_params=self._get_params(policy.env_params))
         return {**result, "videos": self._recorder.record(policy, folder)}
 
+    # --- several agents in Python ---
+
+    @property
+    def mapping_fn(self) -> Callable[..., object] | None:
+        """Function that chooses modules, as configured or set on the runners; None for none."""
+        on_host = self._remote or self._local
+        config = self._config if on_host is None else on_host.runners.local_config
+        return config.multi_agent_settings.policy_mapping_fn
+
+    def set_mapping_fn(self, function: Callable[..., object]) -> None:
+        """Choose modules by another function, before the first evaluation."""
+        self._config.multi_agent(policy_mapping_fn=function)
+
     # --- parallel to training ---
 
     def start_parallel(self, policy: EvaluationInputs) -> None:

@@ -12,6 +12,7 @@ from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.tally import compute_agent_returns
+from jaxrl.runners.protocols import call_runner
 from jaxrl.runners.quotas import (
     EvalEpisodes,
     EvalShare,
@@ -135,8 +136,10 @@ class EvaluationRunners(Protocol):
         """Number of runners that respond in time."""
         ...
 
-    def foreach_env_runner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with each runner and return the results."""
+    def foreach_env_runner(
+        self, func: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Call a function, or the method of a name, on each runner and return the results."""
         ...
 
 
@@ -180,15 +183,26 @@ class LocalEvaluationRunners:
                 self._runner.set_weights(self._weights)
         return self._runner
 
+    @property
+    def local_config(self) -> "AlgorithmConfig":
+        """Config of the runner, or the one that it will have."""
+        return self._config if self._runner is None else self._runner.config
+
     def sync_weights(self, weights: Weights) -> None:
         """Set the weights of the runner."""
         self._weights = weights
         if self._runner is not None:
             self._runner.set_weights(weights)
 
-    def foreach_env_runner(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """Call a function with the runner and return the result in a list."""
-        return [fn(self.runner)]
+    def foreach_env_runner(
+        self,
+        func: Callable[[Any], Any] | str,
+        *,
+        kwargs: dict[str, Any] | None = None,
+        local_env_runner: bool = True,
+    ) -> list[Any]:
+        """Call a function, or the method of a name, on the only runner, which is a local one."""
+        return [call_runner(self.runner, func, kwargs)] if local_env_runner else []
 
     def stop(self) -> None:
         """Close the environments; idempotent. The next use creates them again."""

@@ -8,9 +8,10 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.distributions.base import DiagGaussian
-from jaxrl.errors import ModuleError
+from jaxrl.errors import ModuleError, UnknownNameError, did_you_mean
 from jaxrl.interop.filters import split_filter_arrays, with_filter_arrays
 from jaxrl.interop.matching import Assignment, match_by_naming
 from jaxrl.interop.module_layers import Path, Tree
@@ -21,13 +22,19 @@ from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.encoder_module import EncoderModule
 from jaxrl.modules.policy_and_critics import PolicyQModule
 from jaxrl.modules.rl_module import RLModule
+from jaxrl.runs.weights import list_modules
 
 Mapped: TypeAlias = str | Mapping[str, str | Sequence[str] | None]
 """Name of a library, or the module's path (or paths, or None to leave it out) of each layer."""
 
 
 def import_weights(
-    algorithm: Algorithm, source: Source, mapping: Mapped, *, strict: bool = True
+    algorithm: Algorithm,
+    source: Source,
+    mapping: Mapped,
+    *,
+    strict: bool = True,
+    module_id: str = DEFAULT_MODULE,
 ) -> list[str]:
     """Set an Algorithm's weights and filter statistics to those of a policy trained with torch.
 
@@ -40,6 +47,7 @@ def import_weights(
             `{"net.0": "pi_encoder/mlp/dense_0"}`; a list for several, None to leave one out. An
             array is copied as it is, a layer converted.
         strict: Whether to raise on problems, with nothing changed; False sets what matches.
+        module_id: Id of the module, in a run of several agents.
 
     Returns:
         One phrase per problem; empty if everything matched.
@@ -47,18 +55,28 @@ def import_weights(
     Raises:
         ModuleError: If the source cannot be read or, with `strict`, if there is any problem.
         ConfigError: If the mapping is unknown.
+        UnknownNameError: If there is no such module.
     """
+    state = algorithm.state
+    modules = list_modules(state)
+    if module_id not in modules:
+        raise UnknownNameError(
+            f"import_weights(module_id={module_id!r}) is not there; the modules are "
+            f"{', '.join(modules)}.{did_you_mean(module_id, modules)}"
+        )
     arrays, statistics = split_filter_arrays(read_arrays(source))
-    weights = cast(Tree, algorithm.get_weights()[DEFAULT_MODULE])
-    done = _match(arrays, weights, mapping, algorithm.get_module())
+    weights = cast(Tree, algorithm.get_weights([module_id])[module_id])
+    module = algorithm.get_module(module_id)
+    done = _match(arrays, weights, mapping, module)
     if isinstance(mapping, str):
-        _check_actions(algorithm, get_naming(mapping), done)
-    state, problems = with_filter_arrays(algorithm.state, statistics)
+        _check_actions(algorithm, module, get_naming(mapping), done)
+    own, problems = with_filter_arrays(state.modules.get(module_id, state), statistics)
+    state = replace(state, modules={**state.modules, module_id: own}) if state.modules else own
     problems = done.problems + problems
     if problems and strict:
         _raise_problems(problems)
     algorithm.state = state  # with the statistics
-    algorithm.set_weights({DEFAULT_MODULE: _overlay(weights, done.arrays)})
+    algorithm.set_weights({module_id: _overlay(weights, done.arrays)})
     return problems
 
 
@@ -116,9 +134,10 @@ def _overlay(params: Tree, arrays: Mapping[Path, np.ndarray], prefix: Path = ())
     return result
 
 
-def _check_actions(algorithm: Algorithm, naming: Naming, done: Assignment) -> None:
+def _check_actions(
+    algorithm: Algorithm, module: RLModule, naming: Naming, done: Assignment
+) -> None:
     """Add a problem if the module's actions are in other units than the library's."""
-    module = algorithm.get_module()
     box, is_normalized = (
         module.action_space,
         algorithm.config.environment_settings.normalize_actions,

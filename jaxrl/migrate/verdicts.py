@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -187,11 +188,16 @@ def judge_model_setting(name: str, value: object = UNKNOWN) -> Verdict:
     return Verdict("by hand", name, advice=advice)
 
 
+_LEARNER_STATS = re.compile(r"^(learners/[^/]+)/learner_stats(?=/|$)")
+"""Level of RLlib's results between a module and its metrics, which there is none of here."""
+
+
 def judge_result_key(path: str) -> str | None:
     """Return the current path of a result key, None if it has not moved."""
     if path in RENAMED_KEYS:
         return RENAMED_KEYS[path]
     for old, new in RENAMED_KEY_PREFIXES.items():
         if path.startswith(f"{old}/"):
-            return new + path.removeprefix(old)
+            moved = new + path.removeprefix(old)
+            return _LEARNER_STATS.sub(r"\1", moved)
     return None

@@ -4,9 +4,11 @@ The run goes on with the programs of a changed config: its state is carried over
 episodes stay where they are, and what is compiled is compiled again.
 """
 
+import contextlib
 import logging
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,7 +19,7 @@ from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.agent_mapping import AgentMapping, Mapped
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
-from jaxrl.config.host_mapping import check_choices
+from jaxrl.config.host_mapping import check_choices, follow
 from jaxrl.config.module_changes import NewModule, with_mapping_fn, with_module, with_trained
 from jaxrl.config.multi_agent import check_module_id, is_trained
 from jaxrl.core.keys import make_key
@@ -35,7 +37,7 @@ from jaxrl.runners.host_loop import HostLoop
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import ChangingRunners, Loop
 from jaxrl.runs.module_changes import continue_run
-from jaxrl.runs.weights import set_parameters
+from jaxrl.runs.weights import check_parameters, set_parameters
 from jaxrl.training.agent_views import AgentView
 from jaxrl.training.multi_learning import MultiTrainStep
 
@@ -104,6 +106,9 @@ class LocalRunnerView:
 class HostModuleMethods(WeightMethods):
     """Methods that change the modules of a run whose environments are in Python."""
 
+    _keeps_modules = False
+    """Whether an iteration goes on, whose programs and totals are those of the modules of now."""
+
     if TYPE_CHECKING:
         config: AlgorithmConfig
         _assembly: Assembly
@@ -123,6 +128,15 @@ class HostModuleMethods(WeightMethods):
         """True if several agents are in environments in Python."""
         assembly = self._assembly
         return isinstance(assembly, MultiAgentAssembly) and not assembly.is_in_graph
+
+    @contextlib.contextmanager
+    def _keep_modules(self) -> Generator[None]:
+        """Refuse other modules in the block; what is set on configs meanwhile applies after it."""
+        self._keeps_modules = True
+        try:
+            yield
+        finally:
+            self._keeps_modules = False
 
     def _add_to_host(
         self,
@@ -152,13 +166,16 @@ class HostModuleMethods(WeightMethods):
             overrides=overrides,
         )
         names = {*agents.modules, module_id}
-        if state is not None and like is not None:  # or ModuleError, before anything changes
-            set_parameters(self.state.modules[like], state, strict=True)
         config = with_module(self.config, agents, new, mapping_fn)
         if mapping_fn is not None:
             check_choices(mapping_fn, self._made, sorted(names))
-        trained = self._choose_trained(agents.trained, names, wanted)
-        self._change(with_trained(config, trained), has_new_mapping=mapping_fn is not None)
+        setting = "new_should_module_be_updated"
+        trained = self._choose_trained(agents.trained, names, wanted, setting)
+        config = with_trained(config, trained)
+        assembly = _assemble(config)
+        if state is not None:
+            check_parameters(assembly.modules[module_id].policy_step.module, state)
+        self._change(config, assembly, has_new_mapping=mapping_fn is not None)
         self._init_module(module_id, state, like or min(agents.trained))
 
     @property
@@ -181,7 +198,9 @@ class HostModuleMethods(WeightMethods):
         """Raise ConfigError if the modules of this run cannot change."""
         runners = self._loop.runners
         why = None
-        if not isinstance(self._learners, LocalLearnerGroup):
+        if self._keeps_modules:
+            why = "iteration is not over: call it in on_train_result"
+        elif not isinstance(self._learners, LocalLearnerGroup):
             why = "learners are in processes of their own: set num_learners=0"
         elif self.config.is_async:
             why = "runners sample while it learns: use PPO, whose runners wait"
@@ -250,9 +269,9 @@ class HostModuleMethods(WeightMethods):
         return made
 
     def _choose_trained(
-        self, now: Collection[str], names: Collection[str], wanted: Wanted
+        self, now: Collection[str], names: Collection[str], wanted: Wanted, setting: str
     ) -> frozenset[str]:
-        """Return the modules to train: those of now, or those that are asked for."""
+        """Return the modules to train: those of now, or those that a setting asks for."""
         if wanted is None:
             return frozenset(now)
         if callable(wanted):
@@ -260,7 +279,7 @@ class HostModuleMethods(WeightMethods):
         unknown = next((name for name in wanted if name not in names), None)
         if unknown is not None:
             raise UnknownNameError(
-                f"new_should_module_be_updated names {unknown!r}, but the modules are "
+                f"{setting} names {unknown!r}, but the modules are "
                 f"{', '.join(sorted(names))}.{did_you_mean(unknown, names)}"
             )
         return frozenset(wanted)
@@ -271,6 +290,8 @@ class HostModuleMethods(WeightMethods):
         These are the function that chooses modules, and the modules that are trained.
         """
         learners, loop = self._learners, self._loop
+        if self._keeps_modules:
+            return
         if not (isinstance(loop, HostLoop) and isinstance(learners, LocalLearnerGroup)):
             return
         if not self._is_on_host:
@@ -281,30 +302,58 @@ class HostModuleMethods(WeightMethods):
             mapping_fn = loop.runners.local_config.multi_agent_settings.policy_mapping_fn
         learned = learners.config.multi_agent_settings.policies_to_train
         is_new = mapping_fn is not None and mapping_fn is not own.policy_mapping_fn
-        config = with_mapping_fn(self.config, mapping_fn) if is_new and mapping_fn else self.config
-        names = self._agents.modules
-        trained = self._choose_trained(self._agents.trained, names, learned)
-        if trained != self._agents.trained:
+        agents, config = self._agents, self.config
+        if is_new and mapping_fn is not None and self._made.slots is None:
+            config = with_mapping_fn(config, agents, mapping_fn)
+        names = agents.modules
+        trained = self._choose_trained(agents.trained, names, learned, "policies_to_train")
+        if trained != agents.trained:
             self._check_may_change("policies_to_train of a learner's config")
-            self._change(with_trained(config, trained), has_new_mapping=False)
+            config = with_trained(config, trained)
+            self._change(config, _assemble(config), has_new_mapping=False)
         elif is_new:
             if self._made.slots is not None:
                 raise ConfigError(
                     "policy_mapping_fn of a runner's config has no effect where agents have slots "
                     "(max_agents): set multi_agent(policy_mapping_fn=...) before the run is built."
                 )
+            config.validate()
             config.freeze()
             self.config = config
             if isinstance(loop.runners, ChangingRunners):
                 loop.runners.keep_config(config, self._made)
 
-    def _change(self, config: "AlgorithmConfig", *, has_new_mapping: bool) -> None:
-        """Continue the run with the programs of a changed config."""
-        config.validate()
-        config.freeze()
-        assembly = assemble_run(config, should_train=True)
+    def _train_others(self, wanted: Wanted) -> None:
+        """Train the modules that are asked for, from now on; None changes nothing.
+
+        Raises:
+            ConfigError: If the run has others, and they are part of its program.
+        """
+        if wanted is None:
+            return
+        agents, call = self._agents, "from_checkpoint(policies_to_train=...)"
+        trained = self._choose_trained(agents.trained, agents.modules, wanted, "policies_to_train")
+        if trained == agents.trained:
+            return
+        if not self._is_on_host:
+            raise ConfigError(
+                f"{call} asks to train {', '.join(sorted(trained)) or 'nothing'}, but the run that was "
+                f"saved trains {', '.join(sorted(agents.trained))}, whose optimizers are part of its "
+                "program: restore the parameters alone, with component='rl_module'."
+            )
+        self._check_may_change(call)
+        config = with_trained(self.config, trained)
+        self._change(config, _assemble(config), has_new_mapping=False)
+
+    def _change(
+        self, config: "AlgorithmConfig", assembly: MultiAgentAssembly, *, has_new_mapping: bool
+    ) -> None:
+        """Continue the run with the programs of a changed config.
+
+        Evaluation keeps its function that chooses modules, unless there is a new one for the run.
+        """
+        evaluated_by = self._evaluation.mapping_fn or partial(follow, self._agents.mapping)
         plan, old = assembly.plan, self._assembly.plan
-        assert isinstance(assembly, MultiAgentAssembly)
         assert (plan.num_envs, plan.rollout_fragment_length) == (
             old.num_envs,
             old.rollout_fragment_length,
@@ -327,6 +376,8 @@ class HostModuleMethods(WeightMethods):
         self._evaluation.stop()
         hooks = AlgorithmHooks(self._callbacks, self)
         self._evaluation = parts.make_evaluation(config, assembly, hooks, self._get_evaluation_key)
+        if not has_new_mapping and config.multi_agent_settings.policy_mapping_fn is not None:
+            self._evaluation.set_mapping_fn(evaluated_by)
         self._connect(parts)
         logger.info(
             "The modules are now %s, of which %s learn.",
@@ -355,3 +406,12 @@ class HostModuleMethods(WeightMethods):
             own, **{part: x for part, x in parts.items() if has_same_form(x, getattr(own, part))}
         )
         self.state = replace(state, modules={**state.modules, name: own})
+
+
+def _assemble(config: "AlgorithmConfig") -> MultiAgentAssembly:
+    """Freeze a changed config and return its programs."""
+    config.validate()
+    config.freeze()
+    assembly: object = assemble_run(config, should_train=True)
+    assert isinstance(assembly, MultiAgentAssembly)
+    return assembly

@@ -267,6 +267,12 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             raise ConfigError(
                 "evaluate(opponents=...) needs an environment of two agents: leave opponents out."
             )
+        if self._is_on_host:
+            raise ConfigError(
+                f"evaluate(opponents=...) plays in the compiled program, and {assembly.made.id} is "
+                "written in Python: leave opponents out; who plays in an evaluation is chosen by the "
+                "policy_mapping_fn that eval_env_runner_group has."
+            )
         agents, trained = assembly.agent_rows.agents, sorted(self._trained)
         if module_id is None and len(trained) > 1:
             raise ConfigError(
@@ -379,6 +385,12 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
         return self._assembly.in_graph_runner.trained  # pyright: ignore
 
     def _get_pool(self, call: str) -> OpponentPool:
+        if self._is_on_host:
+            raise ConfigError(
+                f"{call} is for opponents that are drawn in the compiled program: in Python, add a copy "
+                "by add_module(id, state=get_weights([module])[module], "
+                "new_agent_to_module_mapping_fn=...), which chooses who plays."
+            )
         assembly = self._assembly
         pool = assembly.pool if isinstance(assembly, MultiAgentAssembly) else None
         if pool is None:

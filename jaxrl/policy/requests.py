@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -88,6 +88,8 @@ class ActionRequest:
         if not isinstance(observations, Mapping):
             return ActionRequest(observations=list(observations), state=state, **past, **options)
         names = list(observations)
+        for argument, value in {"state": state, **past}.items():
+            _check_names(argument, value, names)
         batch = None if state is None else stack_trees([state[name] for name in names])
         past = {
             argument: None if value is None else [value[name] for name in names]
@@ -95,6 +97,24 @@ class ActionRequest:
         }
         rows = [observations[name] for name in names]
         return ActionRequest(observations=rows, state=batch, **past, **options)
+
+
+def _check_names(argument: str, value: object, names: Sequence[Hashable]) -> None:
+    """Raise ConfigError unless a value by name, if there is one, has all names of observations."""
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"compute_actions got observations by name ({', '.join(map(repr, names))}), and "
+            f"{argument} of type {type(value).__name__}: give {argument} by the same names."
+        )
+    given = cast("Mapping[object, object]", value)
+    missing = next((name for name in names if name not in given), None)
+    if missing is not None:
+        raise ConfigError(
+            f"compute_actions got an observation of {missing!r}, for which {argument} has nothing: give "
+            f"it one, or leave {argument} out where all episodes begin."
+        )
 
 
 def check_inputs(method: str, inputs: Mapping[str, Any], read_inputs: Collection[str] = ()) -> None:

@@ -79,14 +79,22 @@ class CompiledRunnerGroup(FormerNames):
         self.local_env_runner = runner
 
     def foreach_env_runner(
-        self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[[Any], Any] | str,
+        *,
+        kwargs: dict[str, Any] | None = None,
+        local_env_runner: bool = True,
     ) -> list[Any]:
-        """Call a function, or the method of a name, on the stand-in, and return its result."""
-        return [call_runner(self.local_env_runner, fn, kwargs)]
+        """Call a function, or the method of a name, on the stand-in, which is a local runner."""
+        if not local_env_runner:
+            return []
+        return [call_runner(self.local_env_runner, func, kwargs)]
 
-    def foreach_env_runner_with_index(self, fn: Callable[[int, Any], Any]) -> list[tuple[int, Any]]:
+    def foreach_env_runner_with_index(
+        self, func: Callable[[int, Any], Any]
+    ) -> list[tuple[int, Any]]:
         """Call a function of index and runner; the index of the only runner is 0."""
-        return [(0, fn(0, self.local_env_runner))]
+        return [(0, func(0, self.local_env_runner))]
 
     @property
     def num_healthy_env_runners(self) -> int:

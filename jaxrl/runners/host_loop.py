@@ -282,10 +282,10 @@ class HostLoop:
             self._is_new_task |= self.curriculum.update(result, self._call_task_method)
 
     def _call_task_method(self, name: str, *args: int) -> PyTree:
-        def call(runner: "EnvRunner") -> PyTree:
+        def call(_: int, runner: "EnvRunner") -> PyTree:
             return runner.vector.call_task_method(name, *args)
 
-        return self.runners.foreach_env_runner(call)[0]
+        return self.runners.foreach_env_runner_with_index(call)[0][1]
 
     def full_state(self, state: TrainState) -> TrainState:
         acting = self._outdated_weights

@@ -141,7 +141,7 @@ class LocalEnvRunnerGroup(FormerNames):
 
     def foreach_env_runner(
         self,
-        fn: Callable[[Any], Any] | str,
+        func: Callable[[Any], Any] | str,
         *,
         kwargs: dict[str, Any] | None = None,
         local_env_runner: bool = True,
@@ -149,16 +149,18 @@ class LocalEnvRunnerGroup(FormerNames):
         """Call a function, or the method of a name, on the only runner, which is a local one."""
         if not local_env_runner:
             return []
-        return [call_runner(self.runner, fn, kwargs)]
+        return [call_runner(self.runner, func, kwargs)]
 
     @property
     def local_env_runner(self) -> EnvRunner:
         """The only runner."""
         return self.runner
 
-    def foreach_env_runner_with_index(self, fn: Callable[[int, Any], Any]) -> list[tuple[int, Any]]:
+    def foreach_env_runner_with_index(
+        self, func: Callable[[int, Any], Any]
+    ) -> list[tuple[int, Any]]:
         """Call a function of index and runner; the index of the only runner is 0."""
-        return [(0, fn(0, self.runner))]
+        return [(0, func(0, self.runner))]
 
     @property
     def num_healthy_env_runners(self) -> int:

@@ -77,9 +77,26 @@ class EnvRunnerGroup(Protocol):
         ...
 
     def foreach_env_runner(
-        self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[[Any], Any] | str,
+        *,
+        kwargs: dict[str, Any] | None = None,
+        local_env_runner: bool = True,
     ) -> list[Any]:
-        """Call a function, or the method of a name, on each runner and return the results."""
+        """Call a function, or the method of a name, on each runner and return the results.
+
+        Args:
+            func: Function of a runner, or the name of its method.
+            kwargs: Keyword arguments.
+            local_env_runner: Whether the runner of this process, or what stands in for it, is among
+                them.
+        """
+        ...
+
+    def foreach_env_runner_with_index(
+        self, func: Callable[[int, Any], Any]
+    ) -> list[tuple[int, Any]]:
+        """Call a function of index and runner on each that steps environments."""
         ...
 
     def stop(self) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,15 @@ class SavedRun:
         metadata: Its metadata.
         leaves: Leaves of the saved state by name.
         config: Saved config, with some settings replaced.
+        trained: Modules of several agents to train once they are restored, in the form of
+            `policies_to_train`; None for those of the config.
     """
 
     path: Path
     metadata: dict[str, Any]
     leaves: Mapping[str, np.ndarray]
     config: "AlgorithmConfig"
+    trained: Collection[str] | Callable[..., object] | None = None
 
     @staticmethod
     def read(
@@ -58,6 +61,15 @@ class SavedRun:
         host.get_component_prefixes(component)  # raises for an unknown name
         host.check_missing_settings(metadata, overrides, found)
         config = deserialize_config(metadata["config"], overrides, trust=trusted)
+        trained = None
+        if component is None and "policies_to_train" in overrides and config.is_multi_agent:
+            trained = overrides["policies_to_train"]
+            as_saved = metadata["config"]["settings"].get("policies_to_train")
+            config.unset("policies_to_train")
+            if as_saved is not None:
+                config.multi_agent(policies_to_train=as_saved)
         host.prepare_resumed_process(config, metadata)
         leaves = ckpt.read_leaves(found, metadata)  # raises, if damaged, before anything compiles
-        return SavedRun(path=found, metadata=metadata, leaves=leaves, config=config)
+        return SavedRun(
+            path=found, metadata=metadata, leaves=leaves, config=config, trained=trained
+        )

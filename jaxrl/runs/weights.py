@@ -1,12 +1,13 @@
 """Getting and setting a state's module parameters, also from partly matching ones."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ModuleError, did_you_mean
@@ -17,6 +18,9 @@ from jaxrl.runs.league_games import remember_first
 from jaxrl.runs.opponents import get_opponent, list_opponents, write_actor
 from jaxrl.training.report import to_host
 from jaxrl.training.train_state import TrainState
+
+if TYPE_CHECKING:
+    from jaxrl.modules.rl_module import RLModule
 
 
 def list_modules(state: TrainState) -> list[str]:
@@ -140,6 +144,24 @@ def match_parameters(params: PyTree, weights: PyTree, *, strict: bool) -> tuple[
     Raises:
         ModuleError: With `strict`, if a parameter is missing, unexpected or of another shape.
     """
+    matching, problems = _match_leaves(params, weights, strict=strict)
+
+    def replace_leaf(path: jax.tree_util.KeyPath[Any], old: jax.Array) -> jax.Array:
+        new = matching.get(ckpt.format_leaf_name(path))
+        return old if new is None else jax.device_put(new, old.sharding)
+
+    return jax.tree_util.tree_map_with_path(replace_leaf, params), problems
+
+
+def check_parameters(module: "RLModule", weights: PyTree) -> None:
+    """Raise ModuleError if weights do not fit a module, which is not initialized for it."""
+    _match_leaves(jax.eval_shape(lambda: module.init(make_key(0))), weights, strict=True)
+
+
+def _match_leaves(
+    params: PyTree, weights: PyTree, *, strict: bool
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the weights that fit by name, and a phrase for each problem."""
     new_leaves = ckpt.get_named_leaves(weights)
     current = ckpt.get_named_leaves(params)
     problems = [
@@ -159,12 +181,7 @@ def match_parameters(params: PyTree, weights: PyTree, *, strict: bool) -> tuple[
             f"The weights do not fit the module: {'; '.join(problems)}. "
             "set_weights(..., strict=False) sets only the matching ones."
         )
-
-    def replace_leaf(path: jax.tree_util.KeyPath[Any], old: jax.Array) -> jax.Array:
-        new = matching.get(ckpt.format_leaf_name(path))
-        return old if new is None else jax.device_put(new, old.sharding)
-
-    return jax.tree_util.tree_map_with_path(replace_leaf, params), problems
+    return matching, problems
 
 
 def _renew_target(learner: Any, params: PyTree) -> Any:

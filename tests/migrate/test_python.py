@@ -346,6 +346,8 @@ RESULTS = {
     'r["info"]["learner"]["default_policy"]["learner_stats"]["kl"]': (
         'r["learners"]["default_policy"]["kl"]'
     ),
+    'r["info"]["learner"]["p0"]["learner_stats"]["kl"]': 'r["learners"]["p0"]["kl"]',
+    'r["info"]["learner"]["p0"]["learner_stats"]': 'r["learners"]["p0"]',
     'r["timesteps_total"] + 1': 'r["num_env_steps_sampled_lifetime"] + 1',
     'r.get("episode_reward_mean", 0)': 'r.get("env_runners", {}).get("episode_return_mean", 0)',
     'r["training_iteration"]': 'r["training_iteration"]',

@@ -51,7 +51,7 @@ def test_killing_an_actor_every_five_seconds_loses_no_row_unaccounted_for(algo: 
         result = algorithm.train()
         counts: Any = fleet.agent_counts
         if algo is not IMPALAConfig:  # whose actors are never idle
-            pending = sum(group.foreach_env_runner(count_pending))
+            pending = sum(group.foreach_env_runner(count_pending, local_env_runner=False))
             received = fleet.ledger.received
             assert counts.num_rows + counts.num_agent_steps_lost + pending == received
         with fleet.lock:  # pending rows as of the fragments that have arrived

@@ -110,7 +110,9 @@ def test_steps_of_an_actor_that_dies_are_counted_and_training_goes_on() -> None:
     config.env_runners(max_requests_in_flight_per_env_runner=1)
     with config.build() as algorithm:
         algorithm.train()
-        pids = algorithm.env_runner_group.foreach_env_runner(lambda runner: os.getpid())
+        pids = algorithm.env_runner_group.foreach_env_runner(
+            lambda runner: os.getpid(), local_env_runner=False
+        )
         os.kill(pids[0], signal.SIGKILL)
         restarts = 0
         for _ in range(200):
@@ -206,9 +208,9 @@ def test_the_pending_rows_of_an_actor_that_dies_are_counted(algo: Any) -> None:
     with config.fault_tolerance(restart_failed_env_runners=True).build() as algorithm:
         algorithm.train()
         group = algorithm.env_runner_group
-        pending = group.foreach_env_runner(count_pending)
+        pending = group.foreach_env_runner(count_pending, local_env_runner=False)
         assert pending == [2, 2]
-        pids = group.foreach_env_runner(lambda runner: os.getpid())
+        pids = group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
         os.kill(pids[0], signal.SIGKILL)
         result: dict[str, Any] = {"fault_tolerance": {"num_env_runner_restarts": 0}}
         while not result["fault_tolerance"]["num_env_runner_restarts"]:
@@ -216,7 +218,7 @@ def test_the_pending_rows_of_an_actor_that_dies_are_counted(algo: Any) -> None:
         while group.num_healthy_env_runners < 2:
             result = algorithm.train()
         result = algorithm.train()
-        pending = group.foreach_env_runner(count_pending)
+        pending = group.foreach_env_runner(count_pending, local_env_runner=False)
     faults, sampled = result["fault_tolerance"], result["env_runners"]
     assert faults["num_agent_steps_lost"] == 2
     discarded = sum(faults["num_env_steps_discarded_lifetime"].values())
@@ -239,7 +241,8 @@ def test_parameters_of_modules_that_are_not_trained_are_sent_once() -> None:
                 lambda runner: {
                     m: jax.tree.map(np.asarray, own.params)
                     for m, own in runner._policy._actor.items()
-                }
+                },
+                local_env_runner=False,
             )
 
         for _ in range(3):
@@ -252,7 +255,10 @@ def test_parameters_of_modules_that_are_not_trained_are_sent_once() -> None:
         algorithm.train()
         assert group._fleet.num_kept_params_sent == 4
         found = get_params()
-        os.kill(group.foreach_env_runner(lambda runner: os.getpid())[0], signal.SIGKILL)
+        os.kill(
+            group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)[0],
+            signal.SIGKILL,
+        )
         while group._fleet.num_restarts == 0 or group.num_healthy_env_runners < 2:
             algorithm.train()
         algorithm.train()

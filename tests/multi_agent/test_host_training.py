@@ -136,7 +136,7 @@ def test_the_mapping_is_chosen_once_for_each_agent_and_episode() -> None:
             result = algorithm.train()
         mapping = algorithm.config.multi_agent_settings.mapping
         old = algorithm.get_module("old")
-    assert mapping == {"left": "main", "right": ["main", "old"]}
+    assert mapping == {"left": ["main"], "right": ["main", "old"]}
     assert old is not None
     own = calls[before:]
     assert len(own) == len(set(own))
@@ -344,4 +344,4 @@ def test_a_mapping_function_is_given_the_environments_own_ids() -> None:
     config = make_config(InPlace).multi_agent(mapping=None, policies=["first", "second"])
     config.multi_agent(policy_mapping_fn=choose)
     config.prepare()
-    assert config.mapping == {"0": "first", "1": "second"}
+    assert config.mapping == {"0": ["first"], "1": ["second"]}

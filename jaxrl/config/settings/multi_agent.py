@@ -184,8 +184,9 @@ class MultiAgentSettings:
         import_path=True,
         doc="Function of (agent_id, episode) that returns the id of the agent's module. It is called "
         "when the run is built, and must return the same at every call for an agent and an "
-        "episode.env_index; for an environment in Python it may return different modules, and is "
-        "then called once for each agent and episode.",
+        "episode.env_index; for an environment in Python it is called once for each agent and "
+        "episode, and may return different modules, those that it gave when the run was built or "
+        "that mapping names.",
     )
     policies_to_train: list[str] | Callable[..., Any] | None = field(
         default=None,

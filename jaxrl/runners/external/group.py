@@ -216,9 +216,19 @@ class ExternalEnvRunnerGroup(FormerNames):
         self._inbox.set_counts(counts)
 
     def foreach_env_runner(
-        self, fn: Callable[[Any], Any] | str, *, kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[[Any], Any] | str,
+        *,
+        kwargs: dict[str, Any] | None = None,
+        local_env_runner: bool = True,
     ) -> list[Any]:
         """Return an empty list: there are no runners in reach of this process."""
+        return []
+
+    def foreach_env_runner_with_index(
+        self, func: Callable[[int, Any], Any]
+    ) -> list[tuple[int, Any]]:
+        """Return an empty list, as `foreach_env_runner`."""
         return []
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
+from jaxrl.config.agent_mapping import accept_worker
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_vector import MultiHostVector
@@ -68,7 +69,8 @@ class AgentSlots:
 
     def _make_choice(self) -> Callable[[AgentID, MultiAgentEpisode], str]:
         """Return the function that chooses modules in an episode that begins now."""
-        return functools.partial(self._choose, self._get_mapping_fn())
+        function = self._get_mapping_fn()
+        return functools.partial(self._choose, function and accept_worker(function))
 
     def begin_episode(self, row: int) -> MultiAgentEpisode:
         """Replace the episode of an environment by a new one."""
@@ -172,10 +174,24 @@ class AgentSlots:
             ) from error
         choices = [m for m, members in self.members.items() if agent in members]
         if module not in choices:
-            raise ConfigError(
-                f"policy_mapping_fn gives the agent {agent!r} the module {module!r}, but it may be "
-                f"played by {', '.join(choices)}: name all of its modules in policies, with the "
-                f"spaces of its agents, or mapping={{{agent!r}: [...]}} beside the function."
+            raise ConfigError(self._describe_stranger(agent, module, choices))
+        return module
+
+    def _describe_stranger(self, agent: str, module: object, choices: list[str]) -> str:
+        """Return why a module cannot play an agent, and what would let it."""
+        found = (
+            f"policy_mapping_fn gives the agent {agent!r} the module {module!r}, but it may be played "
+            f"by {', '.join(choices)}"
+        )
+        if module not in self.members:
+            return (
+                f"{found}: name all of its modules in policies, with the spaces of its agents, or "
+                f"mapping={{{agent!r}: [...]}} beside the function."
                 f"{did_you_mean(str(module), choices)}"
             )
-        return module
+        mapping = {a: [m for m, own in self.members.items() if a in own] for a in self.position}
+        mapping[agent] += [str(module)]
+        return (
+            f"{found} since the run was built: set mapping={mapping} beside the function, which says "
+            "what it chooses from."
+        )

@@ -4,7 +4,7 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import jax
 import numpy as np
@@ -84,17 +84,25 @@ class GroupShape:
         )
 
 
-class RunnerStandIn(FormerNames):
-    """Stand-in for a runner of this process, where all are actors: it has a config.
+class RunnerStandIn:
+    """Stand-in for a runner of this process, where all are actors: it has a config, and no copies.
 
     Args:
         config: Config of the run.
     """
 
-    _former_kind = "env_runner"
+    worker_index, num_envs, env = 0, 0, None
 
     def __init__(self, config: "AlgorithmConfig") -> None:
         self.config = config.copy_live(*LIVE_SETTINGS) if config.is_multi_agent else config
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"the runner of this process stands in for actors, and has no {name!r}: pass "
+            "local_env_runner=False to call actors alone."
+        )
 
 
 class RayEnvRunnerGroup(FormerNames):
@@ -229,7 +237,7 @@ class RayEnvRunnerGroup(FormerNames):
 
     def set_task(self, task: PyTree) -> None:
         self._backend.task = task
-        self.foreach_env_runner(lambda runner: runner.set_task(task))
+        call_all(self._fleet, lambda runner: runner.set_task(task))
 
     def next_batch(self) -> list[Fragment]:
         begin = self._fleet.backend.now()
@@ -290,27 +298,33 @@ class RayEnvRunnerGroup(FormerNames):
 
     def foreach_env_runner(
         self,
-        fn: Callable[[Any], Any] | str,
+        func: Callable[[Any], Any] | str,
         *,
         kwargs: dict[str, Any] | None = None,
-        local_env_runner: bool = False,
+        local_env_runner: bool | None = None,
     ) -> list[Any]:
         """Call a function on each healthy runner; return the results in order of their indices.
 
         Args:
-            fn: Function of a runner, or the name of its method.
+            func: Function of a runner, or the name of its method.
             kwargs: Keyword arguments.
             local_env_runner: Whether to call it first on the stand-in for a runner of this process,
-                which has a config: what is set there holds for runners that start later, too.
+                which has a config: what is set there holds for runners that start later, too. None is
+                True where something may be set, in training with several agents.
         """
-        local = [call_runner(self.stand_in, fn, kwargs)] if local_env_runner else []
-        others = call_all(self._fleet, lambda runner: call_runner(runner, fn, kwargs))
+        if local_env_runner is None:
+            is_training = self._shape.count_setting == "num_env_runners"
+            local_env_runner = is_training and self.local_config.is_multi_agent
+        local = [call_runner(self.stand_in, func, kwargs)] if local_env_runner else []
+        others = call_all(self._fleet, lambda runner: call_runner(runner, func, kwargs))
         return [*local, *others.values()]
 
-    def foreach_env_runner_with_index(self, fn: Callable[[int, Any], Any]) -> list[tuple[int, Any]]:
-        """Call a function of index and runner on healthy runners; return indices and results."""
+    def foreach_env_runner_with_index(
+        self, func: Callable[[int, Any], Any]
+    ) -> list[tuple[int, Any]]:
+        """Call a function of index and runner on healthy actors; return indices and results."""
         indices = list(range(1, self._shape.num_env_runners + 1))
-        return list(call_all(self._fleet, lambda runner, i: fn(i, runner), indices).items())
+        return list(call_all(self._fleet, lambda runner, i: func(i, runner), indices).items())
 
     def get_state(self) -> PyTree:
         """Return the state of all environments in order of their indices; None if one is missing.
