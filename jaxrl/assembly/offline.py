@@ -362,8 +362,6 @@ def select_parts(
         yield part
 
 
-
-
 def count_recorded_batches(config: "AlgorithmConfig", policy_step: PolicyStep) -> int:
     """Return the maximum number of train batches whose rollouts one dispatch records; 0 for none."""
     if config.offline_data_settings.output is None:
