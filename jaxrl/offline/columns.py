@@ -99,7 +99,7 @@ class Column:
         column = cls(name, group, path, dtype, shape)
         if len(shape) > _MAX_RANK or min(shape, default=1) < 0:
             raise ValueError("invalid shape of a column")
-        if math.prod(shape) * dtype.itemsize > _MAX_ROW_BYTES:
+        if math.prod(max(size, 1) for size in shape) * dtype.itemsize > _MAX_ROW_BYTES:
             raise ValueError(f"a row exceeds {_MAX_ROW_BYTES} bytes")
         return column
 

@@ -15,12 +15,23 @@ from jaxrl.core.spaces import check_supported, format_path, get_leaf_spaces
 from jaxrl.errors import CheckpointError, ConfigError, DataError, SpaceError
 from jaxrl.offline.columns import parse_dtype
 
-MAX_ENTRIES = 2**26
+_MAX_ENTRIES = 2**26
 """Largest number of entries of a Box that a file may declare."""
 _INVALID = (
     *(CheckpointError, ValueError, TypeError, KeyError, AttributeError),
     *(OverflowError, RecursionError),
 )
+
+
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Check the shape of a Box that a file declares.
+
+    Raises:
+        ValueError: If it has a negative size, or is too large.
+    """
+    entries = math.prod(max(size, 1) for size in shape)
+    if len(shape) > 16 or min(shape, default=1) < 0 or entries > _MAX_ENTRIES:
+        raise ValueError("an invalid shape")
 
 
 def encode_space(space: gymnasium.Space[Any], name: str) -> dict[str, Any]:
@@ -86,8 +97,7 @@ def _lengthen(data: Mapping[str, Any], depth: int) -> dict[str, Any]:
     match data["kind"]:
         case "Box":
             shape = tuple(int(size) for size in data["shape"])
-            if len(shape) > 16 or min(shape, default=1) < 0 or math.prod(shape) > MAX_ENTRIES:
-                raise ValueError("invalid shape of a Box")
+            check_shape(shape)
             dtype = parse_dtype(data["dtype"])
             bounds = {side: _lengthen_bound(data[side], shape, dtype) for side in ("low", "high")}
             return {"kind": "Box", "dtype": data["dtype"], **bounds}

@@ -88,7 +88,7 @@ def damage(content: Any, rng: np.random.Generator) -> Any:
         elif isinstance(value, np.ndarray):
             try:
                 owner[key] = _damage_array(value, rng)
-            except (TypeError, ValueError, IndexError):
+            except (TypeError, ValueError, IndexError, Warning):
                 owner[key] = np.zeros(1)
         elif isinstance(value, list) and value and rng.random() < 0.3:
             owner[key] = [value[:-1], [*value, value[-1]], value[0]][rng.integers(3)]

@@ -35,7 +35,15 @@ from tests.offline.damage import (
     write_rllib_json,
 )
 
-CANNOT_SAY = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, OSError)
+CANNOT_SAY = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    OSError,
+    RuntimeError,
+)
 """Errors of libraries that write: what a format cannot say, no file of it says."""
 WITH_SPACES = ("own npz", "own Parquet", "manifest", "Minari")
 

@@ -1,7 +1,6 @@
 """Minari's datasets in HDF5: one group an episode, spaces as JSON beside it."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +17,7 @@ from jaxrl.offline.formats.hdf5 import Group, get_member, open_hdf5, read_array,
 from jaxrl.offline.formats.settings import ImportSettings, Spaces, unknown_versions
 from jaxrl.offline.formats.values import read_tree, to_flags
 from jaxrl.offline.manifest import Origin
-from jaxrl.offline.space_json import MAX_ENTRIES
+from jaxrl.offline.space_json import check_shape
 from jaxrl.runtime.files import read_bounded
 
 _MAX_METADATA_BYTES = 2**26
@@ -151,9 +150,10 @@ def _read_shape(sizes: Sequence[object]) -> tuple[int, ...]:
     Raises:
         ValueError: If it has no valid sizes, or too many entries.
     """
-    shape = tuple(size for size in sizes if type(size) is int and size >= 0)
-    if len(shape) < len(sizes) or len(shape) > 16 or math.prod(shape) > MAX_ENTRIES:
+    shape = tuple(size for size in sizes if type(size) is int)
+    if len(shape) < len(sizes):
         raise ValueError("an invalid shape")
+    check_shape(shape)
     return shape
 
 
@@ -164,7 +164,8 @@ def _make_space(data: Mapping[str, Any], depth: int) -> gymnasium.Space[Any]:
         case "Box":
             dtype, shape = parse_dtype(data["dtype"]), _read_shape(data["shape"])
             low, high = (np.asarray(data[side], np.float64) for side in ("low", "high"))
-            bounds = [np.broadcast_to(side, shape).astype(dtype) for side in (low, high)]
+            with np.errstate(over="ignore", invalid="ignore"):
+                bounds = [np.broadcast_to(side, shape).astype(dtype) for side in (low, high)]
             return spaces.Box(bounds[0], bounds[1], shape, dtype.type)
         case "Discrete":
             return spaces.Discrete(int(data["n"]), start=int(data.get("start", 0)))
