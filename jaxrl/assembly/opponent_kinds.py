@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxrl.core.hparams import list_hparams
 from jaxrl.errors import ConfigError
 from jaxrl.training.opponents import MAX_ID_BYTES, OpponentKind
 
 if TYPE_CHECKING:
+    from jaxrl.assembly.assemble import Assembly
     from jaxrl.training.rollout import PolicyStep
 
 
@@ -25,6 +27,12 @@ def find_kind(kinds: Sequence[OpponentKind], policy: "PolicyStep") -> OpponentKi
     """Return the kind of a module's architecture, None if there is none."""
     wanted = describe_architecture(policy)
     return next((k for k in kinds if describe_architecture(k.policy) == wanted), None)
+
+
+def has_same_hparams(one: "Assembly", other: "Assembly") -> bool:
+    """Return whether two modules have hyperparameters of the same names."""
+    first, second = (list_hparams(own.train_step.learner.settings) for own in (one, other))
+    return first == second
 
 
 def describe_architecture(policy: "PolicyStep") -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.pairings import Opponent
@@ -52,10 +53,11 @@ def _find_opponent(
         return Opponent(name=name, policy=own.policy_step, actor=actor, spaces=own.made.spaces)
     if name in slots and pool is not None and env is not None:
         slot = slots[name]
+        actors: PyTree = assembly.in_graph_runner.make_actor_state(state)
         return Opponent(
             name=name,
             policy=pool.find_kind(slot).policy,
-            actor=pool.get_actor(state.opponents, slot),
+            actor=pool.get_actor(actors[DRAWN], slot),
             spaces=env.spaces,
         )
     if not Path(name).exists():

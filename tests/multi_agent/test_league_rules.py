@@ -368,13 +368,6 @@ LEARNED = {"policies": {"random": RandomRLModule}}
             {"league": PopulationPlay(size=2, opponents="pfsp"), "policy_map_capacity": 8},
             "policy_map_capacity=8 has no effect: learners of PopulationPlay",
         ),
-        (
-            "TicTacToe-v0",
-            {
-                "algorithm_config_overrides_per_module": {"main": {"lr": [[0, 1e-3], [100, 1e-4]]}},
-            },
-            "hyperparameters of different kinds",
-        ),
     ],
 )
 def test_what_contradicts_a_league_is_one_sentence(
