@@ -267,20 +267,18 @@ def test_opponents_that_are_not_drawn_any_more_hold_nothing_up() -> None:
     assert is_snapshot_due(latest, table, 1)
 
 
-def test_a_full_league_waits_for_a_slot_and_loses_one_snapshot_alone() -> None:
-    """Iterations of 2 steps, episodes of 8: a removed snapshot still plays for some iterations."""
-    config = make_config().training(train_batch_size=16, minibatch_size=16)
-    with config.build() as algorithm:
-        seen = []
-        for _ in range(12):
+def test_a_snapshot_that_waits_is_taken_before_the_next_is_due() -> None:
+    """Iterations of 3 steps, episodes of 8: a removed snapshot still plays for some iterations."""
+    config = make_config(league=SelfPlay(every=4), policy_map_capacity=2)
+    with config.training(train_batch_size=24, minibatch_size=24).build() as algorithm:
+        seen: list[list[int]] = [[]]
+        for _ in range(14):
             algorithm.train()
             seen.append(sorted(find_versions("main", tuple(algorithm.opponents))))
-    assert seen[2] == [1, 2, 3]
-    assert min(map(len, seen[2:])) == 2
-    assert [4] in [versions[-1:] for versions in seen]
-    newest = [versions[-1] for versions in seen]
-    assert newest == sorted(newest)
-    assert newest[-1] >= 5
+    assert seen[4] == seen[7] == [1]
+    assert seen[8] == seen[11] == [1, 2]
+    assert seen[12] == seen[13] == [2]
+    assert seen[14] == [2, 3]
 
 
 def test_weights_follow_the_rule() -> None:
