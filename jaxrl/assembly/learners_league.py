@@ -9,13 +9,14 @@ import jax
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.learner_checks import replace_per_lane
 from jaxrl.assembly.opponent_kinds import (
     check_opponent_id,
+    check_snapshot_ids,
     find_kind,
     has_same_hparams,
     sort_kinds,
 )
-from jaxrl.assembly.learner_checks import replace_per_lane
 from jaxrl.config.agent_mapping import AgentMapping
 from jaxrl.config.league_mapping import LeagueDraw
 from jaxrl.config.pbt import check_mutable, parse_mutations
@@ -24,7 +25,7 @@ from jaxrl.config.settings.multi_agent import Draw
 from jaxrl.core.struct import has_same_form, replace
 from jaxrl.errors import ConfigError
 from jaxrl.learners.learner import LearnerState
-from jaxrl.training.league_rules import Standing, find_version, weigh_draws
+from jaxrl.training.league_rules import Standing, weigh_draws
 from jaxrl.training.league_tally import LeaguePlayers
 from jaxrl.training.opponents import OpponentKind, list_names
 
@@ -112,11 +113,7 @@ def get_learner(draw: Draw) -> str:
 
 def _check_names(league: SeveralLearners, drawn: Sequence[str]) -> None:
     """Raise ConfigError if an opponent has the id of a snapshot, or nobody can meet it."""
-    for name in drawn:
-        if any(find_version(learner, name) is not None for learner in league.learners):
-            raise ConfigError(
-                f"policies has {name!r}, which is the id of a snapshot of the league: choose another."
-            )
+    check_snapshot_ids(league.learners, drawn)
     if drawn and not isinstance(league, League):
         raise ConfigError(
             f"policies has {drawn[0]!r}, which plays nobody: the learners of league="

@@ -7,6 +7,7 @@ import jax
 
 from jaxrl.core.hparams import list_hparams
 from jaxrl.errors import ConfigError
+from jaxrl.training.league_rules import find_version
 from jaxrl.training.opponents import MAX_ID_BYTES, OpponentKind
 
 if TYPE_CHECKING:
@@ -21,6 +22,15 @@ def check_opponent_id(module: str) -> None:
             f"The id {module!r} has {len(module.encode())} bytes, and opponents have at most "
             f"{MAX_ID_BYTES}: shorten it."
         )
+
+
+def check_snapshot_ids(learners: Sequence[str], drawn: Sequence[str]) -> None:
+    """Raise ConfigError if an opponent has the id of a snapshot that a league takes."""
+    for name in drawn:
+        if any(find_version(learner, name) is not None for learner in learners):
+            raise ConfigError(
+                f"policies has {name!r}, which is the id of a snapshot of the league: choose another."
+            )
 
 
 def find_kind(kinds: Sequence[OpponentKind], policy: "PolicyStep") -> OpponentKind | None:

@@ -10,6 +10,7 @@ from jaxrl.assembly.assemble import Assembly, format_space, make_policy_step
 from jaxrl.assembly.learners_league import make_league_players
 from jaxrl.assembly.opponent_kinds import (
     check_opponent_id,
+    check_snapshot_ids,
     find_kind,
     has_same_hparams,
     sort_kinds,
@@ -120,6 +121,12 @@ def _check_league(
             f"league=SelfPlay(...) takes snapshots of {learner!r}, which needs the spaces of the agents "
             "that are drawn, and policy_map_capacity above 1."
         )
+    if kind.capacity <= len(kind.ids):
+        raise ConfigError(
+            f"policy_map_capacity={kind.capacity} leaves league=SelfPlay(...) no room for a snapshot of "
+            f"{learner!r} beside {', '.join(kind.ids)}: set {len(kind.ids) + 1} or more."
+        )
+    check_snapshot_ids([learner], agents.drawn)
     check_opponent_id(f"{learner}_v99999")
 
 

@@ -15,6 +15,7 @@ from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter
 from jaxrl.metrics import LEAGUE, lookup
+from jaxrl.runners.in_graph_loop import InGraphLoop
 from jaxrl.runs import league_games as games
 from jaxrl.runs import opponents
 from jaxrl.runs.exploits import Exploit, PBTScheduler
@@ -28,7 +29,7 @@ from jaxrl.training.train_state import TrainState
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.multi_agent import AgentMapping
-    from jaxrl.runners.in_graph_loop import InGraphLoop
+    from jaxrl.runners.protocols import Loop
 
 logger = logging.getLogger("jaxrl")
 
@@ -41,7 +42,7 @@ class LearnersLeagueMethods:
 
     if TYPE_CHECKING:
         config: AlgorithmConfig
-        _loop: InGraphLoop
+        _loop: Loop
 
         @property
         def state(self) -> TrainState: ...
@@ -148,6 +149,7 @@ class LearnersLeagueMethods:
         league = self.config.multi_agent_settings.learners_league
         if not isinstance(league, PopulationPlay) or league.pbt is None or not self.last_result:
             return
+        assert isinstance(self._loop, InGraphLoop)
         if self._loop.is_dispatched:  # a lane, whose round was before the dispatch of all lanes
             return
         mutations = parse_mutations(self.config, league.pbt)

@@ -34,6 +34,10 @@ def find_opponents(
         CheckpointError: If the checkpoint's module is another one.
         ConfigError: If a name is given twice, or none.
     """
+    if isinstance(wanted, str | os.PathLike):
+        raise ConfigError(
+            f"evaluate(opponents={wanted!r}) must be a list of ids or paths: write [{wanted!r}]."
+        )
     names = [os.fspath(name) for name in wanted]
     if not names or len(set(names)) < len(names):
         raise ConfigError(

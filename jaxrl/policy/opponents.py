@@ -224,6 +224,7 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             self.set_mapping(new_agent_to_module_mapping_fn)
         try:
             self.state = opponents.remove_opponent(self.state, module_id)
+            self._weigh_league()
         except BaseException:
             self.state = before
             raise
@@ -287,7 +288,11 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             )
         settings = self.config.evaluation_settings
         number = settings.evaluation_duration if num_episodes is None else num_episodes
-        if not isinstance(number, int) or settings.evaluation_duration_unit != "episodes":
+        if num_episodes is not None and not (type(number) is int and number > 0):
+            raise ConfigError(f"num_episodes={number!r} must be a positive integer, or None.")
+        if not isinstance(number, int) or (
+            num_episodes is None and settings.evaluation_duration_unit != "episodes"
+        ):
             raise ConfigError(
                 "evaluate(opponents=...) counts episodes, and evaluation_duration does not: give "
                 "num_episodes."
@@ -315,6 +320,11 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             raise ConfigError(
                 f"policy_ids restores learners and connectors whole, so component={component!r} has no "
                 "effect: leave one of them out."
+            )
+        if isinstance(module_ids, str) or not module_ids:
+            raise ConfigError(
+                f"policy_ids={module_ids!r} must be a list of the modules to restore, such as ['main']; "
+                "None restores the whole run."
             )
         saved = sorted({name.split(".")[1] for name in leaves if name.startswith("modules.")})
         modules = dict(self.state.modules)
@@ -416,6 +426,9 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
         self.state = opponents.write_opponent(
             self.state, slot, name, actor, self._put_module, follows=follows
         )
+        self._weigh_league()
+
+    def _weigh_league(self) -> None:
         league = self.config.multi_agent_settings.learners_league
         if league is not None:
             self.state = self._weigh_learners(league, self.state)

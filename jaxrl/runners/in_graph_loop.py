@@ -138,7 +138,7 @@ class InGraphLoop:
 
     @property
     def is_dispatched(self) -> bool:
-        """Whether another lane has begun the next iteration of all lanes."""
+        """Presence of a dispatch that another lane has begun for all lanes."""
         return self._strategy.get_pending_batches() is not None
 
     def next_num_batches(

@@ -307,7 +307,7 @@ def test_first_parameters_may_be_set_before_training() -> None:
         jax.tree.map(np.testing.assert_array_equal, version, doubled["main_exploiter"])
         # Likewise by a part of a checkpoint, to which a rollback returns, too.
         state = algorithm.get_state()
-        algorithm.set_weights({m: weights["main_exploiter"] for m in SMALL.learners})
+        algorithm.set_weights(dict.fromkeys(SMALL.learners, weights["main_exploiter"]))
         algorithm.set_state(state, component="rl_module")
         first = algorithm.state.opponents.league.first["main_exploiter"]["learner"].sgd.params
         version = algorithm.get_weights(["main_v0"])["main_v0"]
@@ -363,6 +363,14 @@ def test_the_oldest_snapshot_of_who_has_most_makes_room() -> None:
             *("main_exploiter_v5", "main_exploiter_v6", "main_exploiter_v7"),
             *("main_v0", "main_v7"),
         ]
+        algorithm.remove_module("main_v7")
+        standing, agents = make_standing(algorithm.state), algorithm._agents
+        rule = [
+            weigh_draws(league, standing, agents.patterns, draw.learner)  # type: ignore
+            for draw in agents.draws
+        ]
+        weights = np.asarray(algorithm.state.opponents.weights)
+        np.testing.assert_array_equal(weights, np.array(rule, np.float32))
 
 
 class PopulationRun:

@@ -101,6 +101,8 @@ def test_snapshots_join_and_never_change() -> None:
         assert type(module) is type(algorithm.get_module("main"))
         action = algorithm.compute_single_action(OBS, policy_id="main_v1", explore=False)
         assert action in (0, 1)
+        actions = algorithm.compute_actions({"b": OBS}, policy_id="main_v1", explore=False)
+        assert actions == {"b": action}
         algorithm.set_weights({"main": before})
         policies = [algorithm.get_policy(name, explore=False) for name in ("main", "main_v2")]
         assert all(policy.act(OBS) in (0, 1) for policy in policies)
@@ -219,6 +221,23 @@ BAD: dict[str, tuple[Callable[[Algorithm], Any], str]] = {
     "taken": (lambda a: a.snapshot("main", as_="random"), "There is a module 'random' already"),
     "its own name": (lambda a: a.snapshot("main", as_="main"), "There is a module 'main' already"),
     "a wrong id": (lambda a: a.snapshot("main", as_="a/b"), "letters, digits"),
+    "no id": (lambda a: a.snapshot("main", as_=None), "the id None"),  # type: ignore
+    "no module to act": (
+        lambda a: a.compute_actions({"a": OBS}, policy_id="typo"),
+        "There is no module 'typo'",
+    ),
+    "no episode": (
+        lambda a: a.evaluate(opponents=["random"], num_episodes=0),
+        "num_episodes=0 must be a positive integer",
+    ),
+    "no number of episodes": (
+        lambda a: a.evaluate(opponents=["random"], num_episodes=True),
+        "num_episodes=True must be a positive integer",
+    ),
+    "a single id": (
+        lambda a: a.evaluate(opponents="random", num_episodes=2),
+        "must be a list of ids or paths: write \\['random'\\]",
+    ),
     "a long id": (lambda a: a.snapshot("main", as_="x" * 65), "65 bytes"),
     "another architecture": (
         lambda a: a.add_module("x", RLModuleSpec(module_class=RandomRLModule)),
