@@ -68,7 +68,7 @@ from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
 from jaxrl.runs.results import RunResult
 from jaxrl.runs.saved_run import SavedRun
-from jaxrl.runs.weights import list_modules, refresh_snapshot
+from jaxrl.runs.weights import list_modules, refresh_snapshot, set_first_versions
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
@@ -315,6 +315,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         """
         started = time.perf_counter()
         self._follow_changes()
+        self.begin_league_round()
         self._recorder.begin(self._devices)
         if self.config.evaluation_settings.evaluation_parallel_to_training:
             self._begin_evaluation_if_due()
@@ -764,7 +765,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         if problem is not None:
             raise CheckpointError(f"The state does not fit this Algorithm: {problem}.")
         if component is not None:
-            self.state = refresh_snapshot(ckpt.fill(before, leaves, prefixes))
+            filled = ckpt.fill(before, leaves, prefixes)
+            self.state = set_first_versions(refresh_snapshot(filled), list(filled.modules))
         else:
             filled = ckpt.fill(template, leaves, prefixes)
             self.state = restore_empty_buffer(self._assembly, filled, before)

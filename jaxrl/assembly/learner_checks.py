@@ -71,7 +71,7 @@ def _explain_rllib_method(error: BaseException, learner: object) -> None:
 
 def _make_blank_run(runner: TrainStep) -> Callable[[Key], PyTree]:
     """Return the function that is traced."""
-    own = _replace_per_lane(runner)
+    own = replace_per_lane(runner)
     if runner.host_replay is not None:
         return own.learner.init
     if isinstance(own, OfflineRunner):
@@ -85,7 +85,7 @@ def _make_blank_run(runner: TrainStep) -> Callable[[Key], PyTree]:
 
 def _train_on_blank_batch(runner: TrainStep, key: Key) -> Metrics:
     steps, envs = runner.num_steps, runner.num_envs
-    state = _replace_per_lane(runner).init_without_envs(key, envs)
+    state = replace_per_lane(runner).init_without_envs(key, envs)
     zeros = jnp.zeros((steps, envs), jnp.int32)
     data = RolloutBatch(
         rollout=make_blank_rollout(runner.policy_step, runner.make_actor_state(state), steps, envs),
@@ -102,7 +102,7 @@ def _train_on_blank_batch(runner: TrainStep, key: Key) -> Metrics:
     return runner.train_step(state, data)[1]
 
 
-def _replace_per_lane(runner: TrainStep) -> TrainStep:
+def replace_per_lane(runner: TrainStep) -> TrainStep:
     """Return the runner with a number in place of every per-lane setting, as `init` receives it."""
     settings = runner.learner.settings
     own = [name for name, value in vars(settings).items() if isinstance(value, PerLane)]

@@ -9,16 +9,23 @@ import jax
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.assembly.opponent_kinds import check_opponent_id, find_kind, sort_kinds
+from jaxrl.assembly.learner_checks import replace_per_lane
+from jaxrl.assembly.opponent_kinds import (
+    check_opponent_id,
+    check_snapshot_ids,
+    find_kind,
+    has_same_hparams,
+    sort_kinds,
+)
 from jaxrl.config.agent_mapping import AgentMapping
 from jaxrl.config.league_mapping import LeagueDraw
 from jaxrl.config.pbt import check_mutable, parse_mutations
 from jaxrl.config.settings.league import League, SeveralLearners
 from jaxrl.config.settings.multi_agent import Draw
-from jaxrl.core.struct import has_same_form
+from jaxrl.core.struct import has_same_form, replace
 from jaxrl.errors import ConfigError
 from jaxrl.learners.learner import LearnerState
-from jaxrl.training.league_rules import Standing, find_version, weigh_draws
+from jaxrl.training.league_rules import Standing, weigh_draws
 from jaxrl.training.league_tally import LeaguePlayers
 from jaxrl.training.opponents import OpponentKind, list_names
 
@@ -51,7 +58,12 @@ def make_league_players(
     found: list[OpponentKind] = []
     for kind in kinds:
         policies = {m: modules[m].policy_step for m in league.learners}
-        learners = tuple(m for m in league.learners if find_kind([kind], policies[m]) is not None)
+        learners = tuple(
+            m
+            for m in league.learners
+            if find_kind([kind], policies[m]) is not None
+            and has_same_hparams(modules[kind.learner], modules[m])
+        )
         ids = (*kind.ids, *(name for name, main in firsts.items() if main in learners))
         snapshots = kind.capacity if isinstance(league, League) or not learners else 0
         if snapshots and learners:
@@ -101,11 +113,7 @@ def get_learner(draw: Draw) -> str:
 
 def _check_names(league: SeveralLearners, drawn: Sequence[str]) -> None:
     """Raise ConfigError if an opponent has the id of a snapshot, or nobody can meet it."""
-    for name in drawn:
-        if any(find_version(learner, name) is not None for learner in league.learners):
-            raise ConfigError(
-                f"policies has {name!r}, which is the id of a snapshot of the league: choose another."
-            )
+    check_snapshot_ids(league.learners, drawn)
     if drawn and not isinstance(league, League):
         raise ConfigError(
             f"policies has {drawn[0]!r}, which plays nobody: the learners of league="
@@ -128,24 +136,17 @@ def _check_room(capacity: int, ids: Sequence[str], learners: Sequence[str]) -> N
 def _check_learners(
     config: "AlgorithmConfig", league: SeveralLearners, modules: Mapping[str, Assembly]
 ) -> None:
-    """Raise ConfigError if learners cannot act in one stack, or hyperparameters cannot change."""
-    states = {m: _describe_learner(modules[m]) for m in league.learners}
-    first, *others = league.learners
-    for other in others:
-        one, two = (jax.tree.structure(states[m].hparams) for m in (first, other))
-        if one != two:
-            raise ConfigError(
-                f"{first!r} and {other!r} have hyperparameters of different kinds, a number for one and "
-                "a schedule for the other, but parameters are exchanged between them: set the same "
-                "kind in algorithm_config_overrides_per_module."
-            )
+    """Raise ConfigError if learners cannot be copied, or hyperparameters cannot change."""
     if isinstance(league, League) or league.pbt is None:
         return
+    states = {m: _describe_learner(modules[m]) for m in league.learners}
+    learned = {m: replace(own, hparams={}) for m, own in states.items()}
+    first, *others = league.learners
     policies = {m: modules[m].policy_step for m in league.learners}
     kinds = [OpponentKind(name=first, policy=policies[first], capacity=1, ids=())]
     different = next((m for m in others if find_kind(kinds, policies[m]) is None), None)
     different = different or next(
-        (m for m in others if not has_same_form(states[m], states[first])), None
+        (m for m in others if not has_same_form(learned[m], learned[first])), None
     )
     if different is not None:
         raise ConfigError(
@@ -159,5 +160,6 @@ def _check_learners(
 
 def _describe_learner(assembly: Assembly) -> LearnerState:
     """Return the shapes of a module's learner state."""
-    init = partial(assembly.train_step.init_without_envs, total_envs=assembly.plan.total_envs)
+    step = replace_per_lane(assembly.train_step)
+    init = partial(step.init_without_envs, total_envs=assembly.plan.total_envs)
     return jax.eval_shape(init, jax.random.key(0)).learner

@@ -1,14 +1,20 @@
 """Assembly of the opponents that a run draws from: their modules and connectors by architecture."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxrl.assembly.assemble import Assembly, format_space, make_policy_step
 from jaxrl.assembly.learners_league import make_league_players
-from jaxrl.assembly.opponent_kinds import check_opponent_id, find_kind, sort_kinds
+from jaxrl.assembly.opponent_kinds import (
+    check_opponent_id,
+    check_snapshot_ids,
+    find_kind,
+    has_same_hparams,
+    sort_kinds,
+)
 from jaxrl.config.agent_mapping import DRAWN, AgentMapping
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan, compute_module_sizes
 from jaxrl.config.multi_agent import get_module_overrides, make_module_config
@@ -59,7 +65,7 @@ def make_opponent_pool(
         _check_id(config, module)
         own = _make_opponent_config(config, plan, module)
         own.critic_space = critic_space
-        kinds = _add_opponent(own, env, modules, kinds, module)
+        kinds = _add_opponent(own, env, agents.trained, kinds, module)
     _check_league(config, agents, kinds, modules)
     players = None
     if config.multi_agent_settings.learners_league is not None:
@@ -115,6 +121,12 @@ def _check_league(
             f"league=SelfPlay(...) takes snapshots of {learner!r}, which needs the spaces of the agents "
             "that are drawn, and policy_map_capacity above 1."
         )
+    if kind.capacity <= len(kind.ids):
+        raise ConfigError(
+            f"policy_map_capacity={kind.capacity} leaves league=SelfPlay(...) no room for a snapshot of "
+            f"{learner!r} beside {', '.join(kind.ids)}: set {len(kind.ids) + 1} or more."
+        )
+    check_snapshot_ids([learner], agents.drawn)
     check_opponent_id(f"{learner}_v99999")
 
 
@@ -171,14 +183,21 @@ def _find_learner_kinds(
     env: MadeEnv,
     modules: Mapping[str, Assembly],
 ) -> list[OpponentKind]:
-    """Return the architectures of modules that are trained and could play where is drawn."""
+    """Return the architectures of modules that are trained and could play where is drawn.
+
+    Modules with other hyperparameters, such as a grad_clip that others do not have, are kinds of
+    their own.
+    """
     kinds: list[OpponentKind] = []
     capacity = config.multi_agent_settings.policy_map_capacity
     for name in sorted(agents.trained):
         policy, spaces = modules[name].policy_step, modules[name].made.spaces
         fits = all(is_same_space(x, y) for x, y in zip(spaces, env.spaces, strict=True))
-        if fits and find_kind(kinds, policy) is None:
-            kinds.append(OpponentKind(name=name, policy=policy, capacity=capacity, ids=()))
+        same = [kind for kind in kinds if has_same_hparams(modules[kind.name], modules[name])]
+        if fits and find_kind(same, policy) is None:
+            kinds.append(
+                OpponentKind(name=name, policy=policy, capacity=capacity, ids=(), learner=name)
+            )
     return kinds
 
 
@@ -192,7 +211,7 @@ def _make_opponent_config(
 def _add_opponent(
     own: "AlgorithmConfig",
     env: MadeEnv,
-    modules: Mapping[str, Assembly],
+    trained: Collection[str],
     kinds: list[OpponentKind],
     module: str,
 ) -> list[OpponentKind]:
@@ -201,8 +220,11 @@ def _add_opponent(
         policy = make_policy_step(own, env)
     except JaxrlError as error:
         raise type(error)(f"The module {module!r}: {error}") from error
-    same = find_kind([kind for kind in kinds if kind.name in modules], policy)
+    same = find_kind([kind for kind in kinds if kind.name in trained], policy)
     if same is None:
-        return [*kinds, OpponentKind(name=module, policy=policy, capacity=1, ids=(module,))]
+        new = OpponentKind(
+            name=module, policy=policy, capacity=1, ids=(module,), learner=min(trained)
+        )
+        return [*kinds, new]
     more = dataclasses.replace(same, ids=(*same.ids, module))
     return [more if kind is same else kind for kind in kinds]

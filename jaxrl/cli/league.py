@@ -7,20 +7,31 @@ from rich.table import Table
 
 from jaxrl.cli.diff import open_console, print_table
 from jaxrl.cli.records import find_run, resolve_checkpoint
+from jaxrl.errors import ConfigError
 from jaxrl.runs.game_table import GameTable
 from jaxrl.runs.league import read_league
 
 NOTHING = "-"
+SUFFIXES = (".png", ".svg", ".pdf")
+"""Kinds of images that the picture may be."""
 
 
 def show_league(run: str, picture: Path | None) -> None:
     """Print the shares that players won and their ratings, and draw them if a file is given."""
+    if picture is not None:
+        check_picture(picture)
     table = read_league(resolve_checkpoint(find_run(run)))
     print_table(open_console(), make_league_table(table))
     if picture is not None:
         from jaxrl.loggers.league_picture import draw_league
 
         draw_league(table, picture)
+
+
+def check_picture(path: Path) -> None:
+    """Raise ConfigError if a file has no suffix of an image."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"--picture {path} must end with one of {', '.join(SUFFIXES)}.")
 
 
 def make_league_table(table: GameTable) -> Table:

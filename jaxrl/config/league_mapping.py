@@ -139,7 +139,25 @@ def name_draws(league: SeveralLearners, patterns: Sequence[Pattern]) -> tuple[Pa
                 f"mapping draws no opponents for {learner!r}, by which league={name}(...) chooses who "
                 f"it meets: give Draw() the seat opposite it, or leave mapping out."
             )
+        if isinstance(league, League):
+            _check_fixed_pairs(league, named, learner)
     return named
+
+
+def _check_fixed_pairs(league: League, patterns: Sequence[Pattern], learner: str) -> None:
+    """Raise ConfigError if fixed pairs take a larger share than the league ever wants."""
+    pairs = list_own_pairs(league, patterns, learner)
+    is_main = learner in league.mains
+    most = (league.self_play if is_main else 1.0 - league.curriculum) / len(league.mains)
+    for main in league.mains:
+        share = pairs.count(main) / len(pairs)
+        if share > most + 1e-9:
+            field = "self_play" if is_main else "curriculum"
+            raise ConfigError(
+                f"mapping has {main!r} opposite {learner!r} in {share:.0%} of the copies of {learner!r}, "
+                f"but league=League(...) wants at most {most:.0%} with {field}="
+                f"{getattr(league, field)}: give Draw() more seats, or leave mapping out."
+            )
 
 
 def _name_pattern(league: SeveralLearners, pattern: Pattern) -> Pattern:

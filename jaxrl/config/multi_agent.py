@@ -170,7 +170,7 @@ def is_module_id(module: str) -> bool:
 
 def check_module_id(module: str) -> None:
     """Raise ConfigError if an id could not name files."""
-    if not is_module_id(module):
+    if not isinstance(module, str) or not is_module_id(module):
         raise ConfigError(
             f"policies has the id {module!r}, which names files and parts of a checkpoint: use "
             "letters, digits, '_' and '-'."

@@ -89,6 +89,15 @@ def build_hparams(settings: SettingsGroup) -> HParams:
     return leaves
 
 
+def list_hparams(settings: SettingsGroup) -> set[str]:
+    """Return the names of the hyperparameters that `build_hparams` makes."""
+    return {
+        field.name
+        for field in dataclasses.fields(settings)
+        if is_hyperparameter(field) and vars(settings)[field.name] is not None
+    }
+
+
 def _is_counter(field: "dataclasses.Field[Any]") -> bool:
     return field.metadata.get("is_counter", False)
 

@@ -185,7 +185,7 @@ def _group(opponents: Sequence[Opponent]) -> tuple[list[OpponentKind], list[int]
     """Return the kinds of opponents, sorted by name, and each opponent's slot."""
     groups: list[tuple[tuple[Any, ...], list[int]]] = []
     for i, opponent in enumerate(opponents):
-        described = describe_architecture(opponent.policy)
+        described = (*describe_architecture(opponent.policy), *sorted(opponent.actor.hparams))
         same = next((members for other, members in groups if other == described), None)
         if same is None:
             groups.append((described, [i]))
@@ -221,6 +221,7 @@ def _stack(
         names=jnp.zeros((number, 1), jnp.uint8),
         weights=jnp.asarray(np.eye(number, dtype=np.float32)[list(order)]),
         is_open=jnp.zeros((number,), bool),
+        follows=jnp.zeros((number,), bool),
     )
 
 

@@ -245,10 +245,9 @@ class ComputeAgentActions:
         by_agent = isinstance(observations, Mapping) and all(
             str(agent) in self._mapping for agent in observations
         )
-        if policy_id in self._modules and not (policy_id == DEFAULT_MODULE and by_agent):
-            own = self._modules[policy_id]
-            return own.compute_several(observations, state, past, unused, policy_id, options)
-        if not isinstance(observations, Mapping):
+        is_default = policy_id == DEFAULT_MODULE
+        is_of_default = is_default and policy_id in self._modules and not by_agent
+        if not is_default or is_of_default or not isinstance(observations, Mapping):
             own = self._select(policy_id, "compute_actions")
             return own.compute_several(observations, state, past, unused, policy_id, options)
         if not by_agent:

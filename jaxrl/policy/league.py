@@ -77,7 +77,8 @@ class LeagueMethods(LearnersLeagueMethods):
             "win_rate_min": float(met.min()) if len(met) else float("nan"),
             "elo": table.compute_elo()[table.learner],
         }
-        if is_snapshot_due(settings, table, self.iteration, is_waiting=self._is_waiting(table)):
+        waits = bool(to_host(self.state.opponents.waits))
+        if waits or is_snapshot_due(settings, table, self.iteration):
             self._take_snapshot(table)
             table = self._get_self_play()
         state = self.state
@@ -85,11 +86,6 @@ class LeagueMethods(LearnersLeagueMethods):
         after = opponents.weigh_slots(after, weigh(settings, table))
         if after is not state:
             self.state = after
-
-    def _is_waiting(self, table: LeagueTable) -> bool:
-        """Return whether a snapshot is due that waits for the slot of a removed one."""
-        empty, free = self._list_slots(table.learner)
-        return bool(empty) and not free
 
     def _take_snapshot(self, table: LeagueTable) -> None:
         """Add the learner to the opponents; without room, remove its oldest snapshot first.
@@ -102,7 +98,9 @@ class LeagueMethods(LearnersLeagueMethods):
         empty, free = self._list_slots(learner)
         if not empty and versions:
             self.state = opponents.remove_opponent(self.state, versions[min(versions)])
-            free = self._list_slots(learner)[1]
+            empty, free = self._list_slots(learner)
+        waits = np.asarray(bool(empty) and not free)
+        self.state = opponents.replace_tables(self.state, waits=waits)
         if not free:
             return
         name = f"{learner}_v{max(versions, default=0) + 1}"
@@ -112,18 +110,15 @@ class LeagueMethods(LearnersLeagueMethods):
         logger.info("league: %s joins %s.", name, ", ".join(table.opponents))
 
 
-def is_snapshot_due(
-    settings: SelfPlay, table: LeagueTable, iteration: int, *, is_waiting: bool = False
-) -> bool:
+def is_snapshot_due(settings: SelfPlay, table: LeagueTable, iteration: int) -> bool:
     """Return whether the learner is good enough, or the iteration is one of `every`.
 
     Args:
         settings: The league.
         table: Its games; opponents that are not drawn any more do not matter.
         iteration: Number of the iteration.
-        is_waiting: Whether one of `every` before could not be taken yet.
     """
-    if settings.every is not None and (iteration % settings.every == 0 or is_waiting):
+    if settings.every is not None and iteration % settings.every == 0:
         return True
     is_drawn = np.array([weight > 0.0 for weight in weigh(settings, table).values()])
     if (table.recent[is_drawn].sum(axis=1) < settings.least_games).any():

@@ -15,6 +15,7 @@ from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter
 from jaxrl.metrics import LEAGUE, lookup
+from jaxrl.runners.in_graph_loop import InGraphLoop
 from jaxrl.runs import league_games as games
 from jaxrl.runs import opponents
 from jaxrl.runs.exploits import Exploit, PBTScheduler
@@ -28,6 +29,7 @@ from jaxrl.training.train_state import TrainState
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.multi_agent import AgentMapping
+    from jaxrl.runners.protocols import Loop
 
 logger = logging.getLogger("jaxrl")
 
@@ -36,10 +38,11 @@ _SEED_DOMAIN = 0x6C6561
 
 
 class LearnersLeagueMethods:
-    """Methods that advance a league of several learners after an iteration."""
+    """Methods that advance a league of several learners between iterations."""
 
     if TYPE_CHECKING:
         config: AlgorithmConfig
+        _loop: Loop
 
         @property
         def state(self) -> TrainState: ...
@@ -47,6 +50,8 @@ class LearnersLeagueMethods:
         def state(self, state: TrainState) -> None: ...
         @property
         def iteration(self) -> int: ...
+        @property
+        def last_result(self) -> dict[str, Any]: ...
         @property
         def _agents(self) -> AgentMapping: ...
 
@@ -64,7 +69,9 @@ class LearnersLeagueMethods:
                 if is_due(league, standing, learner, steps[learner]):
                     self._take_learner_snapshot(league, learner, index)
         elif league.pbt is not None:
-            self._exploit(league, result)
+            mutations = parse_mutations(self.config, league.pbt)
+            for learner in league.learners:
+                result[LEAGUE][learner] |= self._read_values(learner, mutations)
         state = games.advance_learner_windows(self.state, league.least_games)
         self.state = self._weigh_learners(league, state)
 
@@ -134,15 +141,20 @@ class LearnersLeagueMethods:
         sequence = make_seed_sequence(seed, _SEED_DOMAIN, self.iteration, index)
         return bool(np.random.default_rng(sequence).random() < league.reset)
 
-    def _exploit(self, league: PopulationPlay, result: dict[str, Any]) -> None:
-        """Replace the learners of the lowest ratings, if a round is due."""
-        assert league.pbt is not None
+    def begin_league_round(self) -> None:
+        """Replace the learners of the lowest ratings before an iteration, if a round is due.
+
+        After the iteration before, learners and games are still those of its result.
+        """
+        league = self.config.multi_agent_settings.learners_league
+        if not isinstance(league, PopulationPlay) or league.pbt is None or not self.last_result:
+            return
+        assert isinstance(self._loop, InGraphLoop)
+        if self._loop.is_dispatched:  # a lane, whose round was before the dispatch of all lanes
+            return
         mutations = parse_mutations(self.config, league.pbt)
         scheduler = PBTScheduler(league.pbt, mutations, self.config.debugging_settings.run_seed)
-        for learner in league.learners:
-            values = self._read_values(learner, mutations)
-            result[LEAGUE][learner] |= values
-        time = float(lookup(result, league.pbt.time_attr))
+        time = float(lookup(self.last_result, league.pbt.time_attr))
         elapsed = (int(time) - games.read_last_round(self.state)) % 2**32
         scheduler.last_time = time - elapsed
         if not scheduler.is_due(time):
@@ -163,7 +175,7 @@ class LearnersLeagueMethods:
             source, target = (league.learners[i] for i in (exploit.source, exploit.lane))
             state = copy_learner(state, self.state, source, target, exploit.new)
             _log_exploit(exploit, source, target)
-        self.state = games.begin_round(state, int(time))
+        self.state = self._weigh_learners(league, games.begin_round(state, int(time)))
 
     def _read_values(self, learner: str, mutations: Mapping[str, Marker]) -> dict[str, float]:
         """Return a learner's numbers that exploit steps change."""
@@ -186,17 +198,17 @@ def copy_learner(
     """Return the state in which a learner is a copy of another one, with other hyperparameters.
 
     What it has learned is copied: parameters, optimizer state and connectors' statistics. Replay
-    buffers stay its own. Nothing is compiled.
+    buffers and other hyperparameters stay its own. Nothing is compiled.
 
     Args:
         state: State to change.
         before: State of the learner that is copied.
         source: Learner that is copied.
         target: Learner that becomes the copy.
-        values: New values of its hyperparameters.
+        values: New values of the hyperparameters that change.
     """
     learned = games.get_learned(before.modules[source])
-    hparams = learned["learner"].hparams
+    hparams = before.modules[target].learner.hparams
     changed = {name: to_leaf(value, hparams[name]) for name, value in values.items()}
     learned["learner"] = replace(learned["learner"], hparams={**hparams, **changed})
     return games.put_learned(state, target, learned)

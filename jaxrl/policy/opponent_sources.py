@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.pairings import Opponent
@@ -33,6 +34,10 @@ def find_opponents(
         CheckpointError: If the checkpoint's module is another one.
         ConfigError: If a name is given twice, or none.
     """
+    if isinstance(wanted, str | os.PathLike):
+        raise ConfigError(
+            f"evaluate(opponents={wanted!r}) must be a list of ids or paths: write [{wanted!r}]."
+        )
     names = [os.fspath(name) for name in wanted]
     if not names or len(set(names)) < len(names):
         raise ConfigError(
@@ -52,10 +57,11 @@ def _find_opponent(
         return Opponent(name=name, policy=own.policy_step, actor=actor, spaces=own.made.spaces)
     if name in slots and pool is not None and env is not None:
         slot = slots[name]
+        actors: PyTree = assembly.in_graph_runner.make_actor_state(state)
         return Opponent(
             name=name,
             policy=pool.find_kind(slot).policy,
-            actor=pool.get_actor(state.opponents, slot),
+            actor=pool.get_actor(actors[DRAWN], slot),
             spaces=env.spaces,
         )
     if not Path(name).exists():

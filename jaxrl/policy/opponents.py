@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
-from jaxrl.assembly.opponent_kinds import check_opponent_id, find_kind
+from jaxrl.assembly.opponent_kinds import check_opponent_id, find_kind, has_same_hparams
 from jaxrl.config.agent_mapping import AgentMapping, Mapped
 from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.multi_agent import check_module_id
@@ -111,7 +111,8 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             )
         kind = self._find_kind_of(pool, module_id)
         step = assembly.modules[module_id].train_step
-        self._add(pool, kind, as_, step.make_actor_state(self.state.modules[module_id]))
+        actor = step.make_actor_state(self.state.modules[module_id])
+        self._add(pool, kind, as_, actor, follows=False)
 
     @single_threaded
     def add_module(
@@ -174,7 +175,7 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             params, _ = match_parameters(params, state, strict=True)
         actor = replace(like, params=params, obs_state=kind.policy.obs_pipeline.init())
         before = self.state
-        self._add(pool, kind, module_id, actor)
+        self._add(pool, kind, module_id, actor, follows=True)
         if new_agent_to_module_mapping_fn is not None:
             try:
                 self.set_mapping(new_agent_to_module_mapping_fn)
@@ -223,6 +224,7 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             self.set_mapping(new_agent_to_module_mapping_fn)
         try:
             self.state = opponents.remove_opponent(self.state, module_id)
+            self._weigh_league()
         except BaseException:
             self.state = before
             raise
@@ -292,7 +294,11 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             )
         settings = self.config.evaluation_settings
         number = settings.evaluation_duration if num_episodes is None else num_episodes
-        if not isinstance(number, int) or settings.evaluation_duration_unit != "episodes":
+        if num_episodes is not None and not (type(number) is int and number > 0):
+            raise ConfigError(f"num_episodes={number!r} must be a positive integer, or None.")
+        if not isinstance(number, int) or (
+            num_episodes is None and settings.evaluation_duration_unit != "episodes"
+        ):
             raise ConfigError(
                 "evaluate(opponents=...) counts episodes, and evaluation_duration does not: give "
                 "num_episodes."
@@ -320,6 +326,11 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             raise ConfigError(
                 f"policy_ids restores learners and connectors whole, so component={component!r} has no "
                 "effect: leave one of them out."
+            )
+        if isinstance(module_ids, str) or not module_ids:
+            raise ConfigError(
+                f"policy_ids={module_ids!r} must be a list of the modules to restore, such as ['main']; "
+                "None restores the whole run."
             )
         saved = sorted({name.split(".")[1] for name in leaves if name.startswith("modules.")})
         modules = dict(self.state.modules)
@@ -356,12 +367,19 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
     def _find_kind_of(self, pool: OpponentPool, module_id: str) -> OpponentKind:
         """Return the kind that snapshots of a module are of."""
         assert isinstance(self._assembly, MultiAgentAssembly)
-        policy = self._assembly.modules[module_id].policy_step
-        kind = find_kind([kind for kind in pool.kinds if kind.capacity > 1], policy)
+        modules = self._assembly.modules
+        own = modules[module_id]
+        kinds = [
+            kind
+            for kind in pool.kinds
+            if kind.capacity > 1 and has_same_hparams(modules[kind.learner], own)
+        ]
+        kind = find_kind(kinds, own.policy_step)
         if kind is None:
             raise ConfigError(
-                f"{module_id!r} cannot play where opponents are drawn, because its spaces are others, "
-                "or policy_map_capacity is 1: name a module that can."
+                f"{module_id!r} cannot play where opponents are drawn, because its spaces or the names "
+                "of its hyperparameters are others than those of every module that is trained, or "
+                "policy_map_capacity is 1: name a module that can."
             )
         return kind
 
@@ -406,7 +424,9 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             )
         return pool
 
-    def _add(self, pool: OpponentPool, kind: OpponentKind, name: str, actor: ActorState) -> None:
+    def _add(
+        self, pool: OpponentPool, kind: OpponentKind, name: str, actor: ActorState, *, follows: bool
+    ) -> None:
         check_module_id(name)
         check_opponent_id(name)
         taken = [*self.state.modules, *self.opponents]
@@ -415,7 +435,12 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
                 f"There is a module {name!r} already: choose another id, or remove_module it first."
             )
         slot = opponents.find_free_slot(pool, self.state, kind)
-        self.state = opponents.write_opponent(self.state, slot, name, actor, self._put_module)
+        self.state = opponents.write_opponent(
+            self.state, slot, name, actor, self._put_module, follows=follows
+        )
+        self._weigh_league()
+
+    def _weigh_league(self) -> None:
         league = self.config.multi_agent_settings.learners_league
         if league is not None:
             self.state = self._weigh_learners(league, self.state)

@@ -136,6 +136,11 @@ class InGraphLoop:
             "on_environment_created", **self._get_hook_arguments(), env_context=context
         )
 
+    @property
+    def is_dispatched(self) -> bool:
+        """Presence of a dispatch that another lane has begun for all lanes."""
+        return self._strategy.get_pending_batches() is not None
+
     def next_num_batches(
         self, reporting: "ReportingSettings", totals: IterationTotals, elapsed: float
     ) -> int:

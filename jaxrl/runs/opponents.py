@@ -87,6 +87,15 @@ def write_actor(
     return replace(state, opponents=replace(opponents, actors={**opponents.actors, kind: after}))
 
 
+def let_follow(state: TrainState, slot: int, *, follows: bool = True) -> TrainState:
+    """Return the state in which an opponent explores as its learner does, or as it did."""
+    before = np.array(to_host(state.opponents.follows))
+    if before[slot] == follows:
+        return state
+    before[slot] = follows
+    return replace_tables(state, follows=before)
+
+
 def find_playing(pool: OpponentPool, state: TrainState) -> set[int]:
     """Return the slots that play an episode which goes on."""
     lengths = np.asarray(state.env.episode_length)
@@ -135,7 +144,13 @@ def list_empty_slots(
 
 
 def write_opponent(
-    state: TrainState, slot: int, module: str, actor: ActorState, put: Callable[..., PyTree]
+    state: TrainState,
+    slot: int,
+    module: str,
+    actor: ActorState,
+    put: Callable[..., PyTree],
+    *,
+    follows: bool,
 ) -> TrainState:
     """Return the state with an opponent in a slot, which joins the Draws that are open.
 
@@ -145,8 +160,9 @@ def write_opponent(
         module: Id of the opponent.
         actor: Its inputs of acting.
         put: Function that writes a member of a stack.
+        follows: Whether it explores as its learner does; see `OpponentState.follows`.
     """
-    state = write_actor(state, slot, actor, put)
+    state = let_follow(write_actor(state, slot, actor, put), slot, follows=follows)
     opponents: OpponentState = state.opponents
     names, weights = (np.array(to_host(x)) for x in (opponents.names, opponents.weights))
     names[slot] = encode_name(module)

@@ -15,7 +15,7 @@ from jaxrl.learners.target_network import TargetNetwork
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs.league_games import remember_first
-from jaxrl.runs.opponents import get_opponent, list_opponents, write_actor
+from jaxrl.runs.opponents import get_opponent, let_follow, list_opponents, write_actor
 from jaxrl.training.report import to_host
 from jaxrl.training.train_state import TrainState
 
@@ -71,6 +71,7 @@ def set_weights(
             actor = get_opponent(state, slots[name])
             params, own = match_parameters(actor.params, params, strict=strict)
             state = write_actor(state, slots[name], replace(actor, params=params))
+            state = let_follow(state, slots[name])
         else:
             modules[name], own = set_parameters(modules[name], params, strict=strict)
         problems += [f"{name}: {problem}" for problem in own]
@@ -201,10 +202,13 @@ def _renew_target(learner: Any, params: PyTree) -> Any:
 
 
 def refresh_snapshot(state: TrainState) -> TrainState:
-    """Replace the divergence guard's snapshot by a copy of the current learner state.
+    """Replace the divergence guards' snapshots by copies of the current learner states.
 
     After parameters were set, a rollback must not restore the previous ones.
     """
+    if state.modules:
+        modules = {name: refresh_snapshot(own) for name, own in state.modules.items()}
+        return replace(state, modules=modules)
     if state.guard.snapshot is None:
         return state
     snapshot = jax.tree.map(jnp.copy, state.learner)

@@ -163,6 +163,8 @@ class Population(SweepRuns):
         self._exploit_if_due()
         self.iteration += 1
         for index in self.active_indices:
+            self._runs[index].algorithm.begin_league_round()
+        for index in self.active_indices:
             try:
                 self._results[index] = self._runs[index].train()
             except DivergenceError as error:

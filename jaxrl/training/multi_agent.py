@@ -60,7 +60,6 @@ class MultiAgentRunner(MultiLearning, CompiledLoop):
             jax.random.fold_in(keys.learner, len(self.steps)),
             super().make_actor_state(state),
             state.modules,
-            min(self.trained),
         )
         return replace(state, opponents=strip_weak_types(opponents))
 

@@ -26,6 +26,7 @@ from jaxrl.training.completed_rows import (
     complete_rows,
     make_no_rows,
 )
+from jaxrl.training.followers import follow_learners
 from jaxrl.training.league_tally import LeaguePlayers, LeagueTally, add_games
 from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep
 from jaxrl.training.row_blocks import choose_block_size, compute_in_blocks, put, take
@@ -46,10 +47,13 @@ class OpponentState:
         names: Id in each slot in UTF-8, filled up with zeros; an empty slot has zeros alone.
         weights: Weight of each slot in each Draw of the mapping.
         is_open: Whether an opponent that is added joins a Draw, with weight 1.
+        follows: Whether the opponent in a slot explores as the learner of its kind does now, with
+            that one's hyperparameters and progress. A snapshot keeps those of its time.
         games: Numbers of games that the snapshot in a slot had won, drawn and lost against the
             opponent in another when it was taken. The last three rows are the values of
             `OpponentCarry.games`, over all rows, when the two latest windows of games began, the
             older one first, and when the latest snapshot was taken. None without SelfPlay.
+        waits: Whether a snapshot of SelfPlay waits for a slot in which a removed one still plays.
         league: Games of a league of several learners, None without.
     """
 
@@ -57,7 +61,9 @@ class OpponentState:
     names: UInt8[Array, "S bytes"]
     weights: Float[Array, "D S"]
     is_open: Bool[Array, " D"]
+    follows: Bool[Array, " S"]
     games: Int[Array, "S+3 S 3"] | None = None
+    waits: Bool[Array, ""] | None = None
     league: LeagueTally | None = None
 
 
@@ -119,6 +125,7 @@ class OpponentKind:
         policy: Module and connectors.
         capacity: Number of slots.
         ids: Opponents that are there from the start, in the first slots.
+        learner: Module that is trained, as which they explore.
         learners: Modules that are trained and met as they are, in the last slots: their parameters
             are those of the present, and are not part of the state.
     """
@@ -127,6 +134,7 @@ class OpponentKind:
     policy: PolicyStep
     capacity: int
     ids: tuple[str, ...]
+    learner: str = ""
     learners: tuple[str, ...] = ()
 
 
@@ -158,6 +166,16 @@ class OpponentPool:
         return dict(zip((kind.name for kind in self.kinds), (0, *ends), strict=False))
 
     @property
+    def _first_versions(self) -> Mapping[str, str]:
+        """Learner whose first parameters an opponent of the start has."""
+        return {} if self.players is None else self.players.first_versions
+
+    def _list_leaders(self, kind: OpponentKind) -> list[str]:
+        """Return the learner that each slot of a kind follows."""
+        own = [self._first_versions.get(name, kind.learner) for name in kind.ids]
+        return own + [kind.learner] * (kind.capacity - len(own))
+
+    @property
     def num_slots(self) -> int:
         """Number of slots of all kinds."""
         return sum(kind.capacity for kind in self.kinds)
@@ -177,7 +195,6 @@ class OpponentPool:
         key: Key,
         actors: Mapping[str, ActorState],
         modules: Mapping[str, TrainState],
-        trained: str,
     ) -> OpponentState:
         """Return the opponents at the start of a run. Consumes the key.
 
@@ -185,28 +202,27 @@ class OpponentPool:
             key: Key of their parameters.
             actors: Inputs of acting of the run's own modules.
             modules: Their states.
-            trained: A module that is trained, for its hyperparameters.
         """
         names, stacks = list_names(self.kinds), dict[str, ActorState]()
-        firsts = {} if self.players is None else self.players.first_versions
         for kind in self.kinds if self.draws else ():
             first = self.first_slots[kind.name]
             keys = [jax.random.fold_in(key, first + i) for i in range(len(kind.ids))]
-            stack = self._stack(kind, keys, actors[trained])
+            stack = self._stack(kind, keys, actors[kind.learner])
             for i, name in enumerate(kind.ids):
-                if name in firsts:
-                    stack = put(stack, i, actors[firsts[name]])
+                if name in self._first_versions:
+                    stack = put(stack, i, actors[self._first_versions[name]])
             stacks[kind.name] = stack
         weights = [weigh_names(draw, names) for draw in self.draws]
         players, number = self.players, self.num_slots
+        is_self_play = self.counts_games and players is None
         return OpponentState(
             actors=stacks,
             names=jnp.asarray(np.stack([encode_name(name) for name in names])),
             weights=jnp.asarray(np.stack(weights) if players is None else players.weights),
             is_open=jnp.asarray([not draw.ids for draw in self.draws], bool),
-            games=jnp.zeros((number + 3, number, 3), jnp.int32)
-            if self.counts_games and players is None
-            else None,
+            follows=jnp.ones((number,), bool),
+            games=jnp.zeros((number + 3, number, 3), jnp.int32) if is_self_play else None,
+            waits=jnp.zeros((), bool) if is_self_play else None,
             league=None if players is None else players.init(number, modules),
         )
 
@@ -278,11 +294,15 @@ class OpponentPool:
     def place_learners(
         self, state: OpponentState, actors: Mapping[str, ActorState]
     ) -> OpponentState:
-        """Return the opponents with the learners that are met as they are."""
+        """Return the opponents as they play now: learners, and those that explore as one does."""
         stacks = dict(state.actors)
         for kind in self.kinds if self.draws else ():
+            first, leaders = self.first_slots[kind.name], self._list_leaders(kind)
+            follows = state.follows[first : first + kind.capacity]
+            stack = follow_learners(state.actors[kind.name], follows, leaders, actors)
             for i, name in enumerate(reversed(kind.learners)):
-                stacks[kind.name] = put(stacks[kind.name], kind.capacity - 1 - i, actors[name])
+                stack = put(stack, kind.capacity - 1 - i, actors[name])
+            stacks[kind.name] = stack
         return replace(state, actors=stacks)
 
     def add_games(

@@ -171,6 +171,11 @@ def test_stop_criteria_and_scores_name_all_of_it(run: Any) -> None:
 
 def test_the_command_prints_and_draws(run: Any, tmp_path: Path) -> None:
     _, tables, path = run
+    for name in ("league.foo", "league"):
+        done = CliRunner().invoke(app, ["league", "nobody", "--picture", str(tmp_path / name)])
+        assert done.exit_code == 2
+        assert "must end with one of .png, .svg, .pdf" in " ".join(done.output.split())
+    assert not list(tmp_path.iterdir())
     picture = tmp_path / "league.png"
     done = CliRunner().invoke(app, ["league", path, "--picture", str(picture)])
     assert done.exit_code == 0, done.output
@@ -267,20 +272,18 @@ def test_opponents_that_are_not_drawn_any_more_hold_nothing_up() -> None:
     assert is_snapshot_due(latest, table, 1)
 
 
-def test_a_full_league_waits_for_a_slot_and_loses_one_snapshot_alone() -> None:
-    """Iterations of 2 steps, episodes of 8: a removed snapshot still plays for some iterations."""
-    config = make_config().training(train_batch_size=16, minibatch_size=16)
-    with config.build() as algorithm:
-        seen = []
-        for _ in range(12):
+def test_a_snapshot_that_waits_is_taken_before_the_next_is_due() -> None:
+    """Iterations of 3 steps, episodes of 8: a removed snapshot still plays for some iterations."""
+    config = make_config(league=SelfPlay(every=4), policy_map_capacity=2)
+    with config.training(train_batch_size=24, minibatch_size=24).build() as algorithm:
+        seen: list[list[int]] = [[]]
+        for _ in range(14):
             algorithm.train()
             seen.append(sorted(find_versions("main", tuple(algorithm.opponents))))
-    assert seen[2] == [1, 2, 3]
-    assert min(map(len, seen[2:])) == 2
-    assert [4] in [versions[-1:] for versions in seen]
-    newest = [versions[-1] for versions in seen]
-    assert newest == sorted(newest)
-    assert newest[-1] >= 5
+    assert seen[4] == seen[7] == [1]
+    assert seen[8] == seen[11] == [1, 2]
+    assert seen[12] == seen[13] == [2]
+    assert seen[14] == [2, 3]
 
 
 def test_weights_follow_the_rule() -> None:
@@ -320,6 +323,14 @@ def test_pfsp_reaches_the_program() -> None:
         ({"mapping": {"a": "main", "b": "two"}, "policies": ["main", "two"]}, "draws no opponents"),
         ({"policy_map_capacity": 1}, "policy_map_capacity above 1"),
         (
+            {"policies": ["main", "x", "y"], "policy_map_capacity": 2, "train": ["main"]},
+            "policy_map_capacity=2 leaves .* no room for a snapshot of 'main' .* set 3",
+        ),
+        (
+            {"policies": ["main", "main_v1"], "train": ["main"]},
+            "policies has 'main_v1', which is the id of a snapshot of the league",
+        ),
+        (
             {"mapping": [{"a": "main", "b": Draw()}, {"a": Draw(), "b": Draw()}]},
             "let it play opposite every Draw",
         ),
@@ -329,7 +340,8 @@ def test_pfsp_reaches_the_program() -> None:
 )
 def test_a_league_without_opponents_is_refused(settings: dict[str, Any], sentence: str) -> None:
     if "policies" in settings:
-        settings = {**settings, "policies_to_train": None}
+        settings = {**settings, "policies_to_train": settings.get("train")}
+        settings.pop("train", None)
     with pytest.raises(ConfigError, match=sentence):
         make_config(**settings).build()
 
@@ -343,6 +355,7 @@ def test_a_league_without_opponents_is_refused(settings: dict[str, Any], sentenc
         ({"opponents": "best"}, "opponents='best' must be 'uniform', 'pfsp' or 'latest'"),
         ({"power": 3.0}, "power=3.0 has no effect without opponents='pfsp'"),
         ({"num_latest": 2}, "num_latest=2 has no effect without opponents='latest'"),
+        ({"win_rate": "0.5"}, "SelfPlay: win_rate='0.5' must be a finite number"),
         ({"opponents": "pfsp", "power": -1.0}, "power=-1.0 must be a finite number above 0"),
     ],
 )
@@ -462,6 +475,11 @@ def test_a_resumed_run_has_the_hyperparameters_that_are_given(run: Any) -> None:
         assert float(algorithm.state.modules["main"].learner.hparams["lr"]) == 0.5
     with Algorithm.from_checkpoint(path, policy_ids=["main"], lr=0.25) as algorithm:
         assert float(algorithm.state.modules["main"].learner.hparams["lr"]) == 0.25
+    for wanted in ("main", []):
+        with pytest.raises(
+            ConfigError, match=r"policy_ids=.* must be a list of the modules to rest"
+        ):
+            Algorithm.from_checkpoint(path, policy_ids=wanted)
     with pytest.raises(ConfigError, match="component='rl_module' has no effect"):
         Algorithm.from_checkpoint(path, policy_ids=["main"], component="rl_module")
 

@@ -252,6 +252,12 @@ def test_a_snapshot_is_due_by_games_or_steps() -> None:
         (lambda: League(reset=1.5), "reset=1.5 must be between 0 and 1"),
         (lambda: League(self_play=0.6), "their sum must be at most 1"),
         (lambda: League(win_rate=0.0), "win_rate=0.0 must be above 0"),
+        (lambda: League(self_play="1e-1"), "self_play='1e-1' must be a finite number without quo"),  # type: ignore
+        (lambda: League(win_rate=None), "League: win_rate=None must be a finite number"),  # type: ignore
+        (
+            lambda: PopulationPlay(opponents="pfsp", power="2"),  # type: ignore
+            "PopulationPlay: power='2' must be a finite number",
+        ),
         (lambda: League(power=0.0), "power=0.0 must be a finite number above 0"),
         (lambda: League(min_steps=10, max_steps=5), "max_steps=5 must be None or .* min_steps=10"),
         (lambda: PopulationPlay(size=1), "PopulationPlay: size=1 must be an integer of at least 2"),
@@ -351,7 +357,33 @@ LEARNED = {"policies": {"random": RandomRLModule}}
             "policies has 'league_exploiter', .* nearly 'league_exploiter_[01]'",
         ),
         ("TicTacToe-v0", {"league": {"type": "Leagues"}}, "type 'Leagues'.*Did you mean 'League'"),
+        (
+            "TicTacToe-v0",
+            {"league": {"type": ["League"]}},
+            r"type \['League'\], which must be one of",
+        ),
         ("TicTacToe-v0", {"league": {"type": "League", "mains": 1}}, "no argument 'mains'"),
+        (
+            "TicTacToe-v0",
+            {
+                "league": League(main_exploiters=0, league_exploiters=0),
+                "mapping": [{"player_0": "main", "player_1": "main"}] * 9
+                + [{"player_0": "main", "player_1": Draw()}],
+            },
+            "'main' opposite 'main' in 90% of the copies of 'main', .* at most 35% with self_play=0.35",
+        ),
+        (
+            "TicTacToe-v0",
+            {
+                "league": League(league_exploiters=0),
+                "mapping": [
+                    {"player_0": "main", "player_1": Draw()},
+                    *[{"player_0": "main", "player_1": "main_exploiter"}] * 2,
+                    {"player_0": "main_exploiter", "player_1": Draw()},
+                ],
+            },
+            "'main' opposite 'main_exploiter' in 67% .* at most 50% with curriculum=0.5",
+        ),
         ("TicTacToe-v0", {"policy_map_capacity": 8}, "policy_map_capacity=8 is too small .* set 9"),
         (
             "TicTacToe-v0",
@@ -367,13 +399,6 @@ LEARNED = {"policies": {"random": RandomRLModule}}
             "TicTacToe-v0",
             {"league": PopulationPlay(size=2, opponents="pfsp"), "policy_map_capacity": 8},
             "policy_map_capacity=8 has no effect: learners of PopulationPlay",
-        ),
-        (
-            "TicTacToe-v0",
-            {
-                "algorithm_config_overrides_per_module": {"main": {"lr": [[0, 1e-3], [100, 1e-4]]}},
-            },
-            "hyperparameters of different kinds",
         ),
     ],
 )

@@ -27,6 +27,7 @@ from jaxrl import (
 from jaxrl.assembly.assemble import assemble
 from jaxrl.cli.app import app
 from jaxrl.config.load import load_experiment
+from jaxrl.core.hparams import mark_per_lane
 from jaxrl.core.keys import make_key
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.evaluation.compiled import make_evaluator
@@ -295,7 +296,8 @@ def test_a_damaged_matrix_is_one_sentence(
 
 
 def test_first_parameters_may_be_set_before_training() -> None:
-    with make_config(SMALL, 12).build() as algorithm:
+    config = make_config(SMALL, 12).fault_tolerance(on_nonfinite="rollback")
+    with config.build() as algorithm:
         weights = algorithm.get_weights(["main_exploiter"])
         doubled = jax.tree.map(lambda x: 2 * x + 1, weights)
         algorithm.set_weights(doubled)
@@ -304,10 +306,37 @@ def test_first_parameters_may_be_set_before_training() -> None:
         algorithm.set_weights({"main": doubled["main_exploiter"]})
         version = algorithm.get_weights(["main_v0"])["main_v0"]
         jax.tree.map(np.testing.assert_array_equal, version, doubled["main_exploiter"])
+        # Likewise by a part of a checkpoint, to which a rollback returns, too.
+        state = algorithm.get_state()
+        algorithm.set_weights(dict.fromkeys(SMALL.learners, weights["main_exploiter"]))
+        algorithm.set_state(state, component="rl_module")
+        first = algorithm.state.opponents.league.first["main_exploiter"]["learner"].sgd.params
+        version = algorithm.get_weights(["main_v0"])["main_v0"]
+        guards = [algorithm.state.modules[m].guard.snapshot for m in SMALL.learners]
+        for params in (first, version, *(guard.sgd.params for guard in guards)):
+            jax.tree.map(np.testing.assert_array_equal, params, doubled["main_exploiter"])
         with pytest.raises(
             ConfigError, match=r"set_mapping\(...\) has no effect with league=League"
         ):
             algorithm.set_mapping({"a": "main", "b": "main_exploiter"})
+
+
+def test_learners_may_have_hyperparameters_of_their_own() -> None:
+    """No grad_clip, and a schedule: snapshots are then of a kind of their own."""
+    overrides = {"main_exploiter": {"grad_clip": None, "lr": [[0, 0.1], [100, 0.0]]}}
+    config = make_config(SMALL, 12, algorithm_config_overrides_per_module=overrides)
+    pool = assemble(config).pool  # type: ignore
+    assert [kind.learners for kind in pool.kinds] == [("main",), ("main_exploiter",)]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"size": 2}])
+def test_numbers_of_lanes_are_no_obstacle(sizes: dict[str, Any]) -> None:
+    pbt = PopulationBasedTraining(hyperparam_mutations={"lr": uniform(1e-3, 1e-1)})
+    league = PopulationPlay(pbt=pbt, **sizes) if sizes else SMALL
+    config = make_config(league, 12)
+    training = mark_per_lane(config.training_settings, ["gamma"])
+    vars(config)["training_settings"] = training
+    assert assemble(config).pool.players.learners == league.learners  # type: ignore
 
 
 @pytest.mark.parametrize("opponents", ["uniform", "pfsp"])
@@ -335,6 +364,14 @@ def test_the_oldest_snapshot_of_who_has_most_makes_room() -> None:
             *("main_exploiter_v5", "main_exploiter_v6", "main_exploiter_v7"),
             *("main_v0", "main_v7"),
         ]
+        algorithm.remove_module("main_v7")
+        standing, agents = make_standing(algorithm.state), algorithm._agents
+        rule = [
+            weigh_draws(league, standing, agents.patterns, draw.learner)  # type: ignore
+            for draw in agents.draws
+        ]
+        weights = np.asarray(algorithm.state.opponents.weights)
+        np.testing.assert_array_equal(weights, np.array(rule, np.float32))
 
 
 class PopulationRun:
@@ -347,22 +384,23 @@ class PopulationRun:
             resample_probability=0.0,
         )
         self.league = PopulationPlay(size=2, pbt=pbt)
-        overrides = {"player_1": {"lr": 0.02}}
+        overrides = {"player_1": {"lr": 0.02, "gamma": 0.9}}
         config = make_config(self.league, 2, algorithm_config_overrides_per_module=overrides)
         self.results, self.tables = [], []
         with config.build() as algorithm:
             for _ in range(4):
-                if len(self.results) == 1:
-                    self.middle = algorithm.save(folder / "middle")
                 self.results.append(algorithm.train())
                 self.tables.append(algorithm.get_league())
                 if len(self.results) == 2:
+                    self.middle = algorithm.save(folder / "middle")
+                    algorithm.begin_league_round()
+                    self.begun = algorithm.get_league()
                     self.leaves = {
                         m: take_leaves(algorithm, f"modules.{m}.") for m in self.league.learners
                     }
             self.end = algorithm.get_state()["train_state"]
             algorithm.restore(self.middle)
-            for _ in range(3):
+            for _ in range(2):
                 algorithm.train()
             self.again = algorithm.get_state()["train_state"]
 
@@ -392,14 +430,17 @@ def test_the_worst_becomes_a_copy_of_the_best(population: PopulationRun) -> None
         0.8 * float(old)
     )
     assert before[best]["lr"] == pytest.approx(float(old))
-    gamma = f"modules.{best}.learner.hparams.gamma"
-    assert population.leaves[best][gamma] == population.leaves[worst][gamma.replace(best, worst)]
+    for player, gamma in (("player_0", 0.99), ("player_1", 0.9)):  # is not mutated
+        own = population.leaves[player][f"modules.{player}.learner.hparams.gamma"]
+        assert own == np.float32(gamma)
 
 
 def test_games_begin_anew_at_a_round_and_nothing_is_compiled(population: PopulationRun) -> None:
     assert population.results[1]["league"]["player_0"]["num_games"] > 0
-    assert not population.tables[1].games.any()
-    assert population.tables[2].games.any()
+    assert not population.begun.games.any()
+    assert all(table.games.any() for table in population.tables)
+    counts = [int(table.games.sum()) for table in population.tables]
+    assert counts[2] < counts[1]
     compiled = population.results[-1]["compile"]
     assert {own["num_compilations"] for own in compiled.values()} == {1}
 

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import Algorithm, Draw, PPOConfig, RandomRLModule, RLModuleSpec, Seats
-from jaxrl.core.types import PyTree
+from jaxrl import Algorithm, DQNConfig, Draw, PPOConfig, RandomRLModule, RLModuleSpec, Seats
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Counter, PyTree
 from jaxrl.errors import ConfigError, JaxrlError, ModuleError, UnknownNameError
 from jaxrl.training.opponents import decode_names
 
@@ -77,8 +78,11 @@ def test_snapshots_join_and_never_change() -> None:
         assert_same(frozen.obs_state, jax.tree.map(np.asarray, statistics))
         algorithm.train()
         algorithm.snapshot("main", as_="main_v2")
+        played = set[int]()
         for _ in range(3):
             algorithm.train()
+            played |= set(list_playing(algorithm))
+        played -= {-1}
         assert algorithm.opponents == ["main_v1", "main_v2", "random"]
         assert list_weights(algorithm) == {"main_v1": 1.0, "main_v2": 1.0, "random": 1.0}
         assert_same(get_opponent(algorithm, "main_v1"), frozen)
@@ -88,7 +92,7 @@ def test_snapshots_join_and_never_change() -> None:
             np.any(x != y)
             for x, y in zip(jax.tree.leaves(now), jax.tree.leaves(before), strict=True)
         )
-        assert {0, 1, 3} <= set(list_playing(algorithm)) | {0, 1, 3}
+        assert played == {0, 1, 3}
         programs = algorithm.last_result["compile"]
         assert programs["train"]["num_compilations"] == 1
         assert algorithm._put_module.compile_stats.__len__() == 1
@@ -97,12 +101,47 @@ def test_snapshots_join_and_never_change() -> None:
         assert type(module) is type(algorithm.get_module("main"))
         action = algorithm.compute_single_action(OBS, policy_id="main_v1", explore=False)
         assert action in (0, 1)
+        actions = algorithm.compute_actions({"b": OBS}, policy_id="main_v1", explore=False)
+        assert actions == {"b": action}
         algorithm.set_weights({"main": before})
         policies = [algorithm.get_policy(name, explore=False) for name in ("main", "main_v2")]
         assert all(policy.act(OBS) in (0, 1) for policy in policies)
         algorithm.remove_module("main_v1")
         with pytest.raises(UnknownNameError, match="There is no module 'main_v1'"):
             algorithm.get_module("main_v1")
+
+
+def test_opponents_explore_as_their_learner_does_but_for_snapshots() -> None:
+    config = (
+        DQNConfig()
+        .environment("tests.multi_agent.agent_envs:Targets")
+        .env_runners(num_envs_per_env_runner=8)
+        .training(train_batch_size=16, epsilon=[[0, 1.0], [400, 0.2]])
+        .rl_module(model_config={"fcnet_hiddens": [8]})
+        .debugging(loggers=[], seed=3)
+        .multi_agent(
+            policies={"main": None, "frozen": None, "random": RandomRLModule},
+            policies_to_train=["main"],
+            mapping=Seats("main", Draw()),
+            policy_map_capacity=4,
+        )
+    )
+    with config.build() as algorithm:
+        weights = algorithm.get_weights()["main"]
+        algorithm.snapshot("main", as_="v1")
+        algorithm.snapshot("main", as_="v2")
+        algorithm.add_module("added", state=weights)
+        algorithm.set_weights({"frozen": weights, "v2": weights})
+        steps = Counter.from_number(400)
+        main = algorithm.state.modules["main"]
+        main = replace(main, progress=replace(main.progress, env_steps=steps))
+        algorithm.state = replace(algorithm.state, modules={"main": main})
+        state = algorithm.runner.make_actor_state(algorithm.state)[":drawn"]  # type: ignore
+        epsilons = state.actors["main"].hparams["epsilon"].tolist()
+        assert algorithm.opponents == ["frozen", "v1", "v2", "added", "random"]
+        np.testing.assert_allclose(epsilons, [0.2, 1.0, 0.2, 0.2])
+        taken = [int(x) for x in state.actors["main"].progress.env_steps.low]
+        assert taken == [400, 0, 400, 400]
 
 
 def test_removed_opponents_finish_their_episodes() -> None:
@@ -182,6 +221,23 @@ BAD: dict[str, tuple[Callable[[Algorithm], Any], str]] = {
     "taken": (lambda a: a.snapshot("main", as_="random"), "There is a module 'random' already"),
     "its own name": (lambda a: a.snapshot("main", as_="main"), "There is a module 'main' already"),
     "a wrong id": (lambda a: a.snapshot("main", as_="a/b"), "letters, digits"),
+    "no id": (lambda a: a.snapshot("main", as_=None), "the id None"),  # type: ignore
+    "no module to act": (
+        lambda a: a.compute_actions({"a": OBS}, policy_id="typo"),
+        "There is no module 'typo'",
+    ),
+    "no episode": (
+        lambda a: a.evaluate(opponents=["random"], num_episodes=0),
+        "num_episodes=0 must be a positive integer",
+    ),
+    "no number of episodes": (
+        lambda a: a.evaluate(opponents=["random"], num_episodes=True),
+        "num_episodes=True must be a positive integer",
+    ),
+    "a single id": (
+        lambda a: a.evaluate(opponents="random", num_episodes=2),
+        "must be a list of ids or paths: write \\['random'\\]",
+    ),
     "a long id": (lambda a: a.snapshot("main", as_="x" * 65), "65 bytes"),
     "another architecture": (
         lambda a: a.add_module("x", RLModuleSpec(module_class=RandomRLModule)),

@@ -4,6 +4,8 @@ import dataclasses
 import math
 from typing import Literal
 
+import numpy as np
+
 from jaxrl.config.pbt import DEFAULT_METRIC, PopulationBasedTraining
 from jaxrl.errors import ConfigError
 
@@ -78,7 +80,10 @@ class League:
             self, ("main_exploiters", "league_exploiters", "min_steps"), 0
         )
         shares = ("self_play", "pfsp", "strong", "curriculum_below", "curriculum", "reset")
-        wrong = next((name for name in shares if not 0.0 <= getattr(self, name) <= 1.0), None)
+        problem = problem or find_no_number(self, (*shares, "win_rate", "power"))
+        wrong = None
+        if problem is None:
+            wrong = next((name for name in shares if not 0.0 <= getattr(self, name) <= 1.0), None)
         number = self.main + self.main_exploiters + self.league_exploiters if not problem else 0
         if problem is not None:
             pass
@@ -156,6 +161,7 @@ class PopulationPlay:
         """Raise ConfigError if a value is out of range, or has no effect."""
         problem = _find_wrong_count(self, ("size",), 2)
         problem = problem or _find_wrong_count(self, ("least_games",), 1)
+        problem = problem or find_no_number(self, ("power",))
         if isinstance(self.pbt, dict):
             object.__setattr__(self, "pbt", PopulationBasedTraining(**self.pbt))
         if problem is not None:
@@ -190,6 +196,17 @@ SeveralLearners = League | PopulationPlay
 
 def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def find_no_number(settings: object, names: tuple[str, ...]) -> str | None:
+    """Return what is wrong with the first field that is no finite number."""
+    for name in names:
+        value = getattr(settings, name)
+        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not (is_number and math.isfinite(value)):
+            hint = " without quotes, with a point before an exponent" * isinstance(value, str)
+            return f"{name}={value!r} must be a finite number{hint}"
+    return None
 
 
 def _find_wrong_count(settings: object, names: tuple[str, ...], least: int) -> str | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jaxrl.config.fields import count, field
 from jaxrl.config.imports import RL_MODULE
-from jaxrl.config.settings.league import League, PopulationPlay
+from jaxrl.config.settings.league import League, PopulationPlay, find_no_number
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Seats:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if the share of copies is not one."""
-        if not 0.0 <= self.live < 1.0:
+        if find_no_number(self, ("live",)) is not None or not 0.0 <= self.live < 1.0:
             raise ConfigError(
                 f"Seats has live={self.live!r}, which must be at least 0 and below 1; one module in "
                 "both seats of every copy is policies={...} of one id."
@@ -134,8 +134,10 @@ class SelfPlay:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a value is out of range, or has no effect."""
-        problem = None
-        if not 0.0 < self.win_rate <= 1.0:
+        problem = find_no_number(self, ("win_rate", "power"))
+        if problem is not None:
+            pass
+        elif not 0.0 < self.win_rate <= 1.0:
             problem = f"win_rate={self.win_rate!r} must be above 0 and at most 1"
         elif not _is_count(self.least_games):
             problem = f"least_games={self.least_games!r} must be a positive integer"
@@ -246,7 +248,7 @@ class MultiAgentSettings:
             return self.league
         arguments = dict(self.league)
         kind = arguments.pop("type", "SelfPlay")
-        if kind not in _LEAGUES:
+        if not isinstance(kind, str) or kind not in _LEAGUES:
             raise ConfigError(
                 f"league has the type {kind!r}, which must be one of {', '.join(_LEAGUES)}."
                 f"{did_you_mean(str(kind), list(_LEAGUES))}"
