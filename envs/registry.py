@@ -76,7 +76,7 @@ class MadeEnv:
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
         """Observation space and action space."""
-        return self.env.observation_space(self.params), self.env.action_space(self.params)
+        return self.env.get_spaces(self.params)
 
     @property
     def max_episode_steps(self) -> int | None:
