@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+import flax.errors
 import flax.linen as nn
 import jax
 
@@ -96,7 +97,13 @@ class NetworkModule(RLModule):
             state = copy.deepcopy(shapes)
             nnx.replace_by_pure_dict(state, params)
             return self._name_outputs(nnx.merge(graph, state)(obs))
-        return self._name_outputs(self.network.apply({"params": params}, obs))
+        try:
+            return self._name_outputs(self.network.apply({"params": params}, obs))
+        except flax.errors.InvalidRngError as error:
+            raise ModuleError(
+                f"{self._name} draws random numbers in its forward pass, which gets no key: leave "
+                "out dropout and other noise."
+            ) from error
 
     @functools.cached_property
     def _nnx_structure(self) -> tuple[Any, Any]:
@@ -132,6 +139,14 @@ class NetworkModule(RLModule):
         raise ModuleError(
             f"{self._name} must return (action_dist_inputs, value), two arrays, got ({got}); "
             f"{STATELESS_NETWORK_HINT}."
+        )
+
+    def explain_missing(self, column: str) -> str | None:
+        if column != Columns.VF_PREDS:
+            return None
+        return (
+            f"{self._name} must return (action_dist_inputs, value), and returns no value; this "
+            "algorithm needs one number per observation."
         )
 
     def _call_source(self, **extra: object) -> Any:

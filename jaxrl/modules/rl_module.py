@@ -309,6 +309,11 @@ class RLModule:
         higher = importlib.import_module("jaxrl.policy.bound_module")  # by name: a higher layer
         return higher.load_module(path)
 
+    def explain_missing(self, column: str) -> str | None:
+        """Return what to do about an output that `_forward` lacks; None for the usual sentence."""
+        del column
+        return None
+
     def summary(self) -> str:
         """Format the parameter table as plain text: layers, shapes, counts, whether trainable."""
         return format_parameter_table(
@@ -440,6 +445,8 @@ def _check_output(
 ) -> None:
     if not isinstance(outputs, dict) or column not in outputs:
         outputs_found = ", ".join(map(str, outputs)) if isinstance(outputs, dict) else repr(outputs)
+        if (advice := module.explain_missing(column)) is not None:
+            raise ModuleError(advice)
         raise ModuleError(f"{name}._forward returns no {column!r}; it returns: {outputs_found}.")
     actual = tuple(outputs[column].shape)
     if actual != shape:

@@ -98,6 +98,13 @@ class Normed(nn.Module):
         return nn.Dense(2)(x), x[..., 0]
 
 
+class LinenDropped(nn.Module):
+    @nn.compact
+    def __call__(self, obs: Any) -> Any:
+        x = nn.Dropout(0.5, deterministic=False)(obs)
+        return nn.Dense(2)(x), x[..., 0]
+
+
 class Dropped(Nnx):
     def __init__(self, num_outputs: int, *, rngs: nnx.Rngs) -> None:
         super().__init__(num_outputs, rngs=rngs)
@@ -140,6 +147,11 @@ def branching(params: Any, obs: Any) -> Any:
         ((init, apply), {"width": 3}, "apply does not take; it takes nothing"),
         (Linen(num_outputs=3), {}, r"'action_dist_inputs' of shape \(3, 3\)"),
         (Normed, {}, r"has variables other than parameters \(batch_stats\)"),
+        (
+            LinenDropped,
+            {},
+            "LinenDropped draws random numbers in its forward pass.*leave out dropo",
+        ),
         (Dropped, {}, r"has variables other than parameters \(RngCount, RngKey\)"),
         (nn.GRUCell(2), {}, "is a recurrent cell: a network sees one observation at a time"),
         (Recurrent, {}, "must be callable with observations alone.*RLModule with _forward_step"),
@@ -154,6 +166,8 @@ def test_what_is_no_network_is_one_sentence(network: Any, config: Any, message: 
 
 
 def test_where_a_network_can_stand() -> None:
+    with pytest.raises(ModuleError, match=r"^Dense must return \(action_dist_inputs, value\), and"):
+        small().rl_module(network=nn.Dense(2), model_config={}).build()
     with pytest.raises(ConfigError, match=r"rl_module\(network=...\)"):
         PPOConfig().rl_module(rl_module_spec=Linen).validate()
     with pytest.raises(ConfigError, match="DQN trains a QModule"):
