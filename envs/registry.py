@@ -479,7 +479,8 @@ def _unknown_env_error(spec: str) -> UnknownNameError:
         return UnknownNameError(f"Unknown environment {spec!r}. {WITHOUT_ADAPTER[family]}")
     return UnknownNameError(
         f"Unknown environment {spec!r}.{did_you_mean(spec, known)} "
-        "'jaxrl list envs' lists jaxrl's own; an id that a package registers with gymnasium is "
+        "'jaxrl list envs' lists jaxrl's own; a name of register_env must be registered in this "
+        "process first; an id that a package registers with gymnasium is "
         "available once its module is imported, or as "
         f"'module:{spec.rpartition(':')[2]}'; a class is 'module:Class'."
     )
