@@ -142,12 +142,19 @@ def parse_json_object(option: str, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{option} is not valid JSON ({error}): got {text[:200]!r}; "
-            """write it like '{"training_iteration": 10}', in single quotes for the shell."""
+            f"write it like '{_get_json_example(option)}', in single quotes for the shell."
         ) from error
     check_document_size(value, option)
     if not isinstance(value, dict):
-        raise ConfigError(f"{option} must be a JSON object like '{{\"a\": 1}}', got {text!r}.")
+        raise ConfigError(
+            f"{option} must be a JSON object like '{_get_json_example(option)}', got {text!r}."
+        )
     return value
+
+
+def _get_json_example(option: str) -> str:
+    examples = {"--config": '{"lr": 3e-4}', "--env-config": '{"size": 5}'}
+    return examples.get(option, '{"training_iteration": 10}')
 
 
 def _from_file(source: Sequence[str], algo: str | None) -> "Experiment":
