@@ -14,6 +14,7 @@ from jaxrl.config.names import (
     make_unknown_attribute_error,
 )
 from jaxrl.config.own_settings import declare_settings
+from jaxrl.config.registry import load_run_class
 from jaxrl.config.rllib_api import get_former_attribute, is_former_attribute
 from jaxrl.config.rllib_names import merge_materialize
 from jaxrl.config.tune_registration import connect_to_tune
@@ -254,6 +255,12 @@ class ConfigBuilder:
                 return self[name]
             if is_former_attribute("config", name):
                 return get_former_attribute(self, "config", name)
+            algorithm = load_run_class("algorithm")
+            if callable(getattr(algorithm, name, None)):
+                raise AttributeError(
+                    f"The config has no method '{name}': config.build() makes the Algorithm, which "
+                    f"has {name}()."
+                )
             methods = [known for known in dir(type(self)) if not known.startswith("_")]
             raise AttributeError(
                 str(make_unknown_attribute_error(name, self.get_name_table(), methods))

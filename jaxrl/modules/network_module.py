@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import flax.errors
 import flax.linen as nn
@@ -40,6 +40,10 @@ class NetworkModule(RLModule):
     """
 
     source: Any
+    advice_on_missing: ClassVar[Mapping[str, str]] = {
+        Columns.VF_PREDS: "must return (action_dist_inputs, value), and returns no value, which "
+        "this algorithm needs: one number per observation"
+    }
 
     def setup(self) -> None:
         source = self.source
@@ -139,14 +143,6 @@ class NetworkModule(RLModule):
         raise ModuleError(
             f"{self._name} must return (action_dist_inputs, value), two arrays, got ({got}); "
             f"{STATELESS_NETWORK_HINT}."
-        )
-
-    def explain_missing(self, column: str) -> str | None:
-        if column != Columns.VF_PREDS:
-            return None
-        return (
-            f"{self._name} must return (action_dist_inputs, value), and returns no value; this "
-            "algorithm needs one number per observation."
         )
 
     def _call_source(self, **extra: object) -> Any:
