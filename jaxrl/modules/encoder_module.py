@@ -1,8 +1,5 @@
 """Base of the library's own modules: encoders of observations, heads, and recurrent cores."""
 
-import functools
-import logging
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -48,10 +45,6 @@ from jaxrl.modules.rl_module import (
     has_action_mask,
     make_zeros,
 )
-
-logger = logging.getLogger("jaxrl.modules")
-LARGE_OBSERVATION = 1024
-"""Number of bytes from which an image that is flattened is remarked upon."""
 
 
 class Encoder(nn.Module):
@@ -311,14 +304,12 @@ class EncoderModule(RLModule):
         filters, shape = self.settings.conv_filters, box.shape
         if filters is None:
             filters = get_default_conv_filters(shape) if is_image(box) else ()
-            if not is_image(box) and box.dtype == np.uint8 and len(shape) in (2, 3):
-                _note_flattened(shape)
             if filters is None:
                 raise ConfigError(
                     f"There are no default conv_filters for observations of shape {shape} (there "
                     "are for 84 x 84, 64 x 64 and 3 x 3 to 20 x 20 images); set conv_filters, such "
                     "as [[16, 4, 2], [32, 4, 2], [64, 4, 2]], or [] to flatten the image."
-                    f"{_explain_axes(shape)}"
+                    f"{explain_axes(shape)}"
                 )
         elif filters and len(shape) not in (2, 3):
             raise ConfigError(
@@ -329,24 +320,12 @@ class EncoderModule(RLModule):
         return filters
 
 
-def _explain_axes(shape: tuple[int, ...]) -> str:
+def explain_axes(shape: tuple[int, ...]) -> str:
     """Return a sentence on observations that seem to have their channels first, or nothing."""
     if len(shape) == 3 and shape[0] <= 4 and shape[0] < min(shape[1:]):
         moved = (*shape[1:], shape[0])
         return f" Images are [H, W, C]: move the first axis to the end, {moved}."
     return ""
-
-
-@functools.cache  # one line per process
-def _note_flattened(shape: tuple[int, ...]) -> None:
-    if math.prod(shape) >= LARGE_OBSERVATION:
-        advice = _explain_axes(shape) or " Images are [H, W, C]; set conv_filters for [H, W]."
-        logger.warning(
-            "Observations of shape %s are flattened to %d inputs of a dense layer.%s",
-            shape,
-            math.prod(shape),
-            advice,
-        )
 
 
 def _check_filters_fit(filters: tuple[ConvFilter, ...], shape: tuple[int, ...]) -> None:

@@ -98,7 +98,7 @@ def test_a_far_name_gets_no_suggestion(name: str) -> None:
 def test_a_setting_of_another_algorithm_is_answered_with_its_name(
     name: str, value: object, owner: str
 ) -> None:
-    with pytest.raises(UnknownSettingError, match="It is a setting of .* not of PPO") as caught:
+    with pytest.raises(UnknownSettingError, match=r"It is a setting of .* not of PPO") as caught:
         get_algorithm_config("PPO").training(**{name: value})
     (found,) = re.findall(r"setting of (\w+),", str(caught.value))
     assert name in get_algorithm_config_class(found).get_name_table().group_by_setting

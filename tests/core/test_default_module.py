@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.assembly.modules import warn_if_flattened
 from jaxrl.core.types import Columns, ObsWithCarry
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.actor_critic import ActorCriticModule
@@ -348,7 +349,7 @@ def test_the_default_module_refuses(obs, action, settings, error, message):
 
 def test_a_large_image_that_is_flattened_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     for shape in ((1, 84, 80), (84, 80), (84, 80), (8, 8)):
-        build(obs=spaces.Box(0, 255, shape, np.uint8))
+        warn_if_flattened(build(obs=spaces.Box(0, 255, shape, np.uint8)))
     first, second = caplog.messages
     assert "(1, 84, 80) are flattened to 6720 inputs" in first
     assert "move the first axis to the end, (84, 80, 1)" in first
