@@ -229,6 +229,11 @@ class Setting:
         hint = did_you_mean(value, choices) if isinstance(value, str) else ""
         if typing.get_origin(self.annotation) is list and value in choices:
             hint = f" Write [{value!r}]."
+        if isinstance(value, list | tuple) and value:
+            if self.sweepable and all(isinstance(v, int | float) for v in value):
+                hint = f" One run for each is grid({format_value(list(value))})."
+            elif self.type_description.startswith("a function"):
+                hint = " A function may return several: lambda: [...]."
         return f"{self.name} must be {self.type_description}, got {format_value(value)}.{hint}"
 
 
