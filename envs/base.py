@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 
 from jaxrl.core.types import Key, PyTree, TimeStep
+from jaxrl.errors import EnvError
 
 ResetMode: TypeAlias = Literal["every_step", "on_demand"]
 StateT = TypeVar("StateT")
@@ -35,10 +36,21 @@ class JaxEnv(Generic[StateT, ParamsT]):
         return cast(ParamsT, None)
 
     def observation_space(self, params: ParamsT) -> gymnasium.Space[Any]:
-        raise NotImplementedError(f"{type(self).__name__} does not define observation_space")
+        raise EnvError(_explain_space(self, "observation_space", "is missing"))
 
     def action_space(self, params: ParamsT) -> gymnasium.Space[Any]:
-        raise NotImplementedError(f"{type(self).__name__} does not define action_space")
+        raise EnvError(_explain_space(self, "action_space", "is missing"))
+
+    def get_spaces(self, params: ParamsT) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        """Return the observation space and the action space.
+
+        Raises:
+            EnvError: If one of them is no method, or not defined.
+        """
+        for name in ("observation_space", "action_space"):
+            if not callable(value := getattr(self, name)):
+                raise EnvError(_explain_space(self, name, f"is a {type(value).__name__}"))
+        return self.observation_space(params), self.action_space(params)
 
     def reset(self, key: Key, params: ParamsT) -> tuple[StateT, PyTree]:
         """Return an initial state and its observation. Consumes the key."""
@@ -53,3 +65,10 @@ class JaxEnv(Generic[StateT, ParamsT]):
     def render(self, state: StateT, params: ParamsT) -> np.ndarray:
         """Render the state as an RGB image, uint8 `[H, W, 3]`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be rendered")
+
+
+def _explain_space(env: object, name: str, fault: str) -> str:
+    return (
+        f"{type(env).__name__}.{name} {fault}; it must be a method: "
+        f"`def {name}(self, params): return ...`, which returns a gymnasium space."
+    )

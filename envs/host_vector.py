@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from jaxrl.envs.adapters.barrier import FaultBarrier, SubEnvSpec, derive_seed
 from jaxrl.envs.adapters.gym_processes import start_processes
 from jaxrl.envs.adapters.gym_vector import GymVector
-from jaxrl.envs.adapters.host_spaces import to_runner_space
+from jaxrl.envs.adapters.host_spaces import to_runner_actions, to_runner_space
 from jaxrl.envs.adapters.precheck import ValidateEnv, call_validate_env, precheck_env
 from jaxrl.envs.adapters.sync_copies import FastSyncVectorEnv
 from jaxrl.envs.base import ResetMode
@@ -114,11 +114,21 @@ def _make_own_vector(
         raise EnvError(
             f"The vector environment of {made.id} cannot be made: its creation raised {reason}."
         ) from error
-    for name, space, expected in (
-        ("observation", vector.single_observation_space, made.observation_space),
-        ("action", vector.single_action_space, made.action_space),
+    for name, space, seen, expected in (
+        (
+            "observation",
+            vector.single_observation_space,
+            to_runner_space(vector.single_observation_space),
+            made.observation_space,
+        ),
+        (
+            "action",
+            vector.single_action_space,
+            to_runner_actions(vector.single_action_space),
+            made.action_space,
+        ),
     ):
-        if to_runner_space(space) != expected:
+        if seen != expected:
             vector.close()
             raise EnvError(
                 f"The vector environment of {made.id} has the {name} space {space}, but one "

@@ -89,6 +89,11 @@ def override_params(
     for key in values:
         if key not in names:
             known = [*names, *arguments]
+            if key == "max_episode_steps":
+                raise UnknownNameError(
+                    f"{env_name} has no parameter 'max_episode_steps' (given in {given_in}): it is "
+                    f"a setting, environment(max_episode_steps={values[key]!r})."
+                )
             raise UnknownNameError(
                 f"{env_name} has no parameter {key!r} (given in {given_in})."
                 f"{did_you_mean(key, known)} Known: {', '.join(known) or 'none'}."

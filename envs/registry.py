@@ -76,7 +76,7 @@ class MadeEnv:
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
         """Observation space and action space."""
-        return self.env.observation_space(self.params), self.env.action_space(self.params)
+        return self.env.get_spaces(self.params)
 
     @property
     def max_episode_steps(self) -> int | None:
@@ -381,7 +381,7 @@ def _adapt(env: object, env_id: str) -> JaxEnv[Any, Any] | MultiAgentJaxEnv[Any,
     if not isinstance(env, JaxEnv):
         raise EnvError(
             f"The creator of {env_id} must return a JaxEnv, a MultiAgentJaxEnv or a gymnasium.Env, "
-            f"got {env!r}."
+            f"got {env!r}{'; shimmy wraps the old gym API' if hasattr(env, 'reset') else ''}."
         )
     return env
 
@@ -466,6 +466,12 @@ def _few(names: tuple[str, ...]) -> str:
     return shown if len(names) <= 3 else f"{shown}, ... {len(names)} in all"
 
 
+def _spell_minatar(spec: str) -> str:
+    """Return jaxrl's spelling of an id of MinAtar's own package; other ids are unchanged."""
+    name = spec.removeprefix("minatar/")
+    return spec if name == spec else f"{name.partition('-')[0]}-minatar"
+
+
 def _unknown_env_error(spec: str) -> UnknownNameError:
     known = [
         *list_envs(),
@@ -477,9 +483,13 @@ def _unknown_env_error(spec: str) -> UnknownNameError:
     family = next((name for name in WITHOUT_ADAPTER if name in spec.lower()), None)
     if family is not None:
         return UnknownNameError(f"Unknown environment {spec!r}. {WITHOUT_ADAPTER[family]}")
+    spelled = {name.lower(): name for name in reversed(known)}
+    found = did_you_mean(_spell_minatar(spec.lower()), spelled)
+    hint = f" Did you mean {spelled[found.split(chr(39))[1]]!r}?" if found else ""
     return UnknownNameError(
-        f"Unknown environment {spec!r}.{did_you_mean(spec, known)} "
-        "'jaxrl list envs' lists jaxrl's own; an id that a package registers with gymnasium is "
+        f"Unknown environment {spec!r}.{hint} "
+        "'jaxrl list envs' lists jaxrl's own; a name of register_env must be registered in this "
+        "process first; an id that a package registers with gymnasium is "
         "available once its module is imported, or as "
         f"'module:{spec.rpartition(':')[2]}'; a class is 'module:Class'."
     )

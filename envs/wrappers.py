@@ -53,6 +53,9 @@ class TimeLimit(JaxEnv[TimeLimitState, Any]):
         self.reset_mode = env.reset_mode
         self.render_fps = env.render_fps
 
+    def get_spaces(self, params: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+        return self.env.get_spaces(params)
+
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, TimeLimit) and self.env == other.env and self._limit == other._limit

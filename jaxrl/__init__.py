@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from jaxrl.algorithms import *  # noqa: F403
     from jaxrl.buffers.host import HostReplayBuffer
     from jaxrl.buffers.replay import ReplayBuffer
+    from jaxrl.callbacks import Callbacks
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.load import load_config
     from jaxrl.config.markers import choice, grid, loguniform, uniform
     from jaxrl.config.pbt import PopulationBasedTraining
     from jaxrl.config.settings.league import League, PopulationPlay
     from jaxrl.config.settings.multi_agent import Draw, PolicySpec, Seats, SelfPlay
+    from jaxrl.core.types import TimeStep
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
     from jaxrl.envs.registry import list_envs, register_env
@@ -38,6 +40,7 @@ _CONFIG_CLASSES = sorted(path.partition(":")[2] for path, _ in ALGORITHMS.values
 __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "Algorithm",
     "AlgorithmConfig",
+    "Callbacks",
     "Draw",
     "EnvContext",
     "EpisodeWriter",
@@ -59,6 +62,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "ScriptedModule",
     "Seats",
     "SelfPlay",
+    "TimeStep",
     "Trials",
     "__version__",
     "choice",
@@ -75,6 +79,7 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
 _MODULES = {
     "Algorithm": "jaxrl.algorithm",
     "AlgorithmConfig": "jaxrl.config.base",
+    "Callbacks": "jaxrl.callbacks",
     "EnvContext": "jaxrl.envs.context",
     "EpisodeWriter": "jaxrl.offline.writer",
     "HeuristicRLModule": "jaxrl.modules.scripted",
@@ -88,6 +93,7 @@ _MODULES = {
     ),
     **dict.fromkeys(("League", "PopulationPlay"), "jaxrl.config.settings.league"),
     "Population": "jaxrl.sweeps.population",
+    "TimeStep": "jaxrl.core.types",
     "Trials": "jaxrl.sweeps.trials",
     "PopulationBasedTraining": "jaxrl.config.pbt",
     **dict.fromkeys(("choice", "grid", "loguniform", "uniform"), "jaxrl.config.markers"),

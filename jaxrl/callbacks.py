@@ -336,17 +336,38 @@ def _get_name(function: Callable[..., object]) -> str:
 
 def _make_instance(item: object) -> object:
     """Return the object of a class, of a function that makes one, or the object itself."""
+    source = item
     if callable(item) and not isinstance(item, type | Callbacks):
-        item = item()
+        item = _call(item)
+    made = (
+        ""
+        if source is item
+        else f", which returns {item!r}; one hook is callbacks(on_train_result=...)"
+    )
     if not (issubclass(item, Callbacks) if isinstance(item, type) else isinstance(item, Callbacks)):
         raise ConfigError(
-            f"callbacks_class must be a subclass of jaxrl.callbacks.Callbacks, got {item!r}."
+            f"callbacks_class must be a subclass of jaxrl.callbacks.Callbacks, got {source!r}{made}."
         )
-    instance = item() if isinstance(item, type) else item
+    instance = _call(item) if isinstance(item, type) else item
     for name in dir(instance):
         if name.startswith("on_") and name not in (*HOOKS, *RENAMED_HOOKS):
             raise ConfigError(f"{type(instance).__name__}.{name} {_explain_unknown_hook(name)}")
     return instance
+
+
+def _call(make: Callable[..., object]) -> object:
+    """Call a class or a function without arguments."""
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        name = _get_name(make)
+        raise ConfigError(
+            f"callbacks_class={name} is called without arguments ({error}): pass a function that "
+            f"gives them, lambda: {name}(...)."
+        ) from error
+    except ValueError:  # a function of C without a signature
+        pass
+    return make()
 
 
 def _explain_unknown_hook(hook: str) -> str:

@@ -175,6 +175,10 @@ RENAMED_KEYS = {
 """RLlib's old result keys, mapped to the current ones."""
 
 
+_STEPS_OF_OTHERS = ("total_timesteps", "total_steps", "timesteps", "num_timesteps", "global_step")
+"""Names that other libraries have for the number of environment steps."""
+
+
 def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested dictionary to one level with keys `"a/b"`; drop empty dictionaries."""
     flat: dict[str, Any] = {}
@@ -218,5 +222,10 @@ def check_key(path: str, used_by: str) -> None:
     place, *learner = path.split("/")
     if place == LEAGUE and len(learner) == 2 and learner[1] in LEARNER_KEYS:
         return
+    if path in _STEPS_OF_OTHERS:
+        raise UnknownNameError(
+            f"{used_by} names {path!r}, which no result has. Here it is "
+            f"'{NUM_ENV_STEPS_SAMPLED_LIFETIME}'."
+        )
     hint = did_you_mean(RENAMED_KEYS.get(path, path), (*KNOWN_KEYS, *RENAMED_KEYS))
     raise UnknownNameError(f"{used_by} names {path!r}, which no result has.{hint}")

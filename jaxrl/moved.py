@@ -195,6 +195,7 @@ RLLIB_PACKAGES = {
     *("agents", "env", "examples", "execution", "models", "tuned_examples", "utils"),
     *("algorithms.algorithm", "algorithms.algorithm_config", "algorithms.apex_dqn"),
     *("algorithms.apex_ddpg", "algorithms.a2c", "algorithms.a3c", "algorithms.callbacks"),
+    "algorithms.dreamerv3",
     *("algorithms.ddpg", "algorithms.ddppo", "algorithms.pg", "algorithms.r2d2"),
     *("algorithms.simple_q", "callbacks.callbacks", "connectors.connector_v2"),
     *("connectors.env_to_module", "connectors.learner", "connectors.module_to_env"),

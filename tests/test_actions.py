@@ -130,6 +130,8 @@ def test_what_is_known_of_a_call_is_forgotten_with_what_it_was_known_of() -> Non
         ([0.0, 9.0, 0.0, np.nan], r"obs has NaN at \(3,\)"),
         ([7.0, 0.0, 0.0, 0.0], r"obs\[0\] is 7, outside its space's bounds \[-4.8, 4.8\]"),
         (["a", "b", "c", "d"], "obs must be numeric"),
+        ((np.zeros(4, np.float32), {}), r"that is reset\(\)'s \(observation, info\)"),
+        ([[0.0, 0.0], [0.0]], "obs must be an array for .*, got a list of unequal parts"),
     ],
 )
 def test_observations_outside_their_space_are_refused(obs: Any, message: str) -> None:

@@ -41,6 +41,10 @@ def test_results_are_read_by_old_keys_with_one_note(
     assert "'episode_reward_mean' is now 'env_runners/episode_return_mean'" in message
     assert list(result) == ["env_runners", "num_env_steps_sampled_lifetime", "evaluation"]
     assert result.get("episodes_total", -1) == -1
+    with pytest.raises(KeyError, match=r"It is now result\['learners'\]\['default_policy'\]"):
+        result["info"]
+    with pytest.raises(KeyError, match=r"no 'env_runner'\. Did you mean 'env_runners'"):
+        result["env_runner"]
     for key in ("episode_reward_max", "nothing"):
         with pytest.raises(KeyError, match=key):
             result[key]

@@ -3,6 +3,7 @@
 The environments of `tests.nested` answer an action outside of their space with a fault, or raise.
 """
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.callbacks import Callbacks
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.errors import JaxrlError
+from jaxrl.export.numpy_program import NumpyPolicy
 from jaxrl.policy.observations import conform
 from tests.helpers import assert_equal, small
 from tests.nested import AnyGymSpaces, jax_env
@@ -109,6 +111,30 @@ def test_in_the_program() -> None:
 @pytest.mark.slow
 def test_on_the_host() -> None:
     trained(config_for(gym_env(OBSERVATIONS, ACTIONS)))
+
+
+def test_integer_boxes_get_whole_numbers_everywhere(tmp_path: Path) -> None:
+    acts = spaces.Dict(
+        {
+            "int": spaces.Box(np.array([-1, 0]), np.array([5, 9]), dtype=np.int64),
+            "byte": spaces.Box(0, 255, (1,), np.uint8),
+            "real": spaces.Box(-1.0, 1.0, (1,), np.float64),
+        }
+    )
+    observed = spaces.Box(-1.0, 1.0, (2,))
+    with config_for(gym_env(observed, acts)).build() as algorithm:
+        algorithm.train()  # the environment refuses other actions
+        obs = np.zeros((2,), np.float32)
+        action = algorithm.compute_single_action(obs, explore=False)
+        assert acts.contains(action)
+        raw = algorithm.compute_single_action(obs, unsquash_action=False)
+        assert raw["int"].dtype == np.float32
+        clipped = algorithm.compute_single_action(obs, unsquash_action=False, clip_action=True)
+        assert acts.contains(clipped)
+        policy = algorithm.get_policy(explore=False)
+        written = NumpyPolicy(policy.export(tmp_path / "policy"), explore=False).act(obs)
+        np.testing.assert_array_equal(written["int"], action["int"])
+        assert acts.contains(written)
 
 
 # --- at random ---

@@ -23,7 +23,13 @@ from jaxrl.envs.adapters.host_creators import (
     VectorSpecCreator,
 )
 from jaxrl.envs.adapters.host_multi import describe_multi_env, find_multi_agent_layer
-from jaxrl.envs.adapters.host_spaces import describe_casts, log_warnings, to_runner_space, warn_once
+from jaxrl.envs.adapters.host_spaces import (
+    describe_casts,
+    log_warnings,
+    to_runner_actions,
+    to_runner_space,
+    warn_once,
+)
 from jaxrl.envs.adapters.host_state import get_time_limit
 from jaxrl.envs.adapters.pettingzoo import is_pettingzoo, is_pettingzoo_class, wrap_pettingzoo
 from jaxrl.envs.catalog import BUILTIN_ENVS
@@ -214,7 +220,7 @@ def _describe_env(
         create=create,
         vector=vector,
         observation_space=to_runner_space(observation_space),
-        action_space=to_runner_space(action_space),
+        action_space=to_runner_actions(action_space),
         max_episode_steps=request.max_episode_steps or own_limit,
         env_config=dict(request.context),
         is_atari=is_atari if request.is_atari is None else request.is_atari,
@@ -283,7 +289,7 @@ def _get_space(env: gymnasium.Env[Any, Any], env_id: str, kind: str) -> gymnasiu
         raise EnvError(f"{what} is missing; set self.{kind}_space in __init__.") from None
     if not isinstance(space, gymnasium.Space):
         raise EnvError(f"{what} must be a gymnasium space, got {space!r}.")
-    check_space(what, to_runner_space(space), for_actions=kind == "action")
+    check_space(what, to_runner_space(space), for_actions=False)
     return space
 
 

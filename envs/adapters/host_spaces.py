@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.spaces import get_children, map_leaves, map_spaces
+from jaxrl.core.spaces import get_children, is_integer_box, map_leaves, map_spaces
 from jaxrl.errors import EnvError
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ def to_runner_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
     Everything else is unchanged; a space without any other Box is returned as it is.
     """
     return map_spaces(_to_runner_leaf, space)
+
+
+def to_runner_actions(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """Return a space of actions with its real Boxes in float32; all else is unchanged."""
+    return map_spaces(lambda leaf: leaf if is_integer_box(leaf) else _to_runner_leaf(leaf), space)
 
 
 def _to_runner_leaf(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:

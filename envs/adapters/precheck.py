@@ -169,7 +169,9 @@ def _run_gymnasium_checker(made: MadeHostEnv, env: gymnasium.Env[Any, Any]) -> N
         frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         if isinstance(error, AssertionError):
             if any(frame.startswith(_SEED_CHECKS) for frame in frames):
-                warn_once(f"{name} is not reproducible from a seed: {reason}.")
+                advice = "draw from self.np_random, not from np.random or a space's sample()"
+                hint = f"; {advice}" if "eterministic" in reason else ""
+                warn_once(f"{name} is not reproducible from a seed: {reason}{hint}.")
                 return
             raise EnvError(
                 f"{name}: gymnasium's checker reports: {reason}; correct it, or set "

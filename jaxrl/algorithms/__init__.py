@@ -70,6 +70,11 @@ _MODULES = {path.partition(":")[2]: path.partition(":")[0] for path, _ in ALGORI
 
 
 def __getattr__(name: str) -> Any:
+    if name in ALGORITHMS:
+        config = ALGORITHMS[name].config.partition(":")[2]
+        raise ImportError(
+            f"jaxrl.algorithms has no {name}: import {config}, whose build() makes the Algorithm."
+        )
     if name not in _MODULES:
         raise AttributeError(f"module 'jaxrl.algorithms' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)

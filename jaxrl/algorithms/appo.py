@@ -24,7 +24,11 @@ from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.learner import SgdState
-from jaxrl.learners.policy_gradient import init_sgd_and_hparams, policy_gradient_step
+from jaxrl.learners.policy_gradient import (
+    get_kl_metric,
+    init_sgd_and_hparams,
+    policy_gradient_step,
+)
 from jaxrl.learners.target_network import polyak_average
 from jaxrl.learners.vtrace_targets import compute_vtrace_targets
 from jaxrl.modules.rl_module import RLModule
@@ -208,7 +212,7 @@ class APPOLearner(BaseLearner[APPOState]):
         is_due = age >= values["target_network_update_freq"] * unit
         kl_coeff = state.kl_coeff
         if settings.use_kl_loss:
-            kl, kl_target = metrics["mean_kl_loss"], values["kl_target"]
+            kl, kl_target = get_kl_metric(metrics), values["kl_target"]
             kl_coeff = losses.adapt_kl_coeff(kl_coeff, kl, kl_target)
         return replace(
             state,

@@ -21,6 +21,7 @@ from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Ro
 from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.learner import SgdState
 from jaxrl.learners.policy_gradient import (
+    get_kl_metric,
     init_sgd_and_hparams,
     policy_gradient_step,
     weight_advantages,
@@ -209,7 +210,7 @@ class PPOLearner(BaseLearner[PPOState]):
         if not self.settings.use_kl_loss:
             return state
         kl_target = current_values(state.hparams, progress)["kl_target"]
-        kl = metrics["mean_kl_loss"]
+        kl = get_kl_metric(metrics)
         return replace(state, kl_coeff=losses.adapt_kl_coeff(state.kl_coeff, kl, kl_target))
 
 

@@ -13,7 +13,7 @@ from jaxrl.assembly.absent_envs import make_data_env, make_external_env
 from jaxrl.assembly.compiled_step import get_compiled_step
 from jaxrl.assembly.connector_env import EnvToInspect, make_offers
 from jaxrl.assembly.dataset_storage import ChosenStorage, check_stream_pipelines, choose_storage
-from jaxrl.assembly.learner_checks import check_learner
+from jaxrl.assembly.learner_checks import check_learner, check_learner_class
 from jaxrl.assembly.modules import make_module
 from jaxrl.assembly.offline import (
     check_mixed_storage,
@@ -351,6 +351,7 @@ def make_train_step_fields(
     """
     plan, training = config.plan(), config.training_settings
     reporting, faults = config.reporting_settings, config.fault_tolerance_settings
+    check_learner_class(config)
     learner = config.get_learner_class()(
         module=policy_step.module, settings=training, log_gradients=reporting.log_gradients
     )

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,9 @@ from jaxrl.training.rollout import make_blank_rollout
 from jaxrl.training.train_state import RolloutBatch
 from jaxrl.training.train_step import TrainStep
 
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
 
 def check_learner(runner: TrainStep) -> None:
     """Trace the training on one blank train batch, or on blank recorded data.
@@ -48,6 +52,20 @@ def check_learner(runner: TrainStep) -> None:
             f"learner_class={type(runner.learner).__name__} cannot be traced by jax.jit "
             f"({summarize_exception(error)}){locate_in_user_code(error)}."
         ) from error
+
+
+def check_learner_class(config: "AlgorithmConfig") -> None:
+    """Raise if `learner_class` is no subclass of the algorithm's Learner.
+
+    Raises:
+        LossError: If it is not.
+    """
+    given, own = config.learners_settings.learner_class, config.get_default_learner_class()
+    if given is not None and not (isinstance(given, type) and issubclass(given, own)):
+        raise LossError(
+            f"learner_class must be a subclass of {own.__module__}.{own.__name__}, the Learner of "
+            f"{config.algo_name}, got {getattr(given, '__name__', given)}."
+        )
 
 
 def _refuse_rllib_methods(learner: object) -> None:

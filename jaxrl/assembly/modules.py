@@ -1,15 +1,28 @@
 """Assembly of an RLModule from a config, with the checks of what its learner needs."""
 
+import functools
+import logging
+import math
 from typing import TYPE_CHECKING
+
+import numpy as np
+from gymnasium import spaces
 
 from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
 from jaxrl.errors import ModuleError
 from jaxrl.modules.autoregressive import check_exact_entropy
+from jaxrl.modules.encoder_module import EncoderModule, explain_axes
+from jaxrl.modules.encoders import is_image
 from jaxrl.modules.rl_module import RLModule, check_module
 from jaxrl.modules.scripted import ParameterFreeModule
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+logger = logging.getLogger("jaxrl")
+
+LARGE_IMAGE = 1024
+"""Number of pixels from which an image that is flattened is worth a warning."""
 
 
 def make_module(
@@ -18,6 +31,8 @@ def make_module(
     """Make and check the module of the config's spec for the spaces between the pipelines."""
     spec = config.get_rl_module_spec(obs_pipeline.spaces[-1], action_pipeline.module_space)
     module = spec.build()
+    if isinstance(module, EncoderModule):
+        warn_if_flattened(module)
     if _ignores_carry(module):
         raise ModuleError(
             f"{type(module).__name__} is recurrent (initial_carry is not None), but defines only "
@@ -42,3 +57,23 @@ def _ignores_carry(module: RLModule) -> bool:
     """Return whether learners would ignore the module's carry although the loss needs it."""
     has_carry = module.initial_carry(1) is not None
     return has_carry and module.trains_on_sequences and not module.is_stateful
+
+
+def warn_if_flattened(module: EncoderModule) -> None:
+    """Warn, once per process and shape, that an image becomes the inputs of a dense layer."""
+    space = module.get_network_obs_space()
+    is_flat = isinstance(space, spaces.Box) and not is_image(space) and space.dtype == np.uint8
+    if is_flat and module.settings.conv_filters is None and len(space.shape) in (2, 3):
+        _warn_of_shape(space.shape)
+
+
+@functools.cache
+def _warn_of_shape(shape: tuple[int, ...]) -> None:
+    if math.prod(shape) >= LARGE_IMAGE:
+        advice = explain_axes(shape) or " Images are [H, W, C]; set conv_filters for [H, W]."
+        logger.warning(
+            "Observations of shape %s are flattened to %d inputs of a dense layer.%s",
+            shape,
+            math.prod(shape),
+            advice,
+        )

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from jaxrl.cli.exporting import open_checkpoint
+from jaxrl.errors import ConfigError
 from jaxrl.estimation.estimate import EstimateReport
 from jaxrl.estimation.estimators import Estimate
 
@@ -48,6 +49,10 @@ def estimate(
     fqe = None if fqe_updates is None else {"num_updates": fqe_updates}
     data = None if source is None else str(Path(source).expanduser())
     with open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
+        if data is None and not (algorithm.config.is_offline or algorithm.config.is_mixed):
+            raise ConfigError(
+                f"The run of {path} learned from no recorded data: name a folder of them, --input DATA."
+            )
         report = algorithm.evaluate_offline(
             data,
             names,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.config.load import check_document_size
-from jaxrl.config.registry import resolve_config_path
+from jaxrl.config.registry import find_shipped_configs, resolve_config_path
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ def parse_steps(text: str) -> float:
     except ValueError:
         steps = 0.0
     if not (steps >= 1 and steps.is_integer()):
-        raise ConfigError(f"--steps must be a whole number such as 100000 or 1e6, got {text!r}.")
+        raise ConfigError(
+            f"--steps must be a whole number above 0, such as 100000 or 1e6, got {text!r}."
+        )
     return steps
 
 
@@ -142,15 +144,24 @@ def parse_json_object(option: str, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{option} is not valid JSON ({error}): got {text[:200]!r}; "
-            """write it like '{"training_iteration": 10}', in single quotes for the shell."""
+            f"write it like '{_get_json_example(option)}', in single quotes for the shell."
         ) from error
     check_document_size(value, option)
     if not isinstance(value, dict):
-        raise ConfigError(f"{option} must be a JSON object like '{{\"a\": 1}}', got {text!r}.")
+        raise ConfigError(
+            f"{option} must be a JSON object like '{_get_json_example(option)}', got {text!r}."
+        )
     return value
 
 
+def _get_json_example(option: str) -> str:
+    examples = {"--config": '{"lr": 3e-4}', "--env-config": '{"size": 5}'}
+    return examples.get(option, '{"training_iteration": 10}')
+
+
 def _from_file(source: Sequence[str], algo: str | None) -> "Experiment":
+    if len(source) == 1 and source[0] in find_shipped_configs():
+        raise ConfigError(f"'{source[0]}' is a shipped config: use 'jaxrl train file {source[0]}'.")
     if len(source) != 2 or source[0] != "file":
         raise ConfigError(
             f"Cannot train {' '.join(source)!r}: use 'jaxrl train file CONFIG', or give --algo "

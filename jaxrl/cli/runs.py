@@ -320,9 +320,11 @@ def _find_reached(result_file: Path, iteration: int, stop: Mapping[str, float]) 
 
 def _raise_if_reached(folder: RunFolder, sentence: str | None, iteration: int) -> None:
     if sentence:
+        later = f"--stop '{{\"{results.ITERATION}\": {iteration + 100}}}'"
+        if sentence.startswith(results.ENV_STEPS):
+            later = f"--steps {2 * float(sentence.rpartition(' ')[2]):.0f}"
         raise ConfigError(
-            f"{folder.name} is done: {sentence}; give a later criterion, as in "
-            f"--stop '{{\"{results.ITERATION}\": {iteration + 100}}}'."
+            f"{folder.name} is done: {sentence}; give a later criterion, as in {later}."
         )
 
 

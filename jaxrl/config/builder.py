@@ -14,10 +14,11 @@ from jaxrl.config.names import (
     make_unknown_attribute_error,
 )
 from jaxrl.config.own_settings import declare_settings
+from jaxrl.config.registry import load_run_class
 from jaxrl.config.rllib_api import get_former_attribute, is_former_attribute
 from jaxrl.config.rllib_names import merge_materialize
 from jaxrl.config.tune_registration import connect_to_tune
-from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
 
 if TYPE_CHECKING:
     import gymnasium
@@ -75,12 +76,23 @@ class ConfigBuilder:
     _announced: set[str]
     _frozen: bool
 
-    def __init__(self, algo_class: "type[Algorithm] | None" = None) -> None:
+    def __init__(self, algo_class: "type[Algorithm] | None" = None, **settings: object) -> None:
         """Create a config with the defaults of its class.
 
         Args:
             algo_class: Subclass of Algorithm to build, e.g. with a custom training_step.
+            **settings: Nothing; settings are for the methods.
+
+        Raises:
+            UnknownSettingError: If settings are given; the message names their method.
         """
+        for name in settings:
+            groups = self.get_name_table().group_by_setting
+            method = GROUP_METHODS[groups.get(name, "training_settings")]
+            raise UnknownSettingError(
+                f"{type(self).__name__}() takes no settings: write "
+                f"{type(self).__name__}().{method}({name}=...)."
+            )
         if isinstance(algo_class, str):
             raise ConfigError(
                 f"algo_class must be a subclass of Algorithm, got {algo_class!r}; "
@@ -254,6 +266,12 @@ class ConfigBuilder:
                 return self[name]
             if is_former_attribute("config", name):
                 return get_former_attribute(self, "config", name)
+            algorithm = load_run_class("algorithm")
+            if callable(getattr(algorithm, name, None)):
+                raise AttributeError(
+                    f"The config has no method '{name}': config.build() makes the Algorithm, which "
+                    f"has {name}()."
+                )
             methods = [known for known in dir(type(self)) if not known.startswith("_")]
             raise AttributeError(
                 str(make_unknown_attribute_error(name, self.get_name_table(), methods))

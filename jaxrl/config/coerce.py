@@ -84,6 +84,8 @@ def _coerce_sequence(value: Any, origin: object, args: tuple[Any, ...]) -> objec
 def _coerce_plain(value: Any, annotation: type | None) -> object:
     if annotation is None or annotation is type(None):
         return _require_fit(value, value is None)
+    if annotation in (bool, int, float) and getattr(value, "shape", None) == ():
+        value = value.item()  # a scalar or an array without axes, of NumPy or JAX
     if annotation is bool:
         return bool(_require_fit(value, isinstance(value, bool | np.bool_)))
     if annotation in (int, float) and isinstance(value, bool | np.bool_):

@@ -149,6 +149,8 @@ class Setting:
     def type_description(self) -> str:
         """Description of the type in words."""
         words = describe_type(self.annotation)
+        if (methods := self.import_kind.methods) and " or any value" in words:
+            words = words.replace("any value", f"objects with {' and '.join(methods)}")
         if is_schedule(self.annotation):
             words = words.replace("a list of lists of numbers", "a list [[timestep, value], ...]")
         return words
@@ -223,7 +225,15 @@ class Setting:
         )
 
     def _format_type_error(self, value: object) -> str:
-        hint = did_you_mean(value, get_choices(self.annotation)) if isinstance(value, str) else ""
+        choices = get_choices(self.annotation)
+        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        if typing.get_origin(self.annotation) is list and value in choices:
+            hint = f" Write [{value!r}]."
+        if isinstance(value, list | tuple) and value:
+            if self.sweepable and all(isinstance(v, int | float) for v in value):
+                hint = f" One run for each is grid({format_value(list(value))})."
+            elif self.type_description.startswith("a function"):
+                hint = " A function may return several: lambda: [...]."
         return f"{self.name} must be {self.type_description}, got {format_value(value)}.{hint}"
 
 

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from jaxrl.config.exploration import translate_exploration
 from jaxrl.config.fields import Setting, format_value, get_settings
+from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.config.rllib_defaults import (
     DEPRECATED_NAMES,
     DEPRECATED_VALUE,
@@ -165,6 +166,8 @@ class NameTable:
         if counterpart := self.describe_counterpart(name):
             return counterpart
         hint = did_you_mean(name.lower(), self.group_by_setting)
+        if (owner := _find_other_algorithm(name)) is not None:
+            return f" It is a setting of {owner}, not of {self.algo or 'this algorithm'}."
         if not hint:
             return hint
         suggestion = hint.split("'")[1]
@@ -173,6 +176,14 @@ class NameTable:
         return (
             f" Did you mean '{suggestion}' of {GROUP_METHODS[self.group_by_setting[suggestion]]}()?"
         )
+
+
+def _find_other_algorithm(name: str) -> str | None:
+    """Return an algorithm that has a setting, None if none has."""
+    for algorithm in list_algorithms():
+        if name in get_algorithm_config_class(algorithm).get_name_table().group_by_setting:
+            return algorithm
+    return None
 
 
 def refuse_method(name: str, settings: Mapping[str, object]) -> NoReturn:

@@ -247,7 +247,10 @@ REFUSED: dict[str, str] = {
         "circular_buffer_num_batches=1 and circular_buffer_iterations_per_batch=1 disable the "
         "buffer"
     ),
-    "use_gae": "without vtrace, targets are lambda-returns with the setting lambda_",
+    "use_gae": (
+        "advantages are of lambda-returns (in IMPALA and APPO, without vtrace); lambda_=1.0 makes "
+        "them plain returns, and use_critic=False of PPO leaves the values out"
+    ),
     **dict(
         _refuse_each(
             "simple_queue_size learner_queue_timeout timeout_s_sampler_manager "

@@ -45,6 +45,8 @@ def parse_stop(criteria: object) -> StopCriteria:
                 f"stop must give a finite number for '{written}', got {value!r}, "
                 "e.g. {'" + written + "': 100}."
             ) from None
+        if stop[key] < 0 and (key == TRAINING_ITERATION or key.endswith("_lifetime")):
+            raise ConfigError(f"stop must give at least 0 for '{written}', got {value!r}.")
     return stop
 
 

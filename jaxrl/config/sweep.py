@@ -58,7 +58,7 @@ class Lane:
 def is_sweep(config: "AlgorithmConfig") -> bool:
     """Return whether a config describes a sweep."""
     sweep = config.sweep_settings
-    if sweep.seeds is not None or sweep.scheduler is not None:
+    if sweep.seeds is not None or sweep.scheduler is not None or sweep.num_samples > 1:
         return True
     return any(True for _ in _find_marked(config))
 

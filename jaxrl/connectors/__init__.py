@@ -1,6 +1,6 @@
 """Connectors that transform observations, actions and rollouts, and the editing of pipelines."""
 
-from jaxrl.connectors.actions import ClipActions, OffsetActions, UnsquashActions
+from jaxrl.connectors.actions import ClipActions, OffsetActions, RoundActions, UnsquashActions
 from jaxrl.connectors.base import (
     ActionConnector,
     Before,
@@ -29,6 +29,7 @@ __all__ = [
     "OffsetActions",
     "PipelineBuilder",
     "PrevActionsPrevRewards",
+    "RoundActions",
     "SeparateMask",
     "SingleAgentObservationPreprocessor",
     "TemporalConnector",

@@ -1,4 +1,4 @@
-"""Action connectors: unsquashing, clipping, and offsets of Discrete spaces that start above 0."""
+"""Action connectors: unsquashing, clipping, rounding, and offsets of Discrete spaces."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ from jaxtyping import Array
 
 from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
-from jaxrl.core.spaces import get_leaf_spaces, is_nested, map_leaves, map_spaces
+from jaxrl.core.space_arrays import get_leaf_dtype
+from jaxrl.core.spaces import get_leaf_spaces, is_integer_box, is_nested, map_leaves, map_spaces
 from jaxrl.core.types import PyTree
 from jaxrl.distributions.from_space import get_action_start
 from jaxrl.errors import SpaceError
@@ -65,7 +66,7 @@ class _BoxConnector(ActionConnector):
 
 
 def _clip(box: spaces.Box, action: Array) -> Array:
-    return jnp.clip(action, *_bounds(box, action.ndim))
+    return jnp.clip(action, *_bounds(box, action.ndim)).astype(action.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,6 +125,45 @@ class ClipActions(_BoxConnector):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class RoundActions(_BoxConnector):
+    """Rounds to the whole numbers of the environment's integer Boxes. `space` is set by `bind`."""
+
+    def module_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        def to_real(leaf: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+            if not is_integer_box(leaf):
+                return leaf
+            return spaces.Box(*_get_real_bounds(leaf), dtype=np.float32)
+
+        return map_spaces(to_real, space)
+
+    def __call__(self, action: PyTree) -> PyTree:
+        return self._map_boxes(self._round, action)
+
+    def _round(self, box: spaces.Box, action: Array) -> Array:
+        if not is_integer_box(box):
+            return action
+        low, high = (
+            jnp.expand_dims(bound, range(action.ndim - bound.ndim))
+            for bound in _get_real_bounds(box)
+        )
+        return jnp.clip(jnp.round(action), low, high).astype(get_leaf_dtype(box))
+
+    def inverse(self, action: PyTree) -> PyTree:
+        return self._map_boxes(
+            lambda box, leaf: leaf.astype(jnp.float32) if is_integer_box(box) else leaf, action
+        )
+
+
+def _get_real_bounds(box: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of an integer Box as float32 that its dtype in a program can hold."""
+    limits = np.iinfo(get_leaf_dtype(box))
+    low, high = (np.clip(bound, limits.min, limits.max) for bound in (box.low, box.high))
+    above = high.astype(np.float32)
+    above = np.where(above.astype(np.float64) > high, np.nextafter(above, np.float32(0)), above)
+    return low.astype(np.float32), above
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class OffsetActions(ActionConnector):
     """Maps 0..n-1 to a Discrete or MultiDiscrete space that starts at another number.
 
@@ -175,7 +215,7 @@ def default_action_connectors(
 def fit_action_pipeline(
     connectors: Sequence[ActionConnector], space: gymnasium.Space[Any]
 ) -> ActionPipeline:
-    """Fit each connector to its output space.
+    """Fit each connector to its output space; integer Boxes are rounded to last.
 
     Args:
         connectors: Connectors in order, from the module to the environment.
@@ -183,6 +223,8 @@ def fit_action_pipeline(
     """
     fitted: list[ActionConnector] = []
     current = space
+    if any(is_integer_box(leaf) for _, leaf in get_leaf_spaces(space)):
+        connectors = [*connectors, RoundActions()]
     for connector in reversed(connectors):
         fitted.insert(0, connector.bind(current))
         current = fitted[0].module_space(current)

@@ -127,6 +127,12 @@ def merge_user_connectors(
     """
     if function is None:
         return tuple(builder)
+    if isinstance(function, Connector):
+        name = type(function).__name__
+        raise ConfigError(
+            f"{setting} is an object of {name}, and must be a function that makes connectors: pass "
+            f"the class, or lambda: {name}(...)."
+        )
     arguments, named = choose_arguments(setting, function, builder, offers or {})
     try:
         returned = function(*arguments, **named)

@@ -4,7 +4,7 @@ Nothing here imports JAX: the processes of host environments do without it.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -32,6 +32,11 @@ def get_children(space: gymnasium.Space[Any]) -> list[tuple[str | int, gymnasium
 def is_nested(space: gymnasium.Space[Any]) -> bool:
     """Return whether the space is a Dict or a Tuple."""
     return isinstance(space, spaces.Dict | spaces.Tuple)
+
+
+def is_integer_box(space: gymnasium.Space[Any]) -> TypeGuard[spaces.Box]:
+    """Return whether the space is a Box of integers."""
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer)
 
 
 def get_leaf_spaces(space: gymnasium.Space[Any], path: SpacePath = ()) -> list[LeafSpace]:

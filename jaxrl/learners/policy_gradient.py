@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float
 from jaxrl.core.hparams import HParams, HParamValues, build_hparams, current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree
+from jaxrl.errors import LossError
 from jaxrl.learners.learner import SgdState, apply_gradients, validate_loss
 from jaxrl.learners.microbatches import accumulate_gradients
 from jaxrl.learners.optimizers import configure_optimizer
@@ -133,3 +134,17 @@ def loss_step(
         found, optimizer, learner_state.sgd, learner.axis_name, learner.log_gradients
     )
     return replace(learner_state, sgd=sgd), metrics
+
+
+def get_kl_metric(metrics: Metrics) -> Float[Array, ""]:
+    """Return the divergence that adapts `kl_coeff`.
+
+    Raises:
+        LossError: If the loss did not return it.
+    """
+    if "mean_kl_loss" not in metrics:
+        raise LossError(
+            "The loss returns no metric 'mean_kl_loss', which adapts kl_coeff: return it, or set "
+            "training(use_kl_loss=False)."
+        )
+    return metrics["mean_kl_loss"]

@@ -309,6 +309,7 @@ class EncoderModule(RLModule):
                     f"There are no default conv_filters for observations of shape {shape} (there "
                     "are for 84 x 84, 64 x 64 and 3 x 3 to 20 x 20 images); set conv_filters, such "
                     "as [[16, 4, 2], [32, 4, 2], [64, 4, 2]], or [] to flatten the image."
+                    f"{explain_axes(shape)}"
                 )
         elif filters and len(shape) not in (2, 3):
             raise ConfigError(
@@ -317,6 +318,14 @@ class EncoderModule(RLModule):
             )
         _check_filters_fit(filters, shape)
         return filters
+
+
+def explain_axes(shape: tuple[int, ...]) -> str:
+    """Return a sentence on observations that seem to have their channels first, or nothing."""
+    if len(shape) == 3 and shape[0] <= 4 and shape[0] < min(shape[1:]):
+        moved = (*shape[1:], shape[0])
+        return f" Images are [H, W, C]: move the first axis to the end, {moved}."
+    return ""
 
 
 def _check_filters_fit(filters: tuple[ConvFilter, ...], shape: tuple[int, ...]) -> None:

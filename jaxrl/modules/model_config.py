@@ -354,6 +354,16 @@ _REFUSED = {
 }
 
 
+_SYNONYMS = {
+    **dict.fromkeys(
+        ("net_arch", "hidden_sizes", "hidden_layer_sizes", "hidden_size", "hsize", "hiddens"),
+        " Here it is 'fcnet_hiddens', such as [64, 64].",
+    ),
+    **dict.fromkeys(("activation", "activation_fn"), " Here it is 'fcnet_activation'."),
+}
+"""Sentences on the names of other libraries."""
+
+
 def resolve_model_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings under their current names, and the names that replaced old ones.
 
@@ -372,7 +382,8 @@ def resolve_model_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any],
         _refuse_unsupported(name, value)
         if current not in MODEL_SETTINGS:
             raise UnknownSettingError(
-                f"There is no model setting {name!r}.{did_you_mean(name, MODEL_SETTINGS)}"
+                f"There is no model setting {name!r}."
+                f"{_SYNONYMS.get(name) or did_you_mean(name, MODEL_SETTINGS)}"
             )
         if current in resolved:
             raise ConfigError(f"The model setting {current!r} is given twice, once by an old name.")

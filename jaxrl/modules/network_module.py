@@ -6,8 +6,9 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import flax.errors
 import flax.linen as nn
 import jax
 
@@ -39,6 +40,10 @@ class NetworkModule(RLModule):
     """
 
     source: Any
+    advice_on_missing: ClassVar[Mapping[str, str]] = {
+        Columns.VF_PREDS: "must return (action_dist_inputs, value), and returns no value, which "
+        "this algorithm needs: one number per observation"
+    }
 
     def setup(self) -> None:
         source = self.source
@@ -96,7 +101,13 @@ class NetworkModule(RLModule):
             state = copy.deepcopy(shapes)
             nnx.replace_by_pure_dict(state, params)
             return self._name_outputs(nnx.merge(graph, state)(obs))
-        return self._name_outputs(self.network.apply({"params": params}, obs))
+        try:
+            return self._name_outputs(self.network.apply({"params": params}, obs))
+        except flax.errors.InvalidRngError as error:
+            raise ModuleError(
+                f"{self._name} draws random numbers in its forward pass, which gets no key: leave "
+                "out dropout and other noise."
+            ) from error
 
     @functools.cached_property
     def _nnx_structure(self) -> tuple[Any, Any]:

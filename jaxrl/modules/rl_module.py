@@ -83,6 +83,7 @@ class RLModule:
     """True if a carry matters to the loss; False where it only shapes the noise of exploration."""
     model_config_class: ClassVar[type[Any] | None] = None
     """Class that validates `model_config`; None leaves that to the module."""
+    advice_on_missing: ClassVar[Mapping[str, str]] = {}
 
     network: nn.Module
     distribution: ActionDistribution
@@ -440,6 +441,8 @@ def _check_output(
 ) -> None:
     if not isinstance(outputs, dict) or column not in outputs:
         outputs_found = ", ".join(map(str, outputs)) if isinstance(outputs, dict) else repr(outputs)
+        if column in module.advice_on_missing:
+            raise ModuleError(f"{name} {module.advice_on_missing[column]}.")
         raise ModuleError(f"{name}._forward returns no {column!r}; it returns: {outputs_found}.")
     actual = tuple(outputs[column].shape)
     if actual != shape:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from jax.typing import ArrayLike
 from jaxtyping import Array, UInt32
 
-from jaxrl.connectors.actions import ClipActions, UnsquashActions, has_box
+from jaxrl.connectors.actions import ClipActions, RoundActions, UnsquashActions, has_box
 from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.connectors.temporal import TemporalConnector
@@ -445,6 +445,8 @@ def adjust_pipeline(
             if not unsquashes and not (clip or (clip is None and is_clipped)):
                 continue
             connector = connector if unsquashes else ClipActions(connector.space)
+        if isinstance(connector, RoundActions) and is_squashed and unsquash is False and not clip:
+            continue
         kept.append(connector)
     if clip and not (is_squashed or is_clipped):
         kept.append(ClipActions(space))

@@ -71,7 +71,10 @@ def _conform_tuple(space: spaces.Tuple, path: str) -> Conformer:
 
 
 def _to_numeric_array(space: gymnasium.Space[Any], obs: object, path: str) -> np.ndarray:
-    array = np.asarray(obs)
+    try:
+        array = np.asarray(obs)
+    except (TypeError, ValueError):
+        raise SpaceError(f"{path} must be an array for {space}, got {_describe(obs)}.") from None
     if array.shape != (space.shape or ()):
         raise SpaceError(
             f"{path} has shape {array.shape}, but the observation space {space} has {space.shape}."
@@ -79,6 +82,12 @@ def _to_numeric_array(space: gymnasium.Space[Any], obs: object, path: str) -> np
     if array.dtype.kind not in "biufc":
         raise SpaceError(f"{path} must be numeric, got dtype {array.dtype}.")
     return array
+
+
+def _describe(obs: object) -> str:
+    if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
+        return "a tuple of an array and a dict: that is reset()'s (observation, info), of which the first is the observation"
+    return f"a {type(obs).__name__} of unequal parts"
 
 
 def _conform_box(space: spaces.Box, path: str) -> Conformer:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl import metrics
+from jaxrl.errors import UnknownNameError, did_you_mean
 
 logger = logging.getLogger("jaxrl")
 
@@ -90,9 +91,15 @@ class RunResult(dict[str, Any]):
         inside = current.removeprefix(self._current_path)
         value = metrics.lookup(self, inside) if inside != key else None
         if value is None:
-            raise KeyError(key)
+            raise UnknownNameError(self._explain_missing(key))
         _note_old_key(f"{self._path}{key}", current)
         return value
+
+    def _explain_missing(self, key: str) -> str:
+        sentence = f"The result has no {f'{self._path}{key}'!r}."
+        if key == "info" and not self._path:
+            return f"{sentence} It is now result['learners']['{metrics.DEFAULT_MODULE}']."
+        return f"{sentence}{did_you_mean(key, map(str, self))}"
 
     def get(self, key: str, default: object = None) -> Any:  # dict.get ignores __missing__
         """Return the value of a key, current or old, or the default."""

@@ -157,7 +157,8 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("train", "--algo", "PPO"), "--env is missing"),
     (("train", "--algo", "PPPO", "--env", "CartPole-v1"), "Did you mean 'PPO'"),
     (("train", "--algo", "PPO", "--env", "CartPol-v1"), "CartPole-v1"),
-    (("train", "classic/cartpole-ppo"), "use 'jaxrl train file CONFIG'"),
+    (("train", "classic/cartpole-ppo"), "use 'jaxrl train file classic/cartpole-ppo'"),
+    (("train", "classic/cartpole"), "use 'jaxrl train file CONFIG'"),
     (("train", "file"), "use 'jaxrl train file CONFIG'"),
     (("train", "file", "classic/cartpol-ppo"), "Did you mean 'classic/cartpole-ppo'"),
     (("train", "--algo", "PPO", "file", "classic/cartpole-ppo"), "contradicts"),
@@ -191,7 +192,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--set", "lr=[1"), "'[1' is not valid YAML"),
     ((*PPO, "--set", "lr.first=1"), "lr is 5e-05"),
     ((*PPO, "--set", "no_such.part=1"), "no setting 'no_such'"),
-    ((*PPO, "--config", '{"lr": }'), "--config is not valid JSON"),
+    ((*PPO, "--config", '{"lr": }'), "write it like '{\"lr\": 3e-4}', in single"),
     ((*PPO, "--config", '{"lrr": 1}'), "Did you mean 'lr'"),
     ((*PPO, "--config", '{"gamma": 2}'), "gamma must be between 0 and 1"),
     ((*PPO, "--seed", "-1"), "seed must be a whole number of at least 0"),
@@ -201,7 +202,10 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("evaluate", "/nowhere/at/all"), "/nowhere/at/all"),
     (("resume", "no_such_run"), "There is no run 'no_such_run'"),
     (("check-env", "gymnasium:CartPole-v9"), "Did you mean 'CartPole-v1'"),
-    (("check-env", "gymnasium:CartPole-v1", "--env-config", "{"), "--env-config is not valid JSON"),
+    (
+        ("check-env", "gymnasium:CartPole-v1", "--env-config", "{"),
+        "write it like '{\"size\": 5}', in single",
+    ),
 ]
 
 

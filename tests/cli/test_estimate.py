@@ -54,7 +54,7 @@ def test_json(run: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "evaluate_offline needs recorded data"),
+        ((), "learned from no recorded data: name a folder of them, --input DATA"),
         (("--input", "nothing/here"), "nothing/here"),
         (("--methods", "wiss"), "unknown 'wiss'"),
     ],

@@ -112,6 +112,11 @@ CASES: list[Case] = [
         ["optimizer", "'epsilon'", "'eps'"],
     ),
     (
+        "logger without a list",
+        lambda: ppo(loggers="tensorboard"),
+        ["loggers", "or objects with write and close, got", "Write ['tensorboard']."],
+    ),
+    (
         "unknown logger",
         lambda: ppo(loggers=["tensorbord"]),
         ["loggers", "'tensorbord'", "Did you mean 'tensorboard'?"],

@@ -130,6 +130,20 @@ def test_a_wrong_loss_is_one_sentence_before_anything_is_compiled(
         small("PPO").learners(learner_class=wrong(change)).build()
 
 
+@pytest.mark.parametrize("given", [dict, DQNConfig, DQNLearner])
+def test_a_learner_of_another_algorithm_is_refused(given: Any) -> None:
+    with pytest.raises(
+        LossError, match=f"must be a subclass of .*PPOLearner.* got {given.__name__}"
+    ):
+        small("PPO").learners(learner_class=given).build()
+
+
+def test_a_loss_without_the_divergence_that_adapts_its_weight_is_refused() -> None:
+    mine = wrong(lambda s, loss, m, b, v: (loss, {}))
+    with pytest.raises(LossError, match=r"'mean_kl_loss'.*training\(use_kl_loss=False\)"):
+        small("PPO").learners(learner_class=mine).training(use_kl_loss=True).build()
+
+
 def test_unknown_values_are_answered_with_the_known_ones() -> None:
     mine = wrong(lambda s, loss, m, b, v: (loss * v["clip_parm"], m))
     with pytest.raises(UnknownNameError, match=r"'clip_parm'. Did you mean 'clip_param'.*Known: "):

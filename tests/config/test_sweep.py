@@ -112,6 +112,7 @@ def test_a_file_has_a_section_of_its_own() -> None:
         (lambda: swept(lr=grid([1e-3])).plan(), ["lr is swept"]),
         (lambda: swept().sweep(seeds=0), ["seeds must be at least 1", "got 0"]),
         (lambda: swept().sweep(seeds=[1, 1]), ["seeds must be", "[1, 1]"]),
+        (lambda: swept().sweep(num_samples=3).build(), ["num_samples=3", "uniform()"]),
         (
             lambda: make_lanes(swept(lr=grid([1])).sweep(num_samples=2)),
             ["num_samples=2", "uniform()"],

@@ -1,13 +1,16 @@
 """Names of Stable-Baselines3, CleanRL and PureJaxRL are answered with the ones here."""
 
+import re
 from typing import Any
 
 import pytest
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.registry import get_algorithm_config, get_algorithm_config_class, list_algorithms
+from jaxrl.config.stop import parse_stop
 from jaxrl.config.synonyms import METHOD_COUNTERPARTS, SYNONYMS, find_required_settings
 from jaxrl.errors import UnknownNameError, UnknownSettingError
+from jaxrl.modules.model_config import resolve_model_settings
 
 ANSWERS = [
     ("PPO", "learning_rate", "training(lr=...)"),
@@ -86,6 +89,35 @@ def test_a_far_name_gets_no_suggestion(name: str) -> None:
     with pytest.raises(UnknownSettingError) as caught:
         get_algorithm_config("PPO").update_from_dict({name: 1})
     assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "owner"),
+    [("double_q", True, "DQN"), ("replay_buffer_config", {}, "DQN"), ("tau", 0.1, "APPO")],
+)
+def test_a_setting_of_another_algorithm_is_answered_with_its_name(
+    name: str, value: object, owner: str
+) -> None:
+    with pytest.raises(UnknownSettingError, match=r"It is a setting of .* not of PPO") as caught:
+        get_algorithm_config("PPO").training(**{name: value})
+    (found,) = re.findall(r"setting of (\w+),", str(caught.value))
+    assert name in get_algorithm_config_class(found).get_name_table().group_by_setting
+    assert name in get_algorithm_config_class(owner).get_name_table().group_by_setting
+
+
+def test_names_of_other_libraries_in_model_config_and_stop_are_answered() -> None:
+    for name in ("net_arch", "hidden_sizes"):
+        with pytest.raises(UnknownSettingError, match="Here it is 'fcnet_hiddens'"):
+            resolve_model_settings({name: [64]})
+    with pytest.raises(UnknownNameError, match="Here it is 'num_env_steps_sampled_lifetime'"):
+        parse_stop({"total_timesteps": 100})
+
+
+def test_methods_of_the_algorithm_are_answered_on_the_config() -> None:
+    config: Any = get_algorithm_config("PPO")
+    for name in ("train", "fit"):
+        with pytest.raises(AttributeError, match=f"the Algorithm, which has {name}"):
+            getattr(config, name)
 
 
 def test_a_mistyped_method_is_answered_with_the_method() -> None:

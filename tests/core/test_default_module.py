@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.assembly.modules import warn_if_flattened
 from jaxrl.core.types import Columns, ObsWithCarry
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.actor_critic import ActorCriticModule
@@ -326,6 +327,13 @@ def test_free_log_std_does_not_depend_on_the_observation():
         (VECTOR, "discrete", {"conv_filters": [[4, 2, 1]]}, ConfigError, "need images"),
         (spaces.Box(0, 1, (30, 30, 3)), "box", {}, ConfigError, "no default conv_filters"),
         (
+            spaces.Box(0, 255, (4, 84, 84), np.uint8),
+            "box",
+            {},
+            ConfigError,
+            r"Images are \[H, W, C\]: move the first axis to the end, \(84, 84, 4\)",
+        ),
+        (
             SMALL_IMAGE,
             "box",
             {"conv_filters": [[4, 8, 1, "valid"], [4, 8, 1, "valid"]]},
@@ -337,6 +345,15 @@ def test_free_log_std_does_not_depend_on_the_observation():
 def test_the_default_module_refuses(obs, action, settings, error, message):
     with pytest.raises(error, match=message):
         build(action, obs, **settings)
+
+
+def test_a_large_image_that_is_flattened_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    for shape in ((1, 84, 80), (84, 80), (84, 80), (8, 8)):
+        warn_if_flattened(build(obs=spaces.Box(0, 255, shape, np.uint8)))
+    first, second = caplog.messages
+    assert "(1, 84, 80) are flattened to 6720 inputs" in first
+    assert "move the first axis to the end, (84, 80, 1)" in first
+    assert "set conv_filters for [H, W]" in second
 
 
 def test_images_may_be_flattened_or_convolved_without_a_channel_axis():

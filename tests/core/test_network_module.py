@@ -17,6 +17,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import CheckpointError, ConfigError, ModuleError
 from jaxrl.modules.network_module import make_network_module
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+from jaxrl.runs import host_state
 from tests.helpers import slow_but, small
 
 OBS = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -98,6 +99,13 @@ class Normed(nn.Module):
         return nn.Dense(2)(x), x[..., 0]
 
 
+class LinenDropped(nn.Module):
+    @nn.compact
+    def __call__(self, obs: Any) -> Any:
+        x = nn.Dropout(0.5, deterministic=False)(obs)
+        return nn.Dense(2)(x), x[..., 0]
+
+
 class Dropped(Nnx):
     def __init__(self, num_outputs: int, *, rngs: nnx.Rngs) -> None:
         super().__init__(num_outputs, rngs=rngs)
@@ -140,6 +148,11 @@ def branching(params: Any, obs: Any) -> Any:
         ((init, apply), {"width": 3}, "apply does not take; it takes nothing"),
         (Linen(num_outputs=3), {}, r"'action_dist_inputs' of shape \(3, 3\)"),
         (Normed, {}, r"has variables other than parameters \(batch_stats\)"),
+        (
+            LinenDropped,
+            {},
+            "LinenDropped draws random numbers in its forward pass.*leave out dropo",
+        ),
         (Dropped, {}, r"has variables other than parameters \(RngCount, RngKey\)"),
         (nn.GRUCell(2), {}, "is a recurrent cell: a network sees one observation at a time"),
         (Recurrent, {}, "must be callable with observations alone.*RLModule with _forward_step"),
@@ -154,6 +167,8 @@ def test_what_is_no_network_is_one_sentence(network: Any, config: Any, message: 
 
 
 def test_where_a_network_can_stand() -> None:
+    with pytest.raises(ModuleError, match=r"^Dense must return \(action_dist_inputs, value\), and"):
+        small().rl_module(network=nn.Dense(2), model_config={}).build()
     with pytest.raises(ConfigError, match=r"rl_module\(network=...\)"):
         PPOConfig().rl_module(rl_module_spec=Linen).validate()
     with pytest.raises(ConfigError, match="DQN trains a QModule"):
@@ -188,13 +203,18 @@ def test_a_network_trains_and_is_restored(network: Any, tmp_path: Path) -> None:
         np.testing.assert_array_equal(outputs(again), after)
 
 
-def test_a_network_without_a_path_is_supplied_again(tmp_path: Path) -> None:
+def test_a_network_without_a_path_is_supplied_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_state, "_warn_of_missing", host_state._warn_of_missing.__wrapped__)
+
     def local(num_outputs: int) -> nn.Module:
         return Linen(num_outputs)
 
     config = small().rl_module(network=local, model_config={}).learners(num_devices=1)
     with config.build() as algorithm:
         checkpoint, weights = algorithm.save(tmp_path), algorithm.get_weights()
+    assert "do not contain network, which has no import path" in caplog.text
     with pytest.raises(CheckpointError, match="network"):
         Algorithm.from_checkpoint(checkpoint)
     with Algorithm.from_checkpoint(checkpoint, network=local) as again:

@@ -183,6 +183,14 @@ class TextActions(Walk):
         return spaces.Text(3)
 
 
+class NoSpace(Walk):
+    action_space = JaxEnv.action_space
+
+
+class SpaceAttribute(Walk):
+    action_space: Any = spaces.Box(-1.0, 1.0, (1,))
+
+
 class IntegerActions(Walk):
     def action_space(self, params: Any) -> Any:
         return spaces.Box(0, 3, (1,), np.int32)
@@ -365,6 +373,11 @@ BROKEN = [
         "observation_space['position'] must have at most 32 bits, such as float32, got float64",
     ),
     (TextActions, "action_space is Text; supported are"),
+    (
+        NoSpace,
+        "NoSpace.action_space is missing; it must be a method: `def action_space(self, params)",
+    ),
+    (SpaceAttribute, "SpaceAttribute.action_space is a Box; it must be a method"),
     (IntegerActions, "action_space must be float32, got int32"),
     (MissingKey, "must be a dictionary with the keys ['parts', 'position'], got ['position']"),
     (ShortTuple, "reset's observation['parts'] must be a tuple of 2, got 1 of them"),

@@ -267,9 +267,16 @@ def test_not_reproducible_is_advice(caplog: pytest.LogCaptureFixture) -> None:
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return super().reset()
 
+    class Drawing(Good):
+        def step(self, action: Any) -> Any:
+            return np.random.default_rng().random(2, np.float32), *super().step(action)[1:]
+
     with caplog.at_level(logging.WARNING, "jaxrl.envs"):
         make_vector(host(Unseeded), num_envs=1)
-    assert any("is not reproducible from a seed" in message for message in caplog.messages)
+        make_vector(host(Drawing), num_envs=1)
+    first, second = [m for m in caplog.messages if "is not reproducible from a seed" in m]
+    assert "super().reset(seed=seed)" in first
+    assert "draw from self.np_random, not from np.random" in second
 
 
 def test_gymnasiums_warnings_are_advice(caplog: pytest.LogCaptureFixture) -> None:

@@ -204,6 +204,8 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("jaxrl:Pendulm-v1", {}, UnknownNameError, "Did you mean"),
     ("Taxi-v3", {}, UnknownNameError, "Unknown environment 'Taxi-v3'. Did you mean 'Taxi-v4'?"),
     ("Nope-v1", {}, UnknownNameError, "Unknown environment 'Nope-v1'. 'jaxrl list envs'"),
+    ("nope", {}, UnknownNameError, "a name of register_env must be registered in this process"),
+    ("CartPole-v1", {"max_episode_steps": 5}, UnknownNameError, "environment(max_episode_steps=5)"),
     ("Mine-v0", {}, UnknownNameError, "once its module is imported, or as 'module:Mine-v0'"),
     ("Craftax-Symbolic-v1", {}, UnknownNameError, "Craftax has no adapter here: write"),
     ("brax:ant", {}, UnknownNameError, "Brax has no adapter here: write"),
