@@ -16,6 +16,8 @@ from jaxrl import Algorithm, DQNConfig, Draw, PPOConfig, RandomRLModule, RLModul
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, PyTree
 from jaxrl.errors import ConfigError, JaxrlError, ModuleError, UnknownNameError
+from jaxrl.evaluation.pairings import _group
+from jaxrl.policy.opponent_sources import find_opponents
 from jaxrl.training.opponents import decode_names
 
 OBS = np.zeros(2, np.float32)
@@ -142,6 +144,23 @@ def test_opponents_explore_as_their_learner_does_but_for_snapshots() -> None:
         np.testing.assert_allclose(epsilons, [0.2, 1.0, 0.2, 0.2])
         taken = [int(x) for x in state.actors["main"].progress.env_steps.low]
         assert taken == [400, 0, 400, 400]
+
+
+def test_learners_with_other_hyperparameters_have_snapshots() -> None:
+    config = make_config(
+        policies={"p0": None, "p1": None, "random": RandomRLModule},
+        policies_to_train=["p0", "p1"],
+        mapping=[{"a": "p0", "b": Draw()}, {"a": Draw(), "b": "p1"}],
+        algorithm_config_overrides_per_module={"p1": {"grad_clip": 0.5}},
+    )
+    with config.build() as algorithm:
+        algorithm.snapshot("p1", as_="s1")
+        algorithm.snapshot("p0", as_="s0")
+        assert algorithm.opponents == ["s0", "s1", "random"]
+        clips = ["grad_clip" in own.hparams for own in algorithm.state.opponents.actors.values()]
+        assert clips == [False, True, False]
+        wanted = find_opponents(algorithm._assembly, algorithm.state, "p0", ["p1", "s0"])  # type: ignore
+        assert len(_group(wanted)[0]) == 2
 
 
 def test_removed_opponents_finish_their_episodes() -> None:
