@@ -103,7 +103,7 @@ def with_mapping_fn(
 ) -> "AlgorithmConfig":
     """Return a config whose modules another function chooses among those of now, not frozen."""
     own = _copy(config)
-    own.multi_agent(policy_mapping_fn=mapping_fn, mapping=list_choices(agents))
+    own.multi_agent(policy_mapping_fn=mapping_fn, mapping=dict(list_choices(agents)))
     return own
 
 

@@ -107,7 +107,7 @@ class HostModuleMethods(WeightMethods):
     """Methods that change the modules of a run whose environments are in Python."""
 
     _keeps_modules = False
-    """Whether an iteration goes on, whose programs and totals are those of the modules of now."""
+    """True within an iteration, whose programs and totals are those of the modules of now."""
 
     if TYPE_CHECKING:
         config: AlgorithmConfig

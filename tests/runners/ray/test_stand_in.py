@@ -1,4 +1,4 @@
-"""What stands in for the runner of this process where all runners are actors."""
+"""Stand-in for the runner of this process where all runners are actors."""
 
 from types import SimpleNamespace
 from typing import Any
