@@ -103,7 +103,8 @@ def with_mapping_fn(
 ) -> "AlgorithmConfig":
     """Return a config whose modules another function chooses among those of now, not frozen."""
     own = _copy(config)
-    own.multi_agent(policy_mapping_fn=mapping_fn, mapping=dict(list_choices(agents)))
+    choices: dict[str, Player] = dict(list_choices(agents))
+    own.multi_agent(policy_mapping_fn=mapping_fn, mapping=choices)
     return own
 
 
