@@ -62,8 +62,9 @@ def _ignores_carry(module: RLModule) -> bool:
 def warn_if_flattened(module: EncoderModule) -> None:
     """Warn, once per process and shape, that an image becomes the inputs of a dense layer."""
     space = module.get_network_obs_space()
-    is_flat = isinstance(space, spaces.Box) and not is_image(space) and space.dtype == np.uint8
-    if is_flat and module.settings.conv_filters is None and len(space.shape) in (2, 3):
+    if not isinstance(space, spaces.Box) or module.settings.conv_filters is not None:
+        return
+    if space.dtype == np.uint8 and len(space.shape) in (2, 3) and not is_image(space):
         _warn_of_shape(space.shape)
 
 
