@@ -64,9 +64,8 @@ def warn_if_flattened(module: EncoderModule) -> None:
     space = module.get_network_obs_space()
     if not isinstance(space, spaces.Box) or module.settings.conv_filters is not None:
         return
-    shape = space.shape
-    if not is_image(space) and space.dtype == np.uint8 and len(shape) in (2, 3):
-        _warn_of_shape(shape)
+    if space.dtype == np.uint8 and len(space.shape) in (2, 3) and not is_image(space):
+        _warn_of_shape(space.shape)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.config.agent_mapping import DRAWN
+from jaxrl.config.settings.evaluation import EvaluationSettings
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.pairings import Opponent
@@ -16,6 +17,39 @@ from jaxrl.training.train_state import TrainState
 
 OpponentSource = str | os.PathLike[str]
 """Id of a module, or path of a checkpoint."""
+
+
+def choose_seats(seats: str | Sequence[str], agents: Sequence[str]) -> tuple[str, ...]:
+    """Return the agents that a module plays.
+
+    Raises:
+        ConfigError: If one is no agent, or there is none.
+    """
+    chosen = agents if seats == "both" else (seats,) if isinstance(seats, str) else seats
+    if not chosen or any(seat not in agents for seat in chosen):
+        raise ConfigError(
+            f"seats={seats!r} must be 'both' or some of the agents {', '.join(agents)}."
+        )
+    return tuple(chosen)
+
+
+def choose_num_episodes(num_episodes: int | None, settings: EvaluationSettings) -> int:
+    """Return the number of episodes of a pairing, given that of a call or None.
+
+    Raises:
+        ConfigError: If it is no positive integer, or the config has none.
+    """
+    if num_episodes is not None:
+        if type(num_episodes) is not int or num_episodes <= 0:
+            raise ConfigError(f"num_episodes={num_episodes!r} must be a positive integer, or None.")
+        return num_episodes
+    number = settings.evaluation_duration
+    if not isinstance(number, int) or settings.evaluation_duration_unit != "episodes":
+        raise ConfigError(
+            "evaluate(opponents=...) counts episodes, and evaluation_duration does not: give "
+            "num_episodes."
+        )
+    return number
 
 
 def find_opponents(

@@ -25,7 +25,12 @@ from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.policy.bound_module import is_class_of
 from jaxrl.policy.host_modules import HostModuleMethods, LocalRunnerView
 from jaxrl.policy.league import LeagueMethods
-from jaxrl.policy.opponent_sources import OpponentSource, find_opponents
+from jaxrl.policy.opponent_sources import (
+    OpponentSource,
+    choose_num_episodes,
+    choose_seats,
+    find_opponents,
+)
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import opponents
 from jaxrl.runs.opponents import NewMapping
@@ -286,27 +291,12 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
                 f"evaluate(module_id={module!r}) is not there; the modules are "
                 f"{', '.join(assembly.modules)}.{did_you_mean(module, assembly.modules)}"
             )
-        chosen = agents if seats == "both" else (seats,) if isinstance(seats, str) else seats
-        unknown = next((seat for seat in chosen if seat not in agents), None)
-        if unknown is not None or not chosen:
-            raise ConfigError(
-                f"seats={seats!r} must be 'both' or some of the agents {', '.join(agents)}."
-            )
-        settings = self.config.evaluation_settings
-        number = settings.evaluation_duration if num_episodes is None else num_episodes
-        if num_episodes is not None and not (type(number) is int and number > 0):
-            raise ConfigError(f"num_episodes={number!r} must be a positive integer, or None.")
-        if not isinstance(number, int) or (
-            num_episodes is None and settings.evaluation_duration_unit != "episodes"
-        ):
-            raise ConfigError(
-                "evaluate(opponents=...) counts episodes, and evaluation_duration does not: give "
-                "num_episodes."
-            )
+        chosen = choose_seats(seats, agents)
+        number = choose_num_episodes(num_episodes, self.config.evaluation_settings)
         opponents_ = find_opponents(assembly, self.state, module, wanted)
         pairings = self._evaluation.get_pairings()
         inputs = self._make_evaluation_inputs()
-        return {"opponents": pairings.run(inputs, module, opponents_, tuple(chosen), number)}
+        return {"opponents": pairings.run(inputs, module, opponents_, chosen, number)}
 
     def _load_modules(
         self,
