@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.config.agent_mapping import DRAWN
-from jaxrl.config.settings.evaluation import EvaluationSettings
+from jaxrl.config.settings.run import EvaluationSettings
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.pairings import Opponent
