@@ -486,6 +486,8 @@ def _unknown_env_error(spec: str) -> UnknownNameError:
     spelled = {name.lower(): name for name in reversed(known)}
     found = did_you_mean(_spell_minatar(spec.lower()), spelled)
     hint = f" Did you mean {spelled[found.split(chr(39))[1]]!r}?" if found else ""
+    if spec.startswith("jaxrl:"):
+        return UnknownNameError(f"jaxrl has no environment {spec!r}.{hint} See 'jaxrl list envs'.")
     return UnknownNameError(
         f"Unknown environment {spec!r}.{hint} "
         "'jaxrl list envs' lists jaxrl's own; a name of register_env must be registered in this "

@@ -61,6 +61,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "connectors": (lambda: connect([ClipActions()]), "lambda: [...]"),
     "case": (unmade("cartpole"), "Did you mean 'CartPole-v1'?"),
     "package": (unmade("MinAtar/Breakout-v1"), "Did you mean 'Breakout-MinAtar'?"),
+    "prefix": (unmade("jaxrl:nope"), "jaxrl has no environment 'jaxrl:nope'. See 'jaxrl list"),
     "old env": (unmade(lambda _: OldEnv()), "shimmy wraps the old gym API"),
     "stop": (lambda: parse_stop({"training_iteration": -1}), "at least 0"),
     "done": (
