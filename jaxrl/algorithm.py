@@ -158,11 +158,18 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         self._nonfinite = NonfiniteMonitor(config.fault_tolerance_settings)
         self._should_stop: Callable[[], bool] = lambda: False
         self._start(parts)
-        if not read_only:
-            self._loop.prepare()
-            if config.evaluation_settings.evaluation_interval:
-                self._evaluation.start()
-        self._call("on_algorithm_init")
+        try:
+            self._connect(parts)
+            parts.attach(self._record, self._load)
+            if not read_only:
+                self._loop.prepare()
+                if config.evaluation_settings.evaluation_interval:
+                    self._evaluation.start()
+            self._call("on_algorithm_init")
+        except BaseException as error:
+            with note_close_failure(error):
+                self._loop.stop()  # a folder that is recorded to is free again
+            raise
 
     def _start(self, parts: RunParts) -> None:
         config, assembly, callbacks = self.config, self._assembly, self._callbacks
@@ -175,8 +182,6 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         self._loop = parts.make_loop(config, assembly, self._learners, callbacks, self)
         self._batches_to_run = 1
         self._count_fit_iterations_left: Callable[[], int] = lambda: sys.maxsize
-        self._connect(parts)
-        parts.attach(self._record, self._load)
 
     def _connect(self, parts: RunParts) -> None:
         """Make what follows from the learners, the first ones or those of changed modules."""
@@ -868,7 +873,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         Raises:
             CheckpointError: If the checkpoint is damaged or foreign, or a setting must be supplied.
         """
-        saved = SavedRun.read(path, component, trust, overrides)
+        saved = SavedRun.read(path, component, trust, overrides, is_whole=policy_ids is None)
         algorithm_class = saved.config.algo_class or cls
         algorithm = algorithm_class(saved.config, run_folder=run_folder, read_only=True)
         leaves = saved.leaves
@@ -900,12 +905,11 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         Safe to call more than once.
         """
         self._use.is_stopped = True
-        try:
-            self._recorder.close()
-        finally:
-            self._evaluation.stop()
-            self._loop.stop()
-            self._learners.stop()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._learners.stop)
+            stack.callback(self._loop.stop)
+            stack.callback(self._evaluation.stop)
+            stack.callback(self._recorder.close)
 
     def __enter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.callbacks import Callbacks
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
@@ -135,6 +136,20 @@ def test_integer_boxes_get_whole_numbers_everywhere(tmp_path: Path) -> None:
         written = NumpyPolicy(policy.export(tmp_path / "policy"), explore=False).act(obs)
         np.testing.assert_array_equal(written["int"], action["int"])
         assert acts.contains(written)
+
+
+def test_recordings_of_integer_boxes_are_learned_from_without_the_environment(
+    tmp_path: Path,
+) -> None:
+    acts = spaces.Box(np.array([-1, 0]), np.array([5, 9]), dtype=np.int64)
+    config = config_for(gym_env(spaces.Box(-1.0, 1.0, (2,)), acts))
+    with config.offline_data(output=str(tmp_path / "data")).build() as algorithm:
+        algorithm.train()
+    own = BCConfig().offline_data(input_=str(tmp_path / "data")).training(train_batch_size=16)
+    own.rl_module(model_config={"fcnet_hiddens": [4]}).debugging(loggers=[])
+    with own.build() as learned:
+        learned.train()
+        assert acts.contains(learned.compute_single_action(np.zeros(2, np.float32)))
 
 
 # --- at random ---

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, NoReturn
 
 from jaxrl.assembly.offline import open_config_data
+from jaxrl.envs.adapters.host_spaces import to_runner_space
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.space_checks import check_space
@@ -27,7 +28,7 @@ def make_data_env(config: "AlgorithmConfig") -> MadeHostEnv:
         )
 
     check_space("observation_space", spaces[0], for_actions=False)
-    check_space("action_space", spaces[1], for_actions=True)
+    check_space("action_space", to_runner_space(spaces[1]), for_actions=False)
     return MadeHostEnv(
         id="recorded data",
         create=create,
@@ -51,7 +52,7 @@ def make_external_env(config: "AlgorithmConfig") -> MadeHostEnv:
     assert settings.observation_space is not None
     assert settings.action_space is not None
     check_space("observation_space", settings.observation_space, for_actions=False)
-    check_space("action_space", settings.action_space, for_actions=True)
+    check_space("action_space", to_runner_space(settings.action_space), for_actions=False)
     return MadeHostEnv(
         id="external",
         create=create,

@@ -354,7 +354,8 @@ def select_parts(
     Raises:
         ConfigError: If `input_transform` returns anything but a part whose rows fit.
     """
-    for part in merge(transform_parts(settings.input_transform, data, parts)):
+    changed = transform_parts(settings.input_transform, data, parts)
+    for part in merge(changed) if data.has_past else changed:
         if settings.ignore_final_observation and not part.terminated:
             if len(part) > 1:
                 yield part.split(len(part) - 1)[0]

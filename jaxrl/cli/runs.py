@@ -322,7 +322,8 @@ def _raise_if_reached(folder: RunFolder, sentence: str | None, iteration: int) -
     if sentence:
         later = f"--stop '{{\"{results.ITERATION}\": {iteration + 100}}}'"
         if sentence.startswith(results.ENV_STEPS):
-            later = f"--steps {2 * float(sentence.rpartition(' ')[2]):.0f}"
+            reached = sentence.partition(" = ")[2].partition(" ")[0]
+            later = f"--steps {2 * float(reached):.0f}"
         raise ConfigError(
             f"{folder.name} is done: {sentence}; give a later criterion, as in {later}."
         )

@@ -232,7 +232,7 @@ class Setting:
         if isinstance(value, list | tuple) and value:
             if self.sweepable and all(isinstance(v, int | float) for v in value):
                 hint = f" One run for each is grid({format_value(list(value))})."
-            elif self.type_description.startswith("a function"):
+            elif self.name.endswith("_connector"):
                 hint = " A function may return several: lambda: [...]."
         return f"{self.name} must be {self.type_description}, got {format_value(value)}.{hint}"
 

@@ -155,7 +155,7 @@ def _check_fixed_pairs(league: League, patterns: Sequence[Pattern], learner: str
             field = "self_play" if is_main else "curriculum"
             raise ConfigError(
                 f"mapping has {main!r} opposite {learner!r} in {share:.0%} of the copies of {learner!r}, "
-                f"but league=League(...) wants at most {most:.0%} with {field}="
+                f"but league=League(...) may want only {most:.0%} with {field}="
                 f"{getattr(league, field)}: give Draw() more seats, or leave mapping out."
             )
 

@@ -1,5 +1,6 @@
 """Resolution of names written by the user to settings, or to an error that explains the problem."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
@@ -17,7 +18,13 @@ from jaxrl.config.rllib_defaults import (
 from jaxrl.config.rllib_names import REFUSED, REFUSED_METHODS, RENAMED
 from jaxrl.config.synonyms import describe_counterpart
 from jaxrl.core.neutral import is_neutral
-from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
+from jaxrl.errors import (
+    ConfigError,
+    JaxrlError,
+    UnknownNameError,
+    UnknownSettingError,
+    did_you_mean,
+)
 
 GROUP_METHODS = {
     "environment_settings": "environment",
@@ -181,8 +188,10 @@ class NameTable:
 def _find_other_algorithm(name: str) -> str | None:
     """Return an algorithm that has a setting, None if none has."""
     for algorithm in list_algorithms():
-        if name in get_algorithm_config_class(algorithm).get_name_table().group_by_setting:
-            return algorithm
+        with contextlib.suppress(JaxrlError):  # a registered one that cannot be imported here
+            table = get_algorithm_config_class(algorithm).get_name_table()
+            if name in table.group_by_setting:
+                return algorithm
     return None
 
 

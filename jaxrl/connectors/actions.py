@@ -158,9 +158,11 @@ def _get_real_bounds(box: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
     """Return the bounds of an integer Box as float32 that its dtype in a program can hold."""
     limits = np.iinfo(get_leaf_dtype(box))
     low, high = (np.clip(bound, limits.min, limits.max) for bound in (box.low, box.high))
-    above = high.astype(np.float32)
-    above = np.where(above.astype(np.float64) > high, np.nextafter(above, np.float32(0)), above)
-    return low.astype(np.float32), above
+    below, above = low.astype(np.float32), high.astype(np.float32)
+    inf = np.float32(np.inf)
+    below = np.where(below.astype(np.float64) < low, np.nextafter(below, inf), below)
+    above = np.where(above.astype(np.float64) > high, np.nextafter(above, -inf), above)
+    return below, above
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -110,7 +110,8 @@ def select_whole_episodes(
     num_dropped = 0
     for part in merge_parts(recorded):
         is_whole = part.t_started == 0 and (part.terminated or part.truncated) and data.has_past
-        kept = _without_last_row(part) if ignore_final_observation else part
+        needs_final = ignore_final_observation and split_by_episode
+        kept = _without_last_row(part) if needs_final else part
         if kept is not None and not split_by_episode:
             parts += _split_rows(kept)
         elif kept is not None and is_whole:

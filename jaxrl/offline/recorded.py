@@ -27,7 +27,7 @@ from jaxrl.offline.checks import (
 from jaxrl.offline.columns import ACTIONS, OBS, Columns, flatten_paths
 from jaxrl.offline.formats.detect import Foreign, find_foreign
 from jaxrl.offline.formats.rows import iter_rows
-from jaxrl.offline.formats.settings import MAX_GROUP_BYTES, ImportSettings
+from jaxrl.offline.formats.settings import MAX_GROUP_BYTES, ImportSettings, unknown_versions
 from jaxrl.offline.manifest import (
     Counts,
     FileEntry,
@@ -44,10 +44,8 @@ from jaxrl.offline.sources import Source, find_files, sniff
 from jaxrl.offline.space_json import find_difference
 
 OWN = "jaxrl"
-
-
-_BLOCK = 1024
-"""Number of single steps that are checked at once."""
+_MAX_BLOCK, _MAX_BLOCK_BYTES = 1024, 2**24
+"""Maximum number of single steps that are checked at once, and of their bytes."""
 
 
 def _take_every_second(obs: PyTree, first: int) -> PyTree:
@@ -164,7 +162,8 @@ class RecordedData:
     def _iter_single_steps(self) -> Iterator[EpisodePart]:
         """Yield parts of one step each, of which many are checked at once."""
         parts = self._read()
-        while block := list(itertools.islice(parts, _BLOCK)):
+        number = max(1, min(_MAX_BLOCK, _MAX_BLOCK_BYTES // self.step_bytes))
+        while block := list(itertools.islice(parts, number)):
             try:
                 checked = self._check_together([part for _, part in block])
             except ValueError:  # to be named, or different in their structure
@@ -207,6 +206,8 @@ class RecordedData:
                 finite.
         """
         reward, version = np.asarray(part.reward), np.asarray(part.version)
+        if version.shape != reward.shape:  # nothing is learned from them
+            version = unknown_versions(len(reward))
         part = dataclasses.replace(part, reward=reward, version=version)
         check_steps(part, where)
         kept = Columns((*self.columns.select(OBS), *self.columns.select(ACTIONS)))

@@ -248,7 +248,8 @@ class EpisodeWriter:
             DataError: If the folder cannot be written.
         """
         self.flush()
-        files = {name: entry.sha256 for name, entry in self._files.items()}
+        own = {name: entry for name, entry in self._files.items() if entry.run == self._run}
+        files = {name: entry.sha256 for name, entry in own.items()}
         unfinished = {name: list(state) for name, state in self._counter.unfinished.items()}
         return {"run": self._run, "files": files, "unfinished": unfinished}
 

@@ -354,7 +354,9 @@ class HostLoop:
         return counts if acting is None else {**counts, _VERSION: acting.version}
 
     def stop(self) -> None:
-        if self._runners is not None:
-            self._runners.stop()
-        if self._recorder is not None:
-            self._recorder.close()
+        try:
+            if self._runners is not None:
+                self._runners.stop()
+        finally:
+            if self._recorder is not None:
+                self._recorder.close()

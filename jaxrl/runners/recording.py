@@ -252,7 +252,6 @@ def _make_writer(
     settings = config.offline_data_settings
     assert settings.output is not None
     path = Path(settings.output).expanduser().absolute()
-    run = choose_run_name(config.algo_name, config.debugging_settings.run_seed, path)
     writer = EpisodeWriter(
         path,
         *assembly.made.spaces,
@@ -264,7 +263,8 @@ def _make_writer(
         max_file_bytes=settings.output_max_file_size,
         max_rows_per_file=settings.output_max_rows_per_file,
     )
-    return writer, run
+    # The folder is locked now, so that no other run chooses the same name.
+    return writer, choose_run_name(config.algo_name, config.debugging_settings.run_seed, path)
 
 
 def choose_run_name(algorithm: str, seed: int, path: Path) -> str:

@@ -42,6 +42,8 @@ class SavedRun:
         component: str | None,
         trust: TrustSpec,
         overrides: Mapping[str, Any],
+        *,
+        is_whole: bool = True,
     ) -> "SavedRun":
         """Read a checkpoint, and prepare the process for the run.
 
@@ -50,6 +52,7 @@ class SavedRun:
             component: Component to restore; None for all.
             trust: Packages whose classes and functions the checkpoint may import.
             overrides: Settings that replace the saved ones.
+            is_whole: Whether the run is restored as it was, rather than some of its modules.
 
         Raises:
             CheckpointError: If the checkpoint is damaged or foreign, or a setting is missing.
@@ -62,7 +65,8 @@ class SavedRun:
         host.check_missing_settings(metadata, overrides, found)
         config = deserialize_config(metadata["config"], overrides, trust=trusted)
         trained = None
-        if component is None and "policies_to_train" in overrides and config.is_multi_agent:
+        is_changed = is_whole and component is None and "policies_to_train" in overrides
+        if is_changed and config.is_multi_agent:
             trained = overrides["policies_to_train"]
             as_saved = metadata["config"]["settings"].get("policies_to_train")
             config.unset("policies_to_train")

@@ -76,6 +76,9 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     return path.read_bytes()
 
 
+_LOCK_TRIES = 100
+
+
 def lock_file(path: Path) -> int:
     """Lock a file, which is created if it is missing, and return its handle.
 
@@ -86,7 +89,7 @@ def lock_file(path: Path) -> int:
         BlockingIOError: If another handle has locked it; its `strerror` is the process of that one.
         OSError: If the file cannot be written.
     """
-    while True:
+    for _ in range(_LOCK_TRIES):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,6 +107,7 @@ def lock_file(path: Path) -> int:
             if os.path.samestat(os.stat(path), os.fstat(handle)):
                 return handle
         os.close(handle)  # the file was removed by the one that had locked it
+    raise OSError(errno.EIO, "the lock file is another one whenever it is opened", str(path))
 
 
 def _get_umask() -> int:

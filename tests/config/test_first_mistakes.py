@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "stop": (lambda: parse_stop({"training_iteration": -1}), "at least 0"),
     "done": (
         lambda: raise_if_done("num_env_steps_sampled_lifetime = 512 has reached 500"),
-        "--steps 1000.",
+        "--steps 1024.",
     ),
     "done by iterations": (lambda: raise_if_done("training_iteration = 3 has reached 3"), "103}'."),
     "steps": (lambda: parse_steps("-5"), "a whole number above 0, such as"),

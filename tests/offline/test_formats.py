@@ -241,7 +241,7 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
     assert "Did you mean 'obs'" in read_error(path, schema={"obss": "o"})
 
 
-def test_a_gap_in_an_episode_begins_another_part(tmp_path: Path) -> None:
+def test_a_time_step_that_is_missing_is_refused(tmp_path: Path) -> None:
     path = write_columns(
         tmp_path / "a.parquet", eps_id=["a"] * 3, t=[0, 1, 5], terminateds=[False] * 3
     )
@@ -277,6 +277,19 @@ def test_a_row_keeps_its_successor_where_the_next_row_is_another(tmp_path: Path,
     if kind != "arrays":  # an id says that these are of one episode
         assert [part.t_started for part in parts] == [0, 1, 2, 3]
         assert len({hash_episode(part.episode_id) for part in parts}) == 1
+
+
+def test_observations_of_different_types_are_compared_as_in_a_program(tmp_path: Path) -> None:
+    lines = (
+        {"obs": [[0.0, 0.1]], "new_obs": [[2, 3]], "terminateds": [False]},
+        {"obs": [[2.0, 3.0]], "new_obs": [[4.0, 0.1]], "terminateds": [True]},
+    )
+    path = tmp_path / "a.json"
+    same = {"type": "SampleBatch", "eps_id": ["a"], "actions": [1], "rewards": [1.0]}
+    path.write_text("\n".join(json.dumps({**same, **line}) for line in lines))
+    (part,) = merge_parts(open_plain(path).iter_parts())
+    assert len(part) == 2
+    assert part.terminated
 
 
 @pytest.mark.parametrize("kind", ["columns", "arrays", "own"])

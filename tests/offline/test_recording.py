@@ -93,6 +93,18 @@ def test_a_policy_with_memory_is_recorded_on_after_a_checkpoint(tmp_path: Path) 
     assert rows == algorithm.last_result["num_env_steps_sampled_lifetime"]
 
 
+def test_a_run_that_cannot_be_built_leaves_the_folder_to_others(tmp_path: Path) -> None:
+    def refuse(**kwargs: Any) -> None:
+        raise RuntimeError("not today")
+
+    config = make_ppo(tmp_path / "out", placement="host").callbacks(on_algorithm_init=refuse)
+    with pytest.raises(RuntimeError, match="not today") as caught:
+        config.build()
+    # The error holds everything that was built, as the last one of a notebook does.
+    make_ppo(tmp_path / "out", placement="host").build().stop()
+    assert caught.value.__traceback__ is not None
+
+
 @pytest.mark.representatives("make_ppo-in_graph", "make_dqn-host")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 @pytest.mark.parametrize("make", [make_ppo, make_dqn])

@@ -340,6 +340,21 @@ def test_a_restored_writer_leaves_what_others_wrote(tmp_path: Path) -> None:
     assert (data.counts.num_episodes, data.counts.returns.num_episodes) == (4, 4)
 
 
+def test_writers_go_back_whatever_others_do(tmp_path: Path) -> None:
+    episodes = {name: make_part(2, episode_id=name, terminated=True) for name in "abc"}
+    with EpisodeWriter(tmp_path, BOX, DISCRETE) as one:
+        one.add_parts([episodes["a"]])
+        first = one.get_state()
+        one.add_parts([episodes["b"]])
+    with EpisodeWriter(tmp_path, BOX, DISCRETE) as other:
+        other.add_parts([episodes["c"]])
+        second = other.get_state()
+    for state in (first, second):  # the first one removes a file that was there at the second
+        with EpisodeWriter(tmp_path, BOX, DISCRETE) as again:
+            again.set_state(state)
+    assert [part.episode_id for part in open_data(tmp_path).iter_parts()] == ["a", "c"]
+
+
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, BOX, DISCRETE) as writer:
         with pytest.raises(DataError, match=f"is being recorded to by process {os.getpid()}: end"):

@@ -75,9 +75,9 @@ def check_columns(found: Mapping[str, object], path: Path) -> None:
 class RowParts:
     """Conversion of the rows of files, one after the other, to parts of episodes.
 
-    Rows of an episode follow one another. Where a time step is missing, another part begins; where
-    the observation after a row is not that of the next one, which is not its successor then, another
-    episode does, with the next time step. A row that is terminated and truncated is terminated.
+    Rows of an episode follow one another. Where the observation after a row is not that of the
+    next one, which is not its successor then, another episode begins, with the next time step; a
+    time step that is missing is an error where the parts are read. A row that is terminated and truncated is terminated.
     Without `eps_id`, every row is an episode of one step. An id that comes again after its end, or
     in another folder, is another episode.
 
@@ -208,8 +208,16 @@ def _hash_row(tree: PyTree, row: int) -> bytes:
     """Return a digest of one row of observations."""
     digest = hashlib.blake2b(digest_size=16)
     for leaf in jax.tree.leaves(tree):
-        digest.update((leaf[row] + np.zeros((), leaf.dtype)).tobytes())  # 0.0 and -0.0 are equal
+        digest.update((_as_compared(leaf[row]) + 0.0).tobytes())  # 0.0 and -0.0 are equal
     return digest.digest()
+
+
+def _as_compared(values: np.ndarray) -> np.ndarray:
+    """Return values as they are compared: floats as in a program, whatever type a file has."""
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32)
+    return values.astype(np.float64)
 
 
 def iter_rows(tree: PyTree) -> Iterator[PyTree]:
@@ -232,7 +240,7 @@ def _order_by_episode(table: RowTable) -> RowTable:
 
 def differs_by_row(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return whether rows differ in any entry."""
-    differs = np.asarray(one != other)
+    differs = np.asarray(_as_compared(one) != _as_compared(other))
     return np.asarray(differs.any(axis=tuple(range(1, differs.ndim))))
 
 

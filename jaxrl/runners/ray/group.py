@@ -310,11 +310,10 @@ class RayEnvRunnerGroup(FormerNames):
             kwargs: Keyword arguments.
             local_env_runner: Whether to call it first on the stand-in for a runner of this process,
                 which has a config: what is set there holds for runners that start later, too. None is
-                True where something may be set, in training with several agents.
+                True with several agents, where something may be set.
         """
         if local_env_runner is None:
-            is_training = self._shape.count_setting == "num_env_runners"
-            local_env_runner = is_training and self.local_config.is_multi_agent
+            local_env_runner = self.local_config.is_multi_agent
         local = [call_runner(self.stand_in, func, kwargs)] if local_env_runner else []
         others = call_all(self._fleet, lambda runner: call_runner(runner, func, kwargs))
         return [*local, *others.values()]

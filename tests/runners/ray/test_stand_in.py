@@ -44,6 +44,7 @@ def test_what_is_set_on_runners_is_set_for_those_that_start_later(make_group: An
 
 def test_it_is_left_out_where_nothing_can_be_set(make_group: Any) -> None:
     evaluating = make_group(make_config(), "evaluation_num_env_runners")
+    evaluating.foreach_env_runner(lambda r: r.config.multi_agent(policy_mapping_fn=choose))
+    assert evaluating.local_config.multi_agent_settings.policy_mapping_fn is choose
     alone = make_group(PPOConfig().environment("CartPole-v1"))
-    for group in (evaluating, alone):
-        assert group.foreach_env_runner(lambda r: r.num_envs) == [4]
+    assert alone.foreach_env_runner(lambda r: r.num_envs) == [4]
