@@ -172,7 +172,7 @@ def test_masks_hold_for_sampled_actions(client: Client) -> None:
         ({"pay": [0.0] * 7}, "obs.pay has shape (7,)"),
         ({"pay": [0.0] * 7 + [None]}, "obs.pay"),
         ({"pay": ["a"] * 8}, "obs.pay must be numeric"),
-        ({"pay": [[0.0], [1.0, 2.0]]}, "A value is not in its space"),
+        ({"pay": [[0.0], [1.0, 2.0]]}, "got a list of unequal parts"),
         ({"pay": [99.0] * 8}, "outside its space's bounds"),
         ({"step": 1.5}, "obs.step is 1.5"),
         ({"other": 1}, "must be a dict with the keys"),
