@@ -206,7 +206,7 @@ class RecordedData:
                 finite.
         """
         reward, version = np.asarray(part.reward), np.asarray(part.version)
-        if version.shape != reward.shape:  # nothing is learned from them
+        if reward.ndim == 1 and version.shape != reward.shape:  # nothing is learned from them
             version = unknown_versions(len(reward))
         part = dataclasses.replace(part, reward=reward, version=version)
         check_steps(part, where)

@@ -370,7 +370,7 @@ LEARNED = {"policies": {"random": RandomRLModule}}
                 "mapping": [{"player_0": "main", "player_1": "main"}] * 9
                 + [{"player_0": "main", "player_1": Draw()}],
             },
-            "'main' opposite 'main' in 90% of the copies of 'main', .* at most 35% with self_play=0.35",
+            "'main' opposite 'main' in 90% of the copies of 'main', .* may want only 35% with self_play=0.35",
         ),
         (
             "TicTacToe-v0",
@@ -382,7 +382,7 @@ LEARNED = {"policies": {"random": RandomRLModule}}
                     {"player_0": "main_exploiter", "player_1": Draw()},
                 ],
             },
-            "'main' opposite 'main_exploiter' in 67% .* at most 50% with curriculum=0.5",
+            "'main' opposite 'main_exploiter' in 67% .* may want only 50% with curriculum=0.5",
         ),
         ("TicTacToe-v0", {"policy_map_capacity": 8}, "policy_map_capacity=8 is too small .* set 9"),
         (
