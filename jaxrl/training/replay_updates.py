@@ -202,6 +202,23 @@ class _LoopCarry:
     nonfinite: Float[Array, " M"]
     skipped: Bool[Array, " U"]
 
+    def add(
+        self,
+        i: Int[Array, ""],
+        learner: LearnerState,
+        memory: PyTree,
+        metrics: Float[Array, " M"],
+        skipped: Bool[Array, ""],
+    ) -> "_LoopCarry":
+        """Return the state after an update, given its number, metrics and whether it was skipped."""
+        return _LoopCarry(
+            learner=learner,
+            memory=memory,
+            sums=self.sums + jnp.where(skipped, 0.0, metrics),
+            nonfinite=self.nonfinite + mask_nonfinite(metrics, skipped),
+            skipped=self.skipped.at[i].set(skipped),
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ReplayUpdates:
@@ -261,13 +278,7 @@ class ReplayUpdates:
             learner, memory, metrics = update(carry.learner, carry.memory, now, i)
             row = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
             skipped = metrics[NUM_NONFINITE_UPDATES] > 0.5
-            return _LoopCarry(
-                learner=learner,
-                memory=memory,
-                sums=carry.sums + jnp.where(skipped, 0.0, row),
-                nonfinite=carry.nonfinite + mask_nonfinite(row, skipped),
-                skipped=carry.skipped.at[i].set(skipped),
-            )
+            return carry.add(i, learner, memory, row, skipped)
 
         start = _LoopCarry(
             learner=before.learner,

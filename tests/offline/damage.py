@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from gymnasium import spaces
 
 from jaxrl import EpisodeWriter
-from tests.offline.parts import make_part
+from tests.offline.parts import RLLIB_ROWS, make_part
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 DISCRETE = spaces.Discrete(3)
@@ -175,17 +175,7 @@ def write_manifest(folder: Path, content: Any) -> None:
 
 def make_rllib_rows(folder: Path) -> Any:
     del folder
-    return {
-        "eps_id": ["a", "a", "b"],
-        "t": [0, 1, 0],
-        "obs": [[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]],
-        "new_obs": [[1.0, 1.0], [2.0, 2.0], [6.0, 6.0]],
-        "actions": [0, 1, 2],
-        "rewards": [1.0, 2.0, 3.0],
-        "terminateds": [False, True, False],
-        "truncateds": [False, False, True],
-        "action_logp": [-1.0, -2.0, -3.0],
-    }
+    return {**copy.deepcopy(RLLIB_ROWS), "action_logp": [-1.0, -2.0, -3.0]}
 
 
 def write_rllib_columns(folder: Path, content: Any) -> None:

@@ -101,3 +101,16 @@ def _join_episode(parts: list[EpisodePart]) -> EpisodePart:
         is_cut=last.is_cut,
         carry=first.carry,
     )
+
+
+RLLIB_ROWS: dict[str, list[Any]] = {
+    "eps_id": ["a", "a", "b"],
+    "t": [0, 1, 0],
+    "obs": [[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]],
+    "new_obs": [[1.0, 1.0], [2.0, 2.0], [6.0, 6.0]],
+    "actions": [0, 1, 2],
+    "rewards": [1.0, 2.0, 3.0],
+    "terminateds": [False, True, False],
+    "truncateds": [False, False, True],
+}
+"""Columns of two episodes by RLlib's names."""

@@ -15,7 +15,7 @@ from jaxrl.offline.held_out import hash_episode
 from jaxrl.offline.joining import merge_parts
 from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.offline.writer import EpisodeWriter
-from tests.offline.parts import make_part
+from tests.offline.parts import RLLIB_ROWS, make_part
 
 DATA = Path(__file__).parent / "data"
 CARTPOLE = gymnasium.make("CartPole-v1")
@@ -175,17 +175,7 @@ def test_a_final_observation_that_is_missing_is_refused_unless_ignored(tmp_path:
 def write_columns(path: Path, **changes: Any) -> Path:
     """Write rows of RLlib's columns."""
     pa, pq = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
-    columns: dict[str, Any] = {
-        "eps_id": ["a", "a", "b"],
-        "t": [0, 1, 0],
-        "obs": [[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]],
-        "new_obs": [[1.0, 1.0], [2.0, 2.0], [6.0, 6.0]],
-        "actions": [0, 1, 2],
-        "rewards": [1.0, 2.0, 3.0],
-        "terminateds": [False, True, False],
-        "truncateds": [False, False, True],
-    }
-    columns |= changes
+    columns = {**RLLIB_ROWS, **changes}
     pq.write_table(pa.table({k: v for k, v in columns.items() if v is not None}), path)
     return path
 
