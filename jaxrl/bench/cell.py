@@ -171,7 +171,7 @@ class _ProgressTracker:
         steps, means = 0, []
         for seed, run in by_seed.items():
             steps = results.get_steps(run)
-            mean = results.get_number(run, results.RETURN_MEAN)
+            mean = results.get_number(run, self._job.return_key)
             if mean is not None:
                 iteration = int(run[results.ITERATION])
                 self.curves[seed].add(steps, mean, round(self.seconds, 3), iteration)
@@ -216,7 +216,7 @@ def _run(job: Job, runs: Runs) -> None:
     for seed, why in runs.get_failures().items():
         job.write_outcome(seed, {**shared, "failure": why})
     for seed, evaluation in evaluations.items():
-        curve, score = progress.curves[seed], results.get_number(evaluation, results.RETURN_MEAN)
+        curve, score = progress.curves[seed], results.get_number(evaluation, job.return_key)
         if score is None:
             job.write_outcome(seed, {**shared, "failure": "no episode ended in the evaluation"})
             continue

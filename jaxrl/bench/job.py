@@ -36,6 +36,7 @@ class Job:
         budget: Environment steps per run.
         seeds: Seeds of the runs.
         episodes: Episodes of the evaluation at the end of each run.
+        module: Module whose returns count, of several agents; "" for the sum of all agents.
         folder: Folder for outcomes and for the state from which killed runs resume.
     """
 
@@ -47,12 +48,20 @@ class Job:
     budget: int
     seeds: tuple[int, ...]
     episodes: int
+    module: str = ""
     folder: str
 
     def describe(self) -> dict[str, Any]:
         """Return what outcomes depend on; an outcome with another description is not reused."""
         values = dataclasses.asdict(self)
         return {name: values[name] for name in values if name not in ("seeds", "folder", "entrant")}
+
+    @property
+    def return_key(self) -> str:
+        """Path of the return in the result of an iteration or evaluation."""
+        if self.module:
+            return f"env_runners/module_episode_returns_mean/{self.module}"
+        return "env_runners/episode_return_mean"
 
     def get_outcome_path(self, seed: int) -> Path:
         """Return the path of the outcome of a seed."""

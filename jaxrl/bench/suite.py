@@ -23,6 +23,7 @@ from jaxrl.bench.values import (
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.datasets import PREFIX, iter_sources
 from jaxrl.config.load import load_experiment, parse_text
+from jaxrl.config.multi_agent import has_several_agents, make_agents_env, resolve_agents
 from jaxrl.config.registry import get_algorithm_config, resolve_config_path
 from jaxrl.config.serialize import serialize_config
 from jaxrl.config.sweep import is_sweep
@@ -46,6 +47,7 @@ class Task:
         high: Return with score 1.
         reference: Published return to compare with; None if there is none.
         source: Origin of the reference.
+        module: Module whose returns count, of several agents; "" for the sum of all agents.
     """
 
     budget: int | None = None
@@ -55,6 +57,7 @@ class Task:
     high: float = 1.0
     reference: float | None = None
     source: str = ""
+    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ class SuiteCell:
         file: Config file as named in the suite; "" if the settings are not from a file.
         reference: Published return to compare with; None if there is none.
         source: Origin of the reference.
+        module: Module whose returns count, of several agents; "" for the sum of all agents.
         data: Names of the data sets that it learns from.
         is_offline: Whether it learns from recorded data alone, of which the budget is rows.
     """
@@ -88,6 +92,7 @@ class SuiteCell:
     file: str = ""
     reference: float | None = None
     source: str = ""
+    module: str = ""
     data: tuple[str, ...] = ()
     is_offline: bool = False
 
@@ -136,6 +141,7 @@ class Suite:
             budget=cell.budget,
             seeds=self.seeds,
             episodes=self.episodes,
+            module=cell.module,
             folder=str(folder / "runs" / cell.name),
         )
 
@@ -147,7 +153,7 @@ SUITE_KEYS = (
 TASK_KEYS = tuple(field.name for field in dataclasses.fields(Task))
 ALGORITHM_KEYS = ("algorithm", "settings", "environments")
 CONFIG_KEYS = (
-    "file", "label", "budget", "threshold", "ceiling", "settings", "reference", "source",
+    "file", "label", "budget", "threshold", "ceiling", "settings", "reference", "source", "module",
 )  # fmt: skip
 SPEED_KEYS = tuple(field.name for field in dataclasses.fields(SpeedSpec))
 PEER_KEYS = ("algorithms", "settings", "environments")
@@ -286,6 +292,8 @@ class _SuiteReader:
                 f"configs: {options['file']}",
             )
             _check_reference(numbers, f"configs: {options['file']}")
+            module = numbers.get("module", task.module)
+            _check_module(config, module, f"configs: {options['file']}")
             unit = TRAINED_STEPS if config.is_offline else ENV_STEPS
             budget = numbers.get("budget", task.budget or experiment.stop.get(unit))
             cells.append(
@@ -301,6 +309,7 @@ class _SuiteReader:
                     file=str(options["file"]),
                     reference=numbers.get("reference", task.reference),
                     source=numbers.get("source", task.source),
+                    module=module,
                     data=tuple(name.removeprefix(PREFIX) for name in iter_sources(config)),
                     is_offline=config.is_offline,
                 )
@@ -318,6 +327,7 @@ class _SuiteReader:
             for env in self._select_environments(options, f"algorithms: {label}"):
                 config = get_algorithm_config(name).environment(env)
                 config.update_from_dict(options.get("settings") or {})
+                _check_module(config, self._get_task(env).module, f"environments: {env}")
                 cells.append(
                     self._make_cell(label, JAXRL, env, name, _validate_and_serialize(config))
                 )
@@ -371,6 +381,7 @@ class _SuiteReader:
             budget=parse_positive(f"environments: {env}: budget", task.budget),
             threshold=task.threshold,
             ceiling=task.ceiling,
+            module=task.module,
         )
 
 
@@ -396,10 +407,26 @@ def _check_reference(options: Mapping[str, Any], where: str) -> None:
         )
 
 
+def _check_module(config: AlgorithmConfig, module: str, where: str) -> None:
+    """Raise if returns of a module are asked for which the config does not have."""
+    if not module:
+        return
+    if not has_several_agents(config):
+        raise ConfigError(
+            f"{where}: module={module!r} counts the returns of a module of several agents, and "
+            f"{config.environment_settings.env} has one agent: leave it out."
+        )
+    agents = resolve_agents(config)
+    check_known(f"{where}: module", module, (*agents.modules, *agents.drawn))
+
+
 def _validate_and_serialize(config: AlgorithmConfig) -> dict[str, Any]:
     """Validate a config together with its environment and return it as plain data."""
     if is_sweep(config):
         raise ConfigError("a run of a suite cannot be a sweep: give seeds to the suite.")
     config.copy(copy_frozen=False).validate()
-    make_env(config)
+    if has_several_agents(config):
+        make_agents_env(config)
+    else:
+        make_env(config)
     return serialize_config(config)

@@ -84,6 +84,7 @@ def _summarize_cell(
         "file": cell.file,
         "reference": cell.reference,
         "source": cell.source,
+        "module": cell.module,
         "data": list(cell.data),
         "is_offline": cell.is_offline,
         "failure": failure,

@@ -50,6 +50,9 @@ def _build_environment_table(summary: Row, env: str) -> Table:
         f"Greedy evaluation of {summary['episodes']} episodes after {budgets} {unit}; "
         f"interquartile mean over {len(summary['seeds'])} seeds with its 95 % bootstrap interval. "
     )
+    modules = sorted({cell["module"] for cell in measured if cell.get("module")})
+    if modules:
+        text += f"Returns are those of {' and '.join(modules)}. "
     if len(measured) > 1:
         text += (
             f"**{winner}** is best: its interval lies above all others."

@@ -49,6 +49,7 @@ TASK_VALUES: Mapping[str, tuple[Callable[[object], object], str]] = {
     "high": (parse_number, "a return"),
     "reference": (parse_number, "a return"),
     "source": (parse_nonempty_text, "the origin of the reference, as text"),
+    "module": (parse_nonempty_text, "the id of a module of several agents"),
 }
 
 

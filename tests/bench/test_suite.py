@@ -60,6 +60,24 @@ def test_peers_match_our_settings_or_take_their_own(tmp_path: Path) -> None:
     assert theirs[1].settings is None
 
 
+def test_the_returns_of_one_module_can_count(tmp_path: Path) -> None:
+    text = """
+environments:
+  RockPaperScissors-v0: {module: learned}
+configs:
+  - multi_agent/rockpaperscissors-ppo
+  - {file: multi_agent/rockpaperscissors-lstm-ppo, label: other, module: beat_last}
+  - classic/cartpole-ppo
+"""
+    suite = load_suite(written(tmp_path, text))
+    keys = [suite.make_job(cell, tmp_path).return_key for cell in suite.cells]
+    assert keys == [
+        "env_runners/module_episode_returns_mean/learned",
+        "env_runners/module_episode_returns_mean/beat_last",
+        "env_runners/episode_return_mean",
+    ]
+
+
 def test_rivals_on_one_environment_follow_one_another(tmp_path: Path) -> None:
     text = SMALL.replace("algorithms:", "  Acrobot-v1: {budget: 500}\nalgorithms:")
     cells = load_suite(written(tmp_path, text)).cells
@@ -98,22 +116,12 @@ SHIPPED = [path.stem for path in find_suite_file("smoke").parent.glob("*.yaml")]
 NEVER_RUN_BY_A_SUITE = {
     "curriculum/frozenlake-ppo",  # its return is that of the latest task
     "minatar/breakout-dqn",  # 25 million updates of five seeds
-    "multi_agent/connectfour-ppo",
-    "multi_agent/foraging-mappo",
-    "multi_agent/foraging-ppo",  # several agents, which suites do not compare yet
+    "multi_agent/connectfour-ppo",  # a test plays against its earlier versions
+    "multi_agent/tictactoe-league-ppo",  # a test has its threshold
+    "multi_agent/tictactoe-ppo",  # its return is zero; a test plays against random moves
     "offline/acrobot-dqn",  # tests compare them with the same files without demonstrations
     "offline/mountaincar-dqn",
     "offline/pendulum-sac",
-    "multi_agent/multiagentcartpole-mappo",  # a test has its threshold
-    "multi_agent/multiagentcartpole-ppo",  # a test has its threshold
-    "multi_agent/rockpaperscissors-lstm-ppo",  # likewise
-    "multi_agent/rockpaperscissors-ppo",  # likewise
-    "multi_agent/tictactoe-league-ppo",  # likewise
-    "multi_agent/tictactoe-ppo",  # its return is zero; a test plays against random moves
-    "multi_agent/simplespread-ppo",
-    "multi_agent/speakerlistener-ppo",
-    "multi_agent/twostepand-qmix",
-    "multi_agent/twostepand-vdn",
     "sweeps/cartpole-ppo",  # a sweep has lanes of its own
 }
 
@@ -168,6 +176,14 @@ WRONG = [
     ),
     ("seeds: 3", "names nothing to run"),
     (SMALL + "peers: {sb3: {}}\n", "no such folder"),
+    (
+        SMALL.replace("low: 9", "module: p0"),
+        "module='p0' counts the returns of a module of several",
+    ),
+    (
+        "configs: [{file: multi_agent/rockpaperscissors-ppo, module: learnt}]",
+        "Did you mean 'learned'",
+    ),
     ("[1, 2]", "must map names"),
 ]
 
