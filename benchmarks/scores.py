@@ -82,7 +82,12 @@ def render_page(summaries: Sequence[Mapping[str, Any]], notes: str) -> str:
 
 def _render_suite(summary: Mapping[str, Any]) -> str:
     machine = summary["machine"]
-    rows = [_render_row(cell) for cell in summary["cells"] if "return" in cell]
+    files = [cell["file"] for cell in summary["cells"]]
+    rows = [
+        _render_row(cell, is_labeled=files.count(cell["file"]) > 1)
+        for cell in summary["cells"]
+        if "return" in cell
+    ]
     failed = [cell["name"] for cell in summary["cells"] if cell["failure"] or cell["lost_seeds"]]
     about = (
         f"{summary['about']} `jaxrl benchmark {summary['suite']}`, {summary['date']}; "
@@ -104,8 +109,11 @@ def _render_suite(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _render_row(cell: Mapping[str, Any]) -> str:
+def _render_row(cell: Mapping[str, Any], *, is_labeled: bool) -> str:
+    """Render the row of a config, with its label if the suite runs its file several times."""
     name = f"`{cell['file']}`" if cell["file"] else cell["entrant"]
+    if cell["file"] and is_labeled:
+        name += f" ({cell['entrant']})"
     reference = "" if cell["reference"] is None else format_short(cell["reference"])
     cells = (
         name,

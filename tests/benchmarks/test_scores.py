@@ -79,3 +79,12 @@ def test_of_several_machines_the_newest_counts(results: Path) -> None:
     (found,) = scores.load_summaries(results)
     assert found["cells"][0]["min"] == 2.0
     assert found["report"] == "a/scores/made-up/report.md"
+
+
+def test_a_file_that_runs_twice_has_its_labels(results: Path) -> None:
+    twice = [cell("classic/cartpole-ppo", entrant=name) for name in ("whole", "half")]
+    write(results, "one", summary(*twice, cell("classic/acrobot-ppo", entrant="alone")))
+    text = scores.render_page(scores.load_summaries(results), "")
+    assert "| `classic/cartpole-ppo` (whole) |" in text
+    assert "| `classic/cartpole-ppo` (half) |" in text
+    assert "alone" not in text
