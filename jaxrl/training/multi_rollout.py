@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.struct import pytree, replace, where_rows
@@ -115,6 +115,25 @@ class MultiPolicyStep:
 class _ScanCarry:
     env: MultiVectorState
     carry: MultiCarry
+
+
+@pytree
+class _AgentEnds:
+    """Agent-episodes that a step ended, `[B, A]`; the numbers are valid where `ended`."""
+
+    ended: Bool[Array, "B A"]
+    episode_return: Float[Array, "B A"]
+    episode_length: Int[Array, "B A"]
+
+
+@pytree
+class _Recorded:
+    """Part of a `MultiRollout` that each step adds."""
+
+    rollouts: dict[str, Rollout]
+    record: EpisodeRecord
+    agents: _AgentEnds
+    mask: Bool[Array, " B"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -242,14 +261,14 @@ class MultiRolloutWorker(MultiPolicyStep):
     ) -> tuple[MultiVectorState, MultiCarry, MultiRollout]:
         """Record `num_steps` steps of every environment, with raw observations."""
 
-        def body(c: _ScanCarry, now: MultiInputs) -> tuple[_ScanCarry, MultiRollout]:
+        def body(c: _ScanCarry, now: MultiInputs) -> tuple[_ScanCarry, _Recorded]:
             new_state, new_carry, step, rows = self.step(
                 actors, c.env, c.carry, now, params, explore
             )
-            recorded = MultiRollout(
+            recorded = _Recorded(
                 rollouts=rows,
                 record=_record_episodes(c.env, step),
-                agents=self._record_agents(c.env, step),
+                agents=self._record_agents(step),
                 mask=step.mask,
             )
             return _ScanCarry(env=new_state, carry=new_carry), recorded
@@ -260,7 +279,14 @@ class MultiRolloutWorker(MultiPolicyStep):
             m: rows if m == DRAWN else self._finish(m, rows, carry)
             for m, rows in recorded.rollouts.items()
         }
-        return end.env, end.carry, replace(recorded, rollouts=rollouts)
+        agents = _complete_record(recorded.agents, recorded.record)
+        return (
+            end.env,
+            end.carry,
+            MultiRollout(
+                rollouts=rollouts, record=recorded.record, agents=agents, mask=recorded.mask
+            ),
+        )
 
     def make_agent_returns(self) -> AgentReturns:
         """Return the returns of no agent-episodes."""
@@ -408,16 +434,12 @@ class MultiRolloutWorker(MultiPolicyStep):
             is_valid=self.rows.repeat(step.mask, m),
         )
 
-    def _record_agents(self, state: MultiVectorState, step: MultiVectorStep) -> EpisodeRecord:
-        """Return the record of agent-episodes `[B, A]`."""
-        ended = self.rows.gather_all(step.agent_ended)
+    def _record_agents(self, step: MultiVectorStep) -> _AgentEnds:
         lengths = self.rows.gather_all(step.agent_length)
-        return EpisodeRecord(
-            ended=ended & (lengths > 0),
+        return _AgentEnds(
+            ended=self.rows.gather_all(step.agent_ended) & (lengths > 0),
             episode_return=self.rows.gather_all(step.agent_return),
             episode_length=lengths,
-            env_step=jnp.broadcast_to(state.count[:, None], ended.shape),
-            fault=jnp.full(ended.shape, NO_FAULT, jnp.int32),
         )
 
     def _finish(self, m: str, rows: Rollout, carry: MultiCarry) -> Rollout:
@@ -460,4 +482,16 @@ def _record_episodes(state: MultiVectorState, step: MultiVectorStep) -> EpisodeR
         episode_length=step.episode_length,
         env_step=state.count,
         fault=step.fault,
+    )
+
+
+def _complete_record(agents: _AgentEnds, record: EpisodeRecord) -> EpisodeRecord:
+    """Return the record of agent-episodes `[T, B, A]`, with the steps of their environments."""
+    shape = agents.ended.shape
+    return EpisodeRecord(
+        ended=agents.ended,
+        episode_return=agents.episode_return,
+        episode_length=agents.episode_length,
+        env_step=jnp.broadcast_to(record.env_step[..., None], shape),
+        fault=jnp.full(shape, NO_FAULT, jnp.int32),
     )
