@@ -37,6 +37,7 @@ SEVERAL_POLICIES = {
     "multi_agent/rockpaperscissors-ppo",
     "multi_agent/tictactoe-league-ppo",
     "multi_agent/tictactoe-ppo",
+    "multi_agent/speakerlistener-mappo",
     "multi_agent/speakerlistener-ppo",
     "sweeps/cartpole-ppo",
 }
