@@ -353,6 +353,9 @@ def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
     if not_saved:
         return None
     settings = {n: value for n, value in data["settings"].items() if n not in NON_PROGRAM_SETTINGS}
+    recorded = config.offline_data_settings
+    if "input_" in settings:  # programs have the dataset as an argument
+        settings["input_"] = [recorded.sampler_share, *recorded.sources.values()]
     description = {
         "algo": data["algo"],
         "algo_class": data["algo_class"],
