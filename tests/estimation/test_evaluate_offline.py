@@ -45,7 +45,7 @@ CASES = {
 }
 
 
-@pytest.mark.representatives("masks", "memory")
+@pytest.mark.representatives("memory")
 @pytest.mark.parametrize("case", CASES)
 def test_on_its_own_data_all_estimates_are_the_mean_return(tmp_path: Path, case: str) -> None:
     """Weights are 1 if the policy sees what it saw while it recorded."""

@@ -326,6 +326,7 @@ def test_callbacks_are_called_around_an_evaluation(data: str) -> None:
 
 
 @pytest.mark.allow_key_reuse
+@pytest.mark.slow
 def test_every_lane_has_its_own_evaluation(data: str) -> None:
     config = make_config(data, lr=grid([1e-3, 1e-1])).sweep(seeds=2)
     with config.build() as sweep:
