@@ -23,12 +23,15 @@ FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RAY_FENCE = re.compile(r"^```\{\.python \.ray\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = "documented"
 LONG = (
+    "callbacks",
     "compilation",
     "connectors",
     "curriculum",
     "custom_environment",
     "custom_loss",
+    "custom_module",
     "debugging",
+    "evaluation",
     "export",
     "external_simulators",
     "from_purejaxrl",

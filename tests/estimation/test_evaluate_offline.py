@@ -267,6 +267,7 @@ def test_missing_probabilities_are_refused(
         other.evaluate_offline(plain, ["wis", "dm"])
 
 
+@pytest.mark.slow
 def test_a_deterministic_policy_in_a_box_has_no_density(tmp_path: Path) -> None:
     with make_run(tmp_path / "data", "Pendulum-v1") as algorithm:
         algorithm.train()
