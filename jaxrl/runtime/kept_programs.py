@@ -65,13 +65,9 @@ MAX_BYTES = 2**30
 NON_PROGRAM_SETTINGS = (
     *RECORDING_SETTINGS,
     *(field.name for field in dataclasses.fields(CheckpointingSettings)),
-    *("evaluation_interval", "always_attach_evaluation_results"),
-    *("seed", "max_retraces"),
+    *("always_attach_evaluation_results", "evaluation_interval", "input_", "max_retraces", "seed"),
 )
-"""Settings whose value no program depends on.
-
-The seed and the number of iterations until a checkpoint or an evaluation are arguments.
-"""
+"""Settings whose value no program depends on; seeds, intervals and recorded rows are arguments."""
 _CALL_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LAPACK = "lapack_"
 """Prefix of the external functions that a cached program may call.
@@ -363,14 +359,13 @@ def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
     if not_saved:
         return None
     settings = {n: value for n, value in data["settings"].items() if n not in NON_PROGRAM_SETTINGS}
-    recorded = config.offline_data_settings
-    if "input_" in settings:  # programs have the dataset as an argument
-        settings["input_"] = [recorded.sampler_share, *recorded.sources.values()]
+    data_settings = config.offline_data_settings
     description = {
         "algo": data["algo"],
         "algo_class": data["algo_class"],
         "settings": settings,
-        "records": config.offline_data_settings.output is not None,  # returns rollouts as well
+        "shares": [data_settings.sampler_share, *data_settings.sources.values()],
+        "records": data_settings.output is not None,  # returns rollouts as well
     }
     return description if _is_own(description) else None
 

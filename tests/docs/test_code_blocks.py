@@ -36,6 +36,7 @@ LONG = (
     "external_simulators",
     "from_purejaxrl",
     "host_environments",
+    "key_concepts",
     "logging",
     "memory",
     "multi_agent",

@@ -328,7 +328,7 @@ def test_client_waits_for_room(served: Served) -> None:
 
 
 def test_handshakes_time_out(served: Served) -> None:
-    """Of three at a time: nothing is sent, its first bytes, or all but its last ones."""
+    """Three at a time, of which nothing is sent, the first bytes, or all but the last ones."""
     with contextlib.ExitStack() as stack:
         begin = time.monotonic()
         sockets = [stack.enter_context(raw(served)) for _ in range(3)]

@@ -127,7 +127,7 @@ def test_programs_do_not_depend_on_the_place_of_their_data() -> None:
         config = DQNConfig().environment("CartPole-v1").offline_data(input_=data)
         description = kept_programs._describe_config(config)
         assert description is not None
-        return description["settings"].get("input_")
+        return description["shares"]
 
     assert describe("a") == describe("b") == describe(["c", "d"])
     assert describe({"sampler": 0.5, "a": 0.5}) == describe({"b": 0.5, "sampler": 0.5})

@@ -79,9 +79,7 @@ def load_case(name: str) -> tuple[Any, Any]:
     return load_example(f"multi_agent/{name}", *CASES[name], **replaced)
 
 
-@pytest.mark.representatives(
-    "different_spaces_for_agents", "rock_paper_scissors_heuristic_vs_learned"
-)
+@pytest.mark.representatives("different_spaces_for_agents")
 @pytest.mark.parametrize("name", CASES)
 def test_an_example_runs(name: str) -> None:
     config, _ = load_case(name)
