@@ -47,6 +47,17 @@ def _home_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXRL_RESULTS_DIR", str(tmp_path / "jaxrl_results"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _programs_are_shared_within_a_file() -> Iterator[None]:
+    """Keeps the programs of a file's tests for equal configs of its later ones, and of no others."""
+    from jaxrl.runtime import kept_programs  # here: the checks of `make test-shapes` come first
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_programs, "MAX_SHARED_PROGRAMS", 64)
+        patch.setattr(kept_programs, "SHARED_PROGRAMS", kept_programs.SharedPrograms())
+        yield
+
+
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One Ray of four logical CPUs for all tests marked `ray`, ended with the session."""

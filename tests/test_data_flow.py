@@ -444,9 +444,9 @@ def test_a_compiled_step_is_checked_before_anything_is_compiled() -> None:
         make(OnPolicyFlow, "IMPALA", broadcast_interval=2).build()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.representatives("learners")
 @pytest.mark.parametrize("where", ["runners", "learners", "learners in graph"])
 def test_actors_take_the_same_steps(where: str) -> None:
     """Runner actors, learner actors on their data, and learner actors that step environments."""

@@ -288,8 +288,8 @@ def test_episodes_of_parts() -> None:
 
 @pytest.mark.ray
 def test_actors_send_parts(ray_cluster: Any) -> None:
-    config = config_for(gym_env(OBSERVATIONS, ACTIONS)).env_runners(num_env_runners=2)
-    config.env_runners(num_envs_per_env_runner=8)
+    config = config_for(gym_env(OBSERVATIONS, ACTIONS)).env_runners(num_env_runners=1)
+    config.env_runners(num_envs_per_env_runner=16)
     trained(config)
 
 

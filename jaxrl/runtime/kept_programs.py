@@ -14,6 +14,7 @@ are stored next to them in a folder that only this user can write to.
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
@@ -43,6 +44,7 @@ from jaxrl.config.serialize import (
     RECORDING_SETTINGS,
     serialize_restorable,
 )
+from jaxrl.config.settings.run import CheckpointingSettings
 from jaxrl.core.spaces import get_leaf_spaces
 from jaxrl.core.types import Device
 from jaxrl.envs.registry import find_imports, get_registered_env
@@ -60,8 +62,12 @@ ValueT = TypeVar("ValueT")
 FOLDER = "programs"
 MAX_BYTES = 2**30
 """Total size of all entries; the least recently used are removed first."""
-NON_PROGRAM_SETTINGS = (*RECORDING_SETTINGS, "seed", "max_retraces")
-"""Settings whose value no program depends on; the seed is an argument."""
+NON_PROGRAM_SETTINGS = (
+    *RECORDING_SETTINGS,
+    *(field.name for field in dataclasses.fields(CheckpointingSettings)),
+    *("always_attach_evaluation_results", "evaluation_interval", "input_", "max_retraces", "seed"),
+)
+"""Settings whose value no program depends on; seeds, intervals and recorded rows are arguments."""
 _CALL_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LAPACK = "lapack_"
 """Prefix of the external functions that a cached program may call.
@@ -353,11 +359,13 @@ def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
     if not_saved:
         return None
     settings = {n: value for n, value in data["settings"].items() if n not in NON_PROGRAM_SETTINGS}
+    data_settings = config.offline_data_settings
     description = {
         "algo": data["algo"],
         "algo_class": data["algo_class"],
         "settings": settings,
-        "records": config.offline_data_settings.output is not None,  # returns rollouts as well
+        "shares": [data_settings.sampler_share, *data_settings.sources.values()],
+        "records": data_settings.output is not None,  # returns rollouts as well
     }
     return description if _is_own(description) else None
 

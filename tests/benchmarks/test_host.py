@@ -186,6 +186,7 @@ def test_gymnasium_alone_steps_as_often_as_it_says() -> None:
     assert {int(action) for action in np.concatenate(calls)} == {0, 1}
 
 
+@pytest.mark.slow
 def test_our_peer_trains_steps_and_names_its_processes() -> None:
     peer = HostPeer("PPO", 0)
     peer.setup({"setting": make_host_setting(steps=2048).to_dict()})

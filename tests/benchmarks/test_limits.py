@@ -118,6 +118,7 @@ def test_a_probe_is_repeated_until_it_takes_long_enough(monkeypatch: pytest.Monk
     assert probe.measure_rate() == pytest.approx(5_000.0)
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse  # a measurement is of the same environments each time
 def test_the_peer_measures_what_it_is_asked_for() -> None:
     peer = LimitsPeer(machine_probes=("matmul 4x8x4", "triad"), target_s=1e-3, triad_rows=2**12)

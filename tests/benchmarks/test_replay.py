@@ -135,6 +135,7 @@ def test_our_config_is_the_setting(name: str) -> None:
     assert (plan.num_minibatches, plan.minibatch_size) == (1, setting.batch_size)
 
 
+@pytest.mark.slow
 def test_our_peer_trains_as_many_steps_as_it_says() -> None:
     setting = make_replay_settings("dqn", steps=200)[peers.OURS]
     setting = dataclasses.replace(setting, learning_starts=64, epsilon_steps=100)

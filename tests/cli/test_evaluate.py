@@ -214,6 +214,7 @@ def own_evaluation(algorithm: Any) -> dict[str, Any]:
     return {"custom_metrics": {"five": 5}}
 
 
+@pytest.mark.slow
 def test_a_custom_evaluation_chooses_its_own_episodes(tmp_path: Path) -> None:
     config = small(gamma=0.8).evaluation(custom_evaluation_function=own_evaluation)
     run = train(config, tmp_path / "run")

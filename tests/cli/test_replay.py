@@ -150,6 +150,7 @@ def test_what_a_resume_changed_is_refused_and_what_was_before_is_not(tmp_path: P
     assert "because jaxlib version is" in jaxrl("replay", run)[2]
 
 
+@pytest.mark.slow
 def test_a_resume_without_the_replay_buffer_is_refused(tmp_path: Path) -> None:
     config = small("DQN", gamma=0.9, store_buffer_in_checkpoints=False)
     run = train(config, tmp_path / "run", 2)
@@ -161,6 +162,7 @@ def test_a_resume_without_the_replay_buffer_is_refused(tmp_path: Path) -> None:
     assert "checkpoints do not hold its replay buffer" in err
 
 
+@pytest.mark.slow
 def test_environments_on_the_host_are_replayed_but_not_their_resume(tmp_path: Path) -> None:
     run = train(small(env="gymnasium:CartPole-v1", gamma=0.9), tmp_path / "run", 2)
     code, out, err = jaxrl("replay", run)

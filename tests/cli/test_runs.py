@@ -316,17 +316,19 @@ def test_a_run_from_python_is_resumed_too_once_it_has_a_criterion(tmp_path: Path
     assert printed.count("iteration 2") == 1  # the display, and not the console sink beside it
 
 
+SWEEP = {
+    "run": "PPO",
+    "env": "CartPole-v1",
+    "stop": {"training_iteration": 2},
+    "config": SMALL,
+    "sweep": {"lr": [1e-2, 1e-9]},
+}
+
+
 @pytest.mark.allow_key_reuse  # taken for that of vmapped runs
 def test_a_sweep_is_trained_as_lanes_and_ends_with_a_table(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
-    body = {
-        "run": "PPO",
-        "env": "CartPole-v1",
-        "stop": {"training_iteration": 2},
-        "config": SMALL,
-        "sweep": {"lr": [1e-2, 1e-9]},
-    }
-    file.write_text(json.dumps({"rates": body}))  # JSON is YAML
+    file.write_text(json.dumps({"rates": SWEEP}))  # JSON is YAML
     done = jaxrl(
         "train", "file", file, "--seeds", 2, "--seed", 4, "--results-dir", tmp_path / "out"
     )
@@ -341,11 +343,20 @@ def test_a_sweep_is_trained_as_lanes_and_ends_with_a_table(tmp_path: Path) -> No
         assert iterations(run) == [1, 2]
         settings = json.loads((run / "params.json").read_text())["settings"]
         assert (settings["lr"], settings["seed"]) == (rate, seed)
-    evaluated = jaxrl("evaluate", folder / "lane_002", "--episodes", 2)
-    assert "over 2 episodes" in evaluated.output
     done = jaxrl("resume", folder)
     assert done.exit_code == 2
     assert "rates is done: training_iteration = 2 has reached 2" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.allow_key_reuse
+def test_a_sweep_is_resumed_and_its_lanes_are_evaluated(tmp_path: Path) -> None:
+    file, folder = tmp_path / "sweep.yaml", tmp_path / "out" / "rates"
+    file.write_text(json.dumps({"rates": SWEEP}))
+    done = jaxrl("train", "file", file, "--seeds", 2, "--results-dir", folder.parent)
+    assert done.exit_code == 0, done.output
+    evaluated = jaxrl("evaluate", folder / "lane_002", "--episodes", 2)
+    assert "over 2 episodes" in evaluated.output
     done = jaxrl("resume", folder, "--stop", '{"training_iteration": 3}')
     assert done.exit_code == 0, done.output
     assert "rates, from iteration 2" in done.output

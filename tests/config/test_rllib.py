@@ -108,7 +108,7 @@ def test_rllibs_config_trains(algo: str, tmp_path: Path) -> None:
     check_that_it_trains(algo, tmp_path, num_env_runners=0)
 
 
-@pytest.mark.representatives("MARWIL", "CQL")
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["BC", "MARWIL", "CQL", "IQL"])
 def test_rllibs_config_learns_from_recorded_data(algo: str, tmp_path: Path) -> None:
     config = get_algorithm_config(algo).update_from_dict(read(algo))

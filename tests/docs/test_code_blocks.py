@@ -1,5 +1,9 @@
 """Every Python block of the documents runs, each file's blocks one after the other."""
 
+import ast
+import contextlib
+import importlib
+import importlib.util
 import os
 import re
 import sys
@@ -10,26 +14,42 @@ from typing import Any
 
 import pytest
 
+from jaxrl import testing
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.sweep import is_sweep
+
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RAY_FENCE = re.compile(r"^```\{\.python \.ray\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = "documented"
 LONG = (
+    "callbacks",
+    "compilation",
+    "connectors",
     "curriculum",
+    "custom_environment",
+    "custom_loss",
+    "custom_module",
     "debugging",
+    "evaluation",
+    "export",
+    "external_simulators",
     "from_purejaxrl",
     "host_environments",
+    "key_concepts",
     "logging",
     "memory",
     "multi_agent",
     "opponents",
     "pure_functions",
+    "python_multi_agent",
     "recorded_data",
+    "serve",
     "sweeps",
     "training_step",
     "troubleshooting",
 )
-"""Pages that train for long."""
+"""Pages that train for long, or that build several runs."""
 REUSING = ("curriculum", "from_purejaxrl", "pure_functions", "sweeps")
 """Pages with vmapped runs, whose keys the checker takes for one that is reused."""
 
@@ -73,6 +93,52 @@ def test_blocks_run(
     monkeypatch.chdir(tmp_path)
     for first_line, source in blocks(path):
         exec(compile("\n" * first_line + source, os.fspath(path), "exec"), namespace)
+
+
+class FirstBuild(Exception):
+    """End of what is run of a page by default."""
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in documents() if path.stem in LONG], ids=lambda path: path.stem
+)
+def test_blocks_of_long_pages_run_up_to_their_first_build(
+    path: Path, namespace: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(config: AlgorithmConfig, *args: object, **kwargs: object) -> None:
+        if not is_sweep(config):
+            config.validate()
+        raise FirstBuild
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("build", "build_algo"):
+        monkeypatch.setattr(AlgorithmConfig, name, refuse)
+    monkeypatch.setattr(testing, "check_env", lambda env, **kwargs: None)
+    with contextlib.suppress(FirstBuild):
+        for first_line, source in blocks(path):
+            exec(compile("\n" * first_line + source, os.fspath(path), "exec"), namespace)
+
+
+def test_blocks_compile_and_import_what_there_is() -> None:
+    imported: set[tuple[str, str]] = set()
+    for path in documents():
+        for first_line, source in blocks(path) + blocks(path, RAY_FENCE):
+            tree = ast.parse("\n" * first_line + source, os.fspath(path))
+            imported |= {
+                (node.module, alias.name)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom) and node.module is not None
+                for alias in node.names
+                if node.module.partition(".")[0] == "jaxrl"
+            }
+    assert len(imported) > 50
+    missing = [
+        f"{module}.{name}"
+        for module, name in sorted(imported)
+        if not hasattr(importlib.import_module(module), name)
+        and importlib.util.find_spec(f"{module}.{name}") is None
+    ]
+    assert not missing
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ CASES = {
 }
 
 
-@pytest.mark.representatives("masks", "memory")
+@pytest.mark.representatives("memory")
 @pytest.mark.parametrize("case", CASES)
 def test_on_its_own_data_all_estimates_are_the_mean_return(tmp_path: Path, case: str) -> None:
     """Weights are 1 if the policy sees what it saw while it recorded."""
@@ -267,6 +267,7 @@ def test_missing_probabilities_are_refused(
         other.evaluate_offline(plain, ["wis", "dm"])
 
 
+@pytest.mark.slow
 def test_a_deterministic_policy_in_a_box_has_no_density(tmp_path: Path) -> None:
     with make_run(tmp_path / "data", "Pendulum-v1") as algorithm:
         algorithm.train()

@@ -327,12 +327,16 @@ def test_client_waits_for_room(served: Served) -> None:
 # --- slow and half-open senders ---
 
 
-@pytest.mark.parametrize("data", [b"", MAGIC, encode(Kind.HELLO, {"client_id": "x"})[:-3]])
-def test_handshake_times_out(served: Served, data: bytes) -> None:
-    with raw(served) as sock:
-        sock.sendall(data)
+def test_handshakes_time_out(served: Served) -> None:
+    """Three at a time, of which nothing is sent, the first bytes, or all but the last ones."""
+    with contextlib.ExitStack() as stack:
         begin = time.monotonic()
-        read_all(sock)
+        sockets = [stack.enter_context(raw(served)) for _ in range(3)]
+        hello = encode(Kind.HELLO, {"client_id": "x"})
+        for sock, data in zip(sockets, (b"", MAGIC, hello[:-3]), strict=True):
+            sock.sendall(data)
+        for sock in sockets:
+            read_all(sock)
         assert time.monotonic() - begin < 20.0
 
 

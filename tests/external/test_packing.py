@@ -116,7 +116,7 @@ def test_ends_are_the_episodes_own(case: tuple[list[EpisodePart], int, int]) -> 
             assert rollout.is_first[t, b] == (mark % 1000 == 0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 @given(cases())
 def test_bootstrap_values_are_those_of_successors(
     case: tuple[list[EpisodePart], int, int],

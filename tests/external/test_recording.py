@@ -187,6 +187,7 @@ def test_actions_of_simulators_are_recorded_and_imitated(tmp_path: Path) -> None
     assert actions == [0, 1, 2, 0]
 
 
+@pytest.mark.slow
 def test_recorded_rows_are_mixed_with_those_of_simulators(tmp_path: Path) -> None:
     """Half of every gradient step is of a recording, here of ten walks."""
     folder = tmp_path / "data"

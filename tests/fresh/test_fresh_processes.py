@@ -68,7 +68,12 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(started: Started, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(started, tmp_path_factory.mktemp("runs"), "ppo", "sweep")
+    return Trained(started, tmp_path_factory.mktemp("runs"), "ppo")
+
+
+@pytest.fixture(scope="module")
+def trained_sweep(started: Started, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(started, tmp_path_factory.mktemp("sweeps"), "sweep")
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +92,9 @@ def is_as_trained(got: dict[str, Any], want: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", slow_but("ppo", of=["ppo", "sweep"]))
 def test_the_cores_are_the_devices_of_what_goes_on_elsewhere(
-    kind: str, trained: Trained, started: Started
+    kind: str, request: pytest.FixtureRequest, started: Started
 ) -> None:
+    trained: Trained = request.getfixturevalue("trained" if kind == "ppo" else "trained_sweep")
     want = trained.outcomes[kind]
     if "cuda" not in os.environ.get("JAX_PLATFORMS", "cpu"):
         most = min(MAX_CPU_DEVICES, count_usable_cores())
@@ -143,9 +149,11 @@ def test_the_command_resumes_what_was_trained(
 
 
 @SLOW
-def test_the_command_resumes_a_sweep(trained: Trained, started: Started, tmp_path: Path) -> None:
-    run = shutil.copytree(trained.folder / "sweep", tmp_path / "sweep")
-    want = trained.outcomes["sweep"]
+def test_the_command_resumes_a_sweep(
+    trained_sweep: Trained, started: Started, tmp_path: Path
+) -> None:
+    run = shutil.copytree(trained_sweep.folder / "sweep", tmp_path / "sweep")
+    want = trained_sweep.outcomes["sweep"]
     started("-m", "jaxrl.cli", "resume", run, "--stop", json.dumps({"training_iteration": 2}))
     assert digest_of(*sorted(run.glob("lane_*"))) == want["digest"]
 

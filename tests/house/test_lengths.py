@@ -1,8 +1,8 @@
 """Small files, small functions, shallow nesting: what keeps the code readable, as numbers."""
 
 import ast
+import functools
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +33,15 @@ def sources() -> list[Path]:
     ]
 
 
-def functions(path: Path) -> Iterator[Function]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, Function):
-            yield node
+@functools.cache
+def measure_functions() -> list[tuple[str, int, int]]:
+    """Return the path and name, the lines and the levels of every function."""
+    return [
+        (f"{path.relative_to(ROOT)}::{node.name}", lines_of(node), levels_of(node))
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, Function)
+    ]
 
 
 def lines_of(function: Function) -> int:
@@ -78,11 +83,7 @@ def limit_of(name: str) -> int:
 
 
 def test_functions_are_short() -> None:
-    lengths = {
-        f"{path.relative_to(ROOT)}::{function.name}": lines_of(function)
-        for path in sources()
-        for function in functions(path)
-    }
+    lengths = {name: lines for name, lines, _ in measure_functions()}
     longest = {
         name: length
         for name, length in lengths.items()
@@ -97,10 +98,8 @@ def test_functions_are_short() -> None:
 def test_nesting_is_shallow() -> None:
     deep = {
         name: levels
-        for path in sources()
-        for function in functions(path)
-        if (levels := levels_of(function)) > LEVELS
-        and not is_allowed(name := f"{path.relative_to(ROOT)}::{function.name}")
+        for name, _, levels in measure_functions()
+        if levels > LEVELS and not is_allowed(name)
     }
     assert not deep, f"statements deeper than {LEVELS} levels: {deep}"
 

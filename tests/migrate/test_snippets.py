@@ -224,6 +224,7 @@ def test_callbacks() -> None:
     assert len(seen) - len(episodes) == 6
 
 
+@pytest.mark.slow
 def test_registered_environment() -> None:
     assert run(ENVIRONMENT)["length"] == 5
 

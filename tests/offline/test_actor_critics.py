@@ -18,9 +18,7 @@ from tests.recorded_data import ACTION_SPACE, make_parts, write_data
 BOX = spaces.Box(-2.0, 2.0, (1,), np.float32)
 
 
-@pytest.mark.representatives(
-    "CQLConfig-Box", "IQLConfig-Discrete", "AWACConfig-Box", "CRRConfig-Discrete"
-)
+@pytest.mark.representatives("CQLConfig-Box", "IQLConfig-Discrete")
 @pytest.mark.parametrize("action_space", [ACTION_SPACE, BOX], ids=["Discrete", "Box"])
 @pytest.mark.parametrize("config_class", [CQLConfig, IQLConfig, AWACConfig, CRRConfig])
 def test_trains_from_recorded_data(tmp_path: Path, config_class: Any, action_space: Any) -> None:
@@ -38,7 +36,7 @@ def test_trains_from_recorded_data(tmp_path: Path, config_class: Any, action_spa
         assert resumed.train()["learners"]["default_policy"]["total_loss"] == want
 
 
-@pytest.mark.representatives("IQLConfig")
+@pytest.mark.slow
 @pytest.mark.parametrize("config_class", [IQLConfig, AWACConfig])
 def test_learns_from_sequences_with_memory(tmp_path: Path, config_class: Any) -> None:
     data = write_data(tmp_path / "data", make_parts(action_space=BOX), BOX)
@@ -68,7 +66,7 @@ class OwnLearner(DQNLearner):
     """Learner of a user."""
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "epochs"])
+@pytest.mark.parametrize("sampling", [pytest.param("uniform", marks=pytest.mark.slow), "epochs"])
 def test_a_learner_of_ones_own_is_checked_and_learns(tmp_path: Path, sampling: Any) -> None:
     config = DQNConfig().learners(learner_class=OwnLearner).training(train_batch_size=16)
     config.offline_data(input_=write_data(tmp_path / "data"), num_updates_per_iteration=4)
@@ -78,6 +76,7 @@ def test_a_learner_of_ones_own_is_checked_and_learns(tmp_path: Path, sampling: A
     assert np.isfinite(learned["total_loss"])
 
 
+@pytest.mark.slow
 def test_awac_trains_in_an_environment_too() -> None:
     config = AWACConfig().environment("Pendulum-v1")
     config.training(train_batch_size=16, num_steps_sampled_before_learning_starts=32)

@@ -275,6 +275,7 @@ def test_evaluations_are_normalized(tmp_path: Path) -> None:
     assert normalized == played
 
 
+@pytest.mark.slow
 def test_the_random_score_is_of_whole_episodes(tmp_path: Path) -> None:
     """Those of Pendulum have 200 steps, more than are recorded in each environment."""
     score = make._record_random(TASKS["pendulum"], tmp_path / "random", 64, 0)

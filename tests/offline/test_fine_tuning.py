@@ -17,6 +17,7 @@ from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
 from jaxrl.algorithms.td3 import TD3Config
+from tests.helpers import slow_but
 from tests.recorded_data import OBS_SPACE, write_data
 
 BOX = spaces.Box(-2.0, 2.0, (1,), np.float32)
@@ -38,7 +39,7 @@ def build_online(config_class: Any, action_space: Any) -> Any:
     return config.rl_module(model_config=SMALL).debugging(loggers=[], seed=7).build()
 
 
-@pytest.mark.representatives("CQL to SAC", "BC to PPO")
+@pytest.mark.representatives("BC to PPO")
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_policy_goes_on_as_it_was(tmp_path: Path, name: str) -> None:
     offline, online, num_problems = PAIRS[name]
@@ -59,7 +60,10 @@ def test_the_policy_goes_on_as_it_was(tmp_path: Path, name: str) -> None:
         assert len(problems) == num_problems, problems
 
 
-@pytest.mark.parametrize("config_class", [DQNConfig, SACConfig, TD3Config, APPOConfig, IQLConfig])
+@pytest.mark.parametrize(
+    "config_class",
+    slow_but(DQNConfig, TD3Config, of=[DQNConfig, SACConfig, TD3Config, APPOConfig, IQLConfig]),
+)
 def test_the_target_network_is_a_copy_of_the_weights(tmp_path: Path, config_class: Any) -> None:
     action_space = spaces.Discrete(3) if config_class in (DQNConfig, APPOConfig) else BOX
     if config_class is IQLConfig:

@@ -113,7 +113,7 @@ def test_held_out_episodes_are_never_trained_on(data: str, storage: str) -> None
     assert f"Held out: {100 * SPLIT:g}% of the episodes" in algorithm.explain()
 
 
-@pytest.mark.parametrize("storage", ["device", "host"])
+@pytest.mark.parametrize("storage", slow_but("device", of=["device", "host"]))
 def test_the_data_are_read_once(data: str, storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the losses, the estimates and the training alike, and nothing of it is kept."""
     reads: list[Any] = []
@@ -185,6 +185,7 @@ def test_the_loss_is_that_of_the_held_out_actions(data: str) -> None:
     assert found["num_env_steps"] == NUM_ROWS == len(actions)
 
 
+@pytest.mark.slow
 def test_losses_of_parts_are_of_the_same_parameters(tmp_path: Path) -> None:
     """TD3's policy loss is of the critic as it is, and of now, although its step is delayed."""
     parts = make_episodes(action_space=BOX)
@@ -326,6 +327,7 @@ def test_callbacks_are_called_around_an_evaluation(data: str) -> None:
 
 
 @pytest.mark.allow_key_reuse
+@pytest.mark.slow
 def test_every_lane_has_its_own_evaluation(data: str) -> None:
     config = make_config(data, lr=grid([1e-3, 1e-1])).sweep(seeds=2)
     with config.build() as sweep:

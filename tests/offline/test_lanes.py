@@ -167,6 +167,7 @@ def test_lanes_of_other_data_have_programs_of_their_own(data: str, tmp_path: Pat
     assert len(result["lanes"]) == 2
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_goes_on_to_the_bit_with_the_same_data(data: str) -> None:
     config = make_config(data, BCConfig, dataset_sampling="epochs").sweep(seeds=2)
     with config.build() as sweep:

@@ -24,6 +24,7 @@ from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.core.types import IS_RECORDED
 from jaxrl.errors import CheckpointError, ConfigError, DataError
 from jaxrl.offline.writer import EpisodeWriter
+from jaxrl.training.mixed import MixedRunner
 from tests.recorded_data import OBS_SPACE, make_part, write_data
 
 SMALL = {"fcnet_hiddens": [8]}
@@ -49,24 +50,27 @@ def test_each_draw_has_the_exact_number_of_every_source(num_shards: int, num_dev
     sizes = (4, 2, 10)
     sampler, bounds = make_sampler(sizes, num_shards), np.cumsum([0, *lengths])
     seen = set()
-    for seed in range(20):
-        draw = jax.vmap(
-            lambda _, seed=seed: sampler.draw(data, None, jax.random.key(seed), axis_name="d").rows,
-            axis_name="d",
+
+    @jax.jit
+    def draw(key: Any) -> Any:
+        on_device = jax.vmap(
+            lambda _: sampler.draw(data, None, key, axis_name="d").rows, axis_name="d"
         )
-        rows = np.asarray(draw(jnp.arange(num_devices))).ravel()
+        return on_device(jnp.arange(num_devices)), sampler.draw(data, None, key).rows
+
+    for seed in range(20):
+        found, alone = draw(jax.random.key(seed))
+        rows = np.asarray(found).ravel()
         counts = [np.sum((rows >= a) & (rows < b)) for a, b in itertools.pairwise(bounds)]
         assert tuple(counts) == sizes
         seen |= set(rows.tolist())
-        alone = sampler.draw(data, None, jax.random.key(seed)).rows
         np.testing.assert_array_equal(rows, alone)  # whatever the number of devices
     assert {*range(3), *range(53, 60)} <= seen
 
 
 def write_marked(folder: Path, env: str = "CartPole-v1") -> str:
     """Write 60 steps in the spaces of an environment, with the marked reward."""
-    made = PPOConfig().environment(env).build().get_policy().inference
-    obs_space, action_space = made.observation_space, made.action_space
+    obs_space, action_space = assemble(PPOConfig().environment(env)).made.spaces
     with EpisodeWriter(folder, obs_space, action_space, actions_are_normalized=True) as writer:
         for i in range(6):
             part = make_part(i, 10, terminated=True, action_space=spaces.Discrete(2))
@@ -99,11 +103,16 @@ def make_config(data: Any, **training: Any) -> DQNConfig:
 @pytest.mark.representatives("prioritized")
 @pytest.mark.parametrize("buffer", ["uniform", "prioritized"])
 def test_shares_are_exact_also_when_the_buffer_is_full(tmp_path: Path, buffer: str) -> None:
-    """The ring has been written over twice at the end; demonstrations are not in it."""
-    data = write_marked(tmp_path / "data")
+    """The ring has been written over twice at the end; demonstrations are not in it.
+
+    Evaluations play in the environment.
+    """
+    one, two = (write_marked(tmp_path / name) for name in "ab")
     config = make_config(
-        {"sampler": 0.75, data: 0.25}, replay_buffer_config={"type": buffer, "capacity": 64}
+        {"sampler": 0.75, one: 0.125, two: 0.125},
+        replay_buffer_config={"type": buffer, "capacity": 64},
     )
+    config.evaluation(evaluation_interval=2, evaluation_duration=2)
     with config.build() as algorithm:
         for _ in range(2):
             result = algorithm.train()
@@ -112,13 +121,7 @@ def test_shares_are_exact_also_when_the_buffer_is_full(tmp_path: Path, buffer: s
             assert learned["agrees"] == 1.0
     assert result["num_env_steps_trained_lifetime"] == 16 * learned["num_updates_lifetime"]
     assert result["num_env_steps_sampled_lifetime"] == 256
-
-
-def test_two_sources_beside_the_buffer(tmp_path: Path) -> None:
-    one, two = (write_marked(tmp_path / name) for name in "ab")
-    config = make_config({"sampler": 0.5, one: 0.25, two: 0.25})
-    with config.build() as algorithm:
-        assert algorithm.train()["learners"]["default_policy"]["num_marked"] == 8.0
+    assert result["evaluation"]["env_runners"]["num_episodes"] == 2
 
 
 @pytest.mark.slow
@@ -139,12 +142,12 @@ def test_the_order_of_sources_changes_no_share(tmp_path: Path) -> None:
 
 def test_rows_may_be_given_per_learner(tmp_path: Path) -> None:
     data = write_marked(tmp_path / "data")
-    config = DQNConfig().environment("CartPole-v1").rl_module(model_config=SMALL)
-    config.learners(learner_class=CountingLearner).debugging(loggers=[])
-    config.training(train_batch_size_per_learner=20, num_steps_sampled_before_learning_starts=32)
-    config.reporting(min_sample_timesteps_per_iteration=128)
-    with config.offline_data(input_={"sampler": 0.7, data: 0.3}).build() as run:
-        assert run.train()["learners"]["default_policy"]["num_marked"] == 6.0
+    config = DQNConfig().environment("CartPole-v1").training(train_batch_size_per_learner=20)
+    runner = assemble(config.offline_data(input_={"sampler": 0.7, data: 0.3})).in_graph_runner
+    assert isinstance(runner, MixedRunner)
+    assert runner.recorded.source_sizes == (6,)
+    assert runner.replay is not None
+    assert runner.replay.rows_per_update == 20
 
 
 def test_one_source_with_all_rows_is_that_source(tmp_path: Path) -> None:
@@ -153,6 +156,7 @@ def test_one_source_with_all_rows_is_that_source(tmp_path: Path) -> None:
         assert algorithm._assembly.train_step.experience.order == "epochs"
 
 
+@pytest.mark.slow
 def test_devices_agree(tmp_path: Path) -> None:
     data = write_marked(tmp_path / "data")
     losses = []
@@ -195,15 +199,6 @@ def test_a_run_resumes_and_its_data_are_checked(tmp_path: Path) -> None:
     changed = {"input_": {"sampler": 0.5, other: 0.25, data: 0.25}}
     with pytest.raises(CheckpointError, match="trained on other recorded data"):
         Algorithm.from_checkpoint(path, trust=["tests"], **changed)
-
-
-def test_evaluation_plays_in_the_environment(tmp_path: Path) -> None:
-    data = write_marked(tmp_path / "data")
-    config = make_config({"sampler": 0.5, data: 0.5})
-    config.evaluation(evaluation_interval=1, evaluation_duration=2)
-    with config.build() as algorithm:
-        played = algorithm.train()["evaluation"]["env_runners"]
-    assert played["num_episodes"] == 2
 
 
 @pytest.mark.slow

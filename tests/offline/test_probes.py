@@ -46,7 +46,7 @@ def learn_values(name: str, data: str, obs: np.ndarray) -> np.ndarray:
     return np.asarray(module.compute_taken_q_values(params[CRITIC], obs, action))[0]
 
 
-@pytest.mark.representatives("CQL, Box", "IQL, Box", "DQN")
+@pytest.mark.representatives("IQL, Box", "DQN")
 @pytest.mark.parametrize("name", CASES)
 def test_only_a_termination_ends_the_return(tmp_path: Path, name: str) -> None:
     """Every step has the reward 1 and is an episode of its own, by one of three ends.
@@ -67,7 +67,7 @@ def test_only_a_termination_ends_the_return(tmp_path: Path, name: str) -> None:
     np.testing.assert_allclose(values, [1.0, 10.0, 10.0], rtol=0.1)
 
 
-@pytest.mark.representatives("CQL, Box", "IQL, Discrete")
+@pytest.mark.representatives("CQL, Box")
 @pytest.mark.parametrize("name", CASES)
 def test_the_successor_is_the_final_observation(tmp_path: Path, name: str) -> None:
     """Episodes of one step are truncated at a marker, whose own episodes have the reward 5.

@@ -110,7 +110,8 @@ def test_a_run_that_cannot_be_built_leaves_the_folder_to_others(tmp_path: Path) 
 @pytest.mark.parametrize("make", [make_ppo, make_dqn])
 def test_a_recorded_run_is_the_same_to_the_bit(tmp_path: Path, make: Any, placement: str) -> None:
     plain, recorded = (
-        train(make(output).env_runners(placement=placement)) for output in (None, tmp_path / "out")
+        train(make(output).env_runners(placement=placement), 2)
+        for output in (None, tmp_path / "out")
     )
     for one, other in zip(
         *(jax.tree.leaves(run.state.learner) for run in (plain, recorded)), strict=True
@@ -146,6 +147,7 @@ def test_placements_record_the_same(tmp_path: Path) -> None:
             np.testing.assert_allclose(value, other[name][key], atol=1e-5, err_msg=f"{name} {key}")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_actors_record_the_same(tmp_path: Path) -> None:
     train(make_ppo(tmp_path / "host").env_runners(placement="host"), 1)
@@ -161,9 +163,8 @@ def test_actors_record_the_same(tmp_path: Path) -> None:
 @pytest.mark.representatives("make_dqn")
 @pytest.mark.parametrize("make", [make_ppo, make_dqn])
 def test_a_resumed_run_records_as_if_it_had_not_stopped(tmp_path: Path, make: Any) -> None:
-    train(make(tmp_path / "whole"), 4)
+    train(make(tmp_path / "whole"))
     algorithm = make(tmp_path / "cut").build()
-    algorithm.train()
     algorithm.train()
     path = algorithm.save(tmp_path / "checkpoint")
     algorithm.train()
@@ -192,6 +193,7 @@ def test_the_manifest_says_whether_there_is_a_density(
     assert data.origin.env == "CartPole-v1"
 
 
+@pytest.mark.slow
 def test_deterministic_policies_have_no_density(tmp_path: Path) -> None:
     config = TD3Config().environment("Pendulum-v1").rl_module(model_config=SMALL)
     config.offline_data(output=str(tmp_path / "out"))

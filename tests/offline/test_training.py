@@ -25,6 +25,7 @@ from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, ConfigError, DataError
 from jaxrl.offline.writer import EpisodeWriter
+from jaxrl.runtime import kept_programs
 from tests.recorded_data import make_part, make_parts, write_data
 
 SMALL = {"fcnet_hiddens": [8]}
@@ -117,6 +118,22 @@ def test_schedules_are_over_rows_trained_on(data: str) -> None:
     lr = algorithm.train()["learners"]["default_policy"]["curr_lr"]
     rows = np.arange(320, 640, 16)
     np.testing.assert_allclose(lr, np.mean(0.1 * (1 - rows / 640)), rtol=1e-5)
+
+
+def test_programs_do_not_depend_on_the_place_of_their_data() -> None:
+    """Only on the shares of their sources, which are in the order of their names."""
+
+    def describe(data: Any) -> Any:
+        config = DQNConfig().environment("CartPole-v1").offline_data(input_=data)
+        description = kept_programs._describe_config(config)
+        assert description is not None
+        return description["shares"]
+
+    assert describe("a") == describe("b") == describe(["c", "d"])
+    assert describe({"sampler": 0.5, "a": 0.5}) == describe({"b": 0.5, "sampler": 0.5})
+    assert describe({"a": 0.25, "b": 0.75}) != describe({"a": 0.75, "b": 0.25})
+    shares = [{"sampler": 0.5, "a": 0.5}, {"a": 0.5, "b": 0.5}, {"a": 1.0}]
+    assert len({repr(describe(data)) for data in ("sampler", "a", *shares)}) == 5
 
 
 def test_a_target_network_is_copied_after_so_many_rows(data: str) -> None:

@@ -20,6 +20,7 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError
 from jaxrl.learners.bootstrap import compute_window_returns
 from jaxrl.offline.writer import EpisodeWriter
+from tests.helpers import slow_but
 from tests.recorded_data import ACTION_SPACE, OBS_SPACE, make_part, make_parts, write_data
 from tests.recurrent import MEMORY
 
@@ -140,7 +141,7 @@ def test_lambda_returns_are_walks_that_end_with_windows_and_parts(model: dict[st
     np.testing.assert_allclose(np.asarray(found).reshape(-1), want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("burn_in", [0, 2])
+@pytest.mark.parametrize("burn_in", slow_but(2, of=[0, 2]))
 def test_returns_with_memory_go_to_the_end_of_the_part(burn_in: int) -> None:
     """The state at an end outside of the window is that after the part's last rows."""
     learner, params = make_learner(MEMORY)
@@ -172,6 +173,7 @@ def start_of(row: int, number: int) -> int:
     return row - sum(map(len, PARTS[:number]))
 
 
+@pytest.mark.representatives("memory")
 @pytest.mark.parametrize("model", [PLAIN, MEMORY], ids=["plain", "memory"])
 def test_lambda_of_one_is_the_return_of_the_whole_part(model: dict[str, Any]) -> None:
     """Windows that parts fill have the same targets on both paths."""

@@ -79,11 +79,7 @@ def load_case(name: str) -> tuple[Any, Any]:
     return load_example(f"multi_agent/{name}", *CASES[name], **replaced)
 
 
-@pytest.mark.representatives(
-    "different_spaces_for_agents",
-    "rock_paper_scissors_heuristic_vs_learned",
-    "two_step_game_with_grouped_agents",
-)
+@pytest.mark.representatives("different_spaces_for_agents")
 @pytest.mark.parametrize("name", CASES)
 def test_an_example_runs(name: str) -> None:
     config, _ = load_case(name)
@@ -95,6 +91,7 @@ def test_an_example_runs(name: str) -> None:
         assert result["num_env_steps_sampled_lifetime"] == 128
 
 
+@pytest.mark.representatives("pettingzoo_parameter_sharing")
 @pytest.mark.parametrize(
     "name", ["pettingzoo_independent_learning", "pettingzoo_parameter_sharing"]
 )
@@ -112,6 +109,7 @@ def test_an_example_with_pettingzoo_runs(name: str) -> None:
         assert sorted(agents) == ["agent_0", "agent_1"]
 
 
+@pytest.mark.slow
 def test_rllibs_self_play_callback_adds_snapshots() -> None:
     config, _ = load_self_play("self_play_with_open_spiel", "--win-rate-threshold=0.0")
     config.env_runners(num_env_runners=0).training(**SMALL)

@@ -337,6 +337,15 @@ def test_a_run_with_an_output_has_other_programs(tmp_path: Path) -> None:
     assert digests[0] != digests[1] == digests[2]
 
 
+def test_when_a_run_is_saved_and_evaluated_changes_no_program() -> None:
+    plain = kept._describe_config(small())
+    saved = small().checkpointing(checkpoint_frequency=2, checkpoint_at_end=False)
+    assert kept._describe_config(saved.evaluation(evaluation_interval=3)) == plain
+    longer = small().evaluation(evaluation_duration=7)
+    assert plain is not None
+    assert kept._describe_config(longer) != plain
+
+
 def test_an_id_that_is_registered_again_with_other_bounds_shares_nothing() -> None:
     def key(bound: float) -> object:
         gymnasium.register("Bounded-v0", entry_point=lambda: Bounded(bound))

@@ -231,7 +231,7 @@ def test_kept_weights_do_not_keep_the_task() -> None:
     assert seen == [(0, 2), (0, 2), (0, 5), (0, 9)]
 
 
-@pytest.mark.representatives("0")
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("num_env_runners", [0, 1])
 def test_jax_environments_of_actors_have_the_parameters(num_env_runners: int) -> None:

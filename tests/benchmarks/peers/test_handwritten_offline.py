@@ -30,6 +30,7 @@ def write(path: Path, **changes: Any) -> str:
     return str(path)
 
 
+@pytest.mark.representatives("IQL")
 @pytest.mark.parametrize("algorithm", ["TD3+BC", "IQL"])
 def test_a_bandits_good_actions_are_found(tmp_path: Path, algorithm: str) -> None:
     setting = OfflineSetting(

@@ -60,6 +60,7 @@ def test_a_runner_started_again_draws_what_was_not_drawn_before() -> None:
     assert second.number == 0
 
 
+@pytest.mark.slow
 def test_batch_mode_is_the_runners_too() -> None:
     config = config_for()
     config.env_runners(batch_mode="complete_episodes")

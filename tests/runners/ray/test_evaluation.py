@@ -254,6 +254,7 @@ class TestWithActors:
         assert got["num_episodes"] == 12
         assert got["episode_return_std"] > 1
 
+    @pytest.mark.slow
     def test_results_beside_training_are_of_the_weights_before_it(
         self, algorithm: Algorithm
     ) -> None:

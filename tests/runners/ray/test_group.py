@@ -188,6 +188,7 @@ def test_actors_sample_what_one_runner_in_this_process_does(env: str, start: Sta
     )
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse
 def test_several_fragments_of_each_actor_are_those_of_one_runner_in_order(start: Start) -> None:
     config = config_for("CartPole-v1").training(train_batch_size=3 * 2 * ENVS * STEPS)

@@ -70,17 +70,6 @@ def test_two_learners_of_host_runners_equal_one() -> None:
     assert_close(*states)
 
 
-def test_a_dead_learner_is_one_error_with_the_last_checkpoint(tmp_path: Any) -> None:
-    with config_of("auto", 2, **ONE).build() as algorithm:
-        algorithm.train()
-        path = algorithm.save()
-        ray.kill(algorithm.learner_group._learners[1])  # pyright: ignore
-        with pytest.raises(LearnerError, match="num_learners=2 died") as error:
-            algorithm.train()
-        assert path in str(error.value)
-        assert "\n" not in str(error.value)
-
-
 @pytest.mark.slow
 def test_a_frozen_learner_is_noticed_within_the_settings_seconds(tmp_path: Any) -> None:
     config = config_of("auto", 2, **ONE).fault_tolerance(learner_health_probe_timeout_s=30.0)
@@ -110,3 +99,13 @@ def test_more_learners_than_there_are_resources_for() -> None:
     with pytest.raises(ConfigError, match="num_learners=2 with num_cpus_per_learner=999"):
         config.build()
     assert np.isfinite(ray.cluster_resources()["CPU"])
+
+
+def test_a_dead_learner_is_one_error_with_the_last_checkpoint(two: Algorithm) -> None:
+    """The last test with the two learners, of which it leaves one."""
+    path = two.save()
+    ray.kill(two.learner_group._learners[1])  # pyright: ignore
+    with pytest.raises(LearnerError, match="num_learners=2 died") as error:
+        two.train()
+    assert path in str(error.value)
+    assert "\n" not in str(error.value)

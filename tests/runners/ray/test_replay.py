@@ -119,7 +119,7 @@ def test_two_learners_with_a_buffer_equal_one(placement: str, tmp_path: Any) -> 
     assert int(one.progress.updates.low) == 2
 
 
-@pytest.mark.representatives("2-cartpole-dqn")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cartpole-dqn", "pendulum-sac"])
 @pytest.mark.parametrize("num_env_runners", [0, 2])
 def test_shipped_files_run_here_and_with_actors(
