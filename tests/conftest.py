@@ -94,7 +94,7 @@ def pytest_collection_finish() -> None:
     """Leave modules out of garbage collection, and look through all other objects less often."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(700, 10, 50)
+    gc.set_threshold(5_000, 10, 20)
 
 
 @pytest.hookimpl(tryfirst=True)

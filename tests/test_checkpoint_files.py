@@ -256,7 +256,7 @@ def kill_after(delay: float, code: str, folder: Path) -> str:
     return (complete or [line])[-1]
 
 
-@pytest.mark.parametrize("delay", slow_but(0.0, 0.1, of=[0.0, 0.03, 0.1, 0.2, 0.35]))
+@pytest.mark.parametrize("delay", slow_but(0.1, of=[0.0, 0.03, 0.1, 0.2, 0.35]))
 def test_killed_while_saving_the_newest_complete_one_loads(delay: float, tmp_path: Path) -> None:
     kill_after(delay, KILLED, tmp_path)
     newest = find_checkpoint(tmp_path)

@@ -57,17 +57,21 @@ def resumed_elsewhere(path: str) -> dict[str, np.ndarray]:
     return dict(np.load(file))
 
 
-@pytest.mark.representatives("prioritized-new-process")
+@pytest.mark.representatives("prioritized")
 @pytest.mark.parametrize(
     ("placement", "buffer", "resumed"),
     [
         pytest.param("in_graph", {}, resumed_here, marks=pytest.mark.slow),
-        ("in_graph", PRIORITIZED, resumed_elsewhere),
+        ("in_graph", PRIORITIZED, resumed_here),
+        pytest.param("in_graph", PRIORITIZED, resumed_elsewhere, marks=pytest.mark.slow),
         pytest.param("host", {}, resumed_here, marks=pytest.mark.slow),
         pytest.param("host", PRIORITIZED, resumed_here, marks=pytest.mark.slow),
         ("host", {**PRIORITIZED, "storage": "host"}, resumed_here),
     ],
-    ids=["uniform", "prioritized-new-process", "host-uniform", "host-prioritized", "host-memory"],
+    ids=[
+        *("uniform", "prioritized", "prioritized-new-process"),
+        *("host-uniform", "host-prioritized", "host-memory"),
+    ],
 )
 def test_resuming_with_a_full_buffer_is_byte_exact(
     placement: str, buffer: dict[str, Any], resumed: Any, tmp_path: Path

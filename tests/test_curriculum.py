@@ -266,6 +266,7 @@ def test_a_damaged_stage_is_refused(run: Algorithm) -> None:
             run.set_state(state)
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse  # a reset of one copy, whose checker sees the keys of all
 def test_a_yaml_file_has_a_curriculum(tmp_path: Path) -> None:
     path = tmp_path / "lake.yaml"

@@ -62,7 +62,6 @@ def test_what_only_lanes_of_a_program_can_do_is_refused() -> None:
 def test_lanes_of_a_program_do_not_go_on_as_trials(tmp_path: Path) -> None:
     config = small(lr=grid([1e-2, 1e-3])).sweep(seeds=1)
     with config.build() as sweep:
-        sweep.train()
         folder = Path(sweep.save())
     with (
         RunFolder.open(folder) as opened,

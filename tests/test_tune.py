@@ -289,7 +289,7 @@ assert config.to_dict()["lr"] == {{"grid_search": [1e-4, 1e-3]}}
 @pytest.mark.parametrize(
     ("first", "is_imported"),
     [
-        ("from jaxrl import PPOConfig", False),
+        pytest.param("from jaxrl import PPOConfig", False, marks=pytest.mark.slow),
         ("from ray import tune\nfrom jaxrl import PPOConfig", True),
     ],
 )

@@ -165,7 +165,7 @@ class Assembly:
 
     def make_abstract_params(self) -> PyTree:
         """Return shapes and types of the parameters."""
-        return jax.eval_shape(self.module.init, jax.random.key(0))
+        return self.policy_step.param_shapes
 
     def make_actor_program(self, jit: bool) -> Program:
         """Make the program that extracts the inputs of acting from a state."""

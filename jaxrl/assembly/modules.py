@@ -13,7 +13,7 @@ from jaxrl.errors import ModuleError
 from jaxrl.modules.autoregressive import check_exact_entropy
 from jaxrl.modules.encoder_module import EncoderModule, explain_axes
 from jaxrl.modules.encoders import is_image
-from jaxrl.modules.rl_module import RLModule, check_module
+from jaxrl.modules.rl_module import RLModule
 from jaxrl.modules.scripted import ParameterFreeModule
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ def make_module(
 ) -> RLModule:
     """Make and check the module of the config's spec for the spaces between the pipelines."""
     spec = config.get_rl_module_spec(obs_pipeline.spaces[-1], action_pipeline.module_space)
-    module = spec.build()
+    training = config.training_settings
+    is_parameter_free = _is_subclass(spec.module_class, ParameterFreeModule)
+    needs_values = config.is_trained and training.needs_values and not is_parameter_free
+    module = spec.build(needs_values=needs_values)
     if isinstance(module, EncoderModule):
         warn_if_flattened(module)
     if _ignores_carry(module):
@@ -41,16 +44,17 @@ def make_module(
     if not config.is_trained:
         return module
     of_several = "" if config.module_id is None else ", or leave it out of policies_to_train"
-    if config.learns and isinstance(module, ParameterFreeModule):
+    if config.learns and is_parameter_free:
         raise ModuleError(
             f"{type(module).__name__} has no parameters that {config.algo_name} could train: use "
             f"RandomAgentConfig, which learns nothing, to run it{of_several}."
         )
-    training = config.training_settings
     check_exact_entropy(module, training)
-    if training.needs_values:
-        check_module(module, needs_values=True)
     return module
+
+
+def _is_subclass(found: object, expected: type) -> bool:
+    return isinstance(found, type) and issubclass(found, expected)
 
 
 def _ignores_carry(module: RLModule) -> bool:

@@ -47,8 +47,7 @@ def has_same_hparams(one: "Assembly", other: "Assembly") -> bool:
 
 def describe_architecture(policy: "PolicyStep") -> tuple[Any, ...]:
     """Return what two modules have in common whose parameters may be exchanged."""
-    module = policy.module
-    shapes = jax.eval_shape(module.init, jax.random.key(0))
+    module, shapes = policy.module, policy.param_shapes
     sizes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
     return type(module), module.model_config, jax.tree.structure(shapes), sizes
 

@@ -23,9 +23,9 @@ from jaxrl.core.spaces import is_same_space
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
-from jaxrl.modules.rl_module import RLModule
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.opponents import OpponentKind, OpponentPool
+from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
     import gymnasium
@@ -152,7 +152,7 @@ def describe_opponents(assembly: Assembly) -> list[str]:
     if pool is None:
         return []
     stacks = [k for k in pool.kinds if pool.draws and k.capacity - len(k.learners) > 1]
-    sizes = [kind.capacity * count_bytes(kind.policy.module) for kind in stacks]
+    sizes = [kind.capacity * count_bytes(kind.policy) for kind in stacks]
     return [
         f"opponents: {kind.capacity - len(kind.learners)} slots for versions of "
         f"{' and '.join(kind.learners) or kind.name!r}, {size / 2**20:.3g} MiB."
@@ -160,10 +160,10 @@ def describe_opponents(assembly: Assembly) -> list[str]:
     ]
 
 
-def count_bytes(module: RLModule) -> int:
+def count_bytes(policy: PolicyStep) -> int:
     """Return the size of a module's parameters in bytes."""
-    shapes = jax.eval_shape(module.init, jax.random.key(0))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    leaves = jax.tree.leaves(policy.param_shapes)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _check_id(config: "AlgorithmConfig", module: str) -> None:

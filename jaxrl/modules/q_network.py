@@ -119,7 +119,7 @@ class QModule(EncoderModule):
             num_actions=num_actions,
             width=width,
         )
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        shapes = jax.eval_shape(self.init, jax.random.key(0)) if self.is_noisy else {}
         self._noise_sizes = get_noise_sizes(shapes)
 
     def make_dense(self) -> Callable[..., nn.Module]:

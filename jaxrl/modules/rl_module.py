@@ -337,7 +337,7 @@ class RLModuleSpec:
             model_config=module.model_config,
         )
 
-    def build(self) -> RLModule:
+    def build(self, *, needs_values: bool = False) -> RLModule:
         """Build the module and check it against its spaces by `check_module`.
 
         Raises:
@@ -361,7 +361,7 @@ class RLModuleSpec:
             model_config=self.model_config,
             **kwargs,
         )
-        check_module(module)
+        check_module(module, needs_values=needs_values)
         return module
 
     def _resolve_class(self) -> type[RLModule]:

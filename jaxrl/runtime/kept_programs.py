@@ -414,11 +414,17 @@ def _snapshot_code() -> tuple[object, ...]:
     used again.
     """
     modules = {name: module for name, module in sys.modules.items() if _TRACED.match(name)}
-    found = [value for name in sorted(modules) for value in vars(modules[name]).values()]
-    classes = [value for value in found if isinstance(value, type) and value.__module__ in modules]
-    for own in classes:
-        found += vars(own).values()
-    for table in [value for value in found if isinstance(value, dict)]:
+    found = [
+        value
+        for name in sorted(modules)
+        for variable, value in vars(modules[name]).items()
+        if variable != "__builtins__"
+    ]
+    types = {id(value): value for value in found if isinstance(value, type)}  # each of them once
+    for own in types.values():
+        found += vars(own).values() if own.__module__ in modules else ()
+    tables = {id(value): value for value in found if isinstance(value, dict)}
+    for table in tables.values():
         found += cast(dict[object, object], table).values()
     return tuple(value for value in found if isinstance(value, _CODE))
 

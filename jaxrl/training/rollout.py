@@ -1,6 +1,7 @@
 """Rollouts of a module in vectorized environments, as one scan for every algorithm."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -65,6 +66,11 @@ class PolicyStep:
     module: RLModule
     obs_pipeline: ObservationPipeline
     action_pipeline: ActionPipeline
+
+    @functools.cached_property
+    def param_shapes(self) -> Params:
+        """Shapes and types of the module's parameters."""
+        return jax.eval_shape(self.module.init, jax.random.key(0))
 
     def initial_carry(self, num_envs: int) -> ActorCarry:
         """Return the carry at the start of an episode in every environment."""

@@ -180,6 +180,7 @@ def test_a_nonfinite_update_changes_nothing(of: Any) -> None:
 
 
 @pytest.mark.allow_key_reuse
+@pytest.mark.representatives("iql-Box", "awac-Discrete")
 @pytest.mark.parametrize("of", CASES, ids=IDS)
 def test_two_devices_are_one(of: Any) -> None:
     recorded.assert_devices_agree(*of())
@@ -204,13 +205,29 @@ def fit(config: Any, action_space: Any, batch: Transition, **settings: Any) -> t
     return learner, recorded.fitted(learner, batch, 1500).sgd.params
 
 
+@functools.cache
+def make_iql() -> tuple[Any, Any, Any]:
+    """Return a learner on two arms, its first state, and a program of its updates."""
+    learner = ac.learner_of(
+        IQLConfig(), spaces.Discrete(2), recorded.OBSERVED, **FAST, value_lr=3e-3, tau=0.1
+    )
+    batch = recorded.two_arms()
+    run = jax.jit(lambda state: recorded.fitted(learner, batch, 1500, state))
+    return learner, jax.jit(learner.init)(jax.random.key(0)), run
+
+
+def fit_iql(**values: float) -> tuple[Any, Any]:
+    """Return the learner and its parameters, given hyperparameters that are traced."""
+    learner, state, run = make_iql()
+    assert values.keys() <= state.hparams.keys()
+    return learner, run(ac.with_values(state, **values)).sgd.params
+
+
 @pytest.mark.parametrize(("expectile", "value"), [(0.5, 0.1), (0.95, 0.68), (0.999, 0.99)])
 def test_the_value_is_the_expectile_of_the_arms(expectile: float, value: float) -> None:
     """Solve 0.9 (1 - tau) v = 0.1 tau (1 - v), of 0.9 at 0 and 0.1 at 1."""
     batch = recorded.two_arms()
-    learner, params = fit(
-        IQLConfig(), spaces.Discrete(2), batch, expectile=expectile, value_lr=3e-3, tau=0.1
-    )
+    learner, params = fit_iql(expectile=expectile)
     exact = 0.1 * expectile / (0.1 * expectile + 0.9 * (1.0 - expectile))
     assert exact == pytest.approx(value, abs=0.01)
     got = learner.module.compute_values(params, batch.obs)[0]
@@ -220,7 +237,7 @@ def test_the_value_is_the_expectile_of_the_arms(expectile: float, value: float) 
 @pytest.mark.parametrize("beta", [0.0, 8.0])
 def test_beta_leads_from_cloning_to_the_good_arm(beta: float) -> None:
     batch = recorded.two_arms()
-    learner, params = fit(IQLConfig(), spaces.Discrete(2), batch, beta=beta, value_lr=3e-3, tau=0.1)
+    learner, params = fit_iql(beta=beta)
     prob = recorded.probs_of(learner, params, batch.obs)[1]
     if beta == 0.0:
         assert prob == pytest.approx(0.1, abs=0.03)
@@ -228,6 +245,7 @@ def test_beta_leads_from_cloning_to_the_good_arm(beta: float) -> None:
         assert prob > 0.9
 
 
+@pytest.mark.representatives("AWAC")
 @pytest.mark.parametrize(
     "config", [AWACConfig().training(temperature=0.1), CRRConfig()], ids=["AWAC", "CRR"]
 )
@@ -237,6 +255,7 @@ def test_the_good_arm_is_found(config: Any) -> None:
     assert recorded.probs_of(learner, params, batch.obs)[1] > 0.9
 
 
+@pytest.mark.representatives("IQL")
 @pytest.mark.parametrize(
     "config",
     [
@@ -258,6 +277,7 @@ def test_an_action_without_rows_is_avoided(config: Any) -> None:
     assert recorded.probs_of(learner, params, batch.obs)[2] < 0.02
 
 
+@pytest.mark.representatives("IQL")
 @pytest.mark.parametrize(
     "config",
     [IQLConfig().training(beta=10.0, value_lr=3e-3), AWACConfig().training(temperature=0.1)],

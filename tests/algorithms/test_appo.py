@@ -144,7 +144,7 @@ def test_the_penalty_adapts(kl: float, factor: float) -> None:
 # --- in the compiled program ---
 
 
-@pytest.mark.representatives("probe-obs-action-v0")
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["probe-obs-action-v0", "probe-obs-action-continuous-v0"])
 def test_probes_are_learned(env: str) -> None:
     check_probe("APPO", env, 200, circular_buffer_num_batches=8, clip_param=0.2)

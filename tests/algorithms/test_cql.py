@@ -105,7 +105,7 @@ def density_of(inputs: np.ndarray, action: Any) -> float:
 
 
 @pytest.mark.allow_key_reuse
-@pytest.mark.parametrize("backup", [True, False])
+@pytest.mark.parametrize("backup", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_continuous_losses_equal_plain_loops(backup: bool) -> None:
     learner, state, batch = continuous(deterministic_backup=backup)
     after, metrics = updated(learner, state, batch)
@@ -248,7 +248,7 @@ def test_a_nonfinite_update_changes_nothing(of: Any) -> None:
     ac.assert_trees_equal(after, state)
 
 
-@pytest.mark.representatives("discrete")
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse
 @pytest.mark.parametrize("of", [discrete, learning_factor])
 def test_two_devices_are_one(of: Any) -> None:
@@ -295,6 +295,7 @@ def test_an_action_without_rows_is_avoided(config: Any) -> None:
         assert values[2] < values[:2].max()
 
 
+@pytest.mark.slow
 def test_a_box_is_left_at_its_rows_actions() -> None:
     """The reward rises with the action, of which the rows have none above 0.2."""
     rng = np.random.default_rng(0)

@@ -326,7 +326,7 @@ def values_of(algorithm: Algorithm, obs: Any) -> np.ndarray:
     return np.asarray(algorithm.get_module().compute_values(params, obs))
 
 
-@pytest.mark.representatives("rainbow", "n_step")
+@pytest.mark.representatives("rainbow")
 @pytest.mark.parametrize(
     "part", slow_but("none", "n_step", "rainbow", of=[p for p in PARTS if p != "dueling"])
 )
@@ -372,6 +372,7 @@ def test_rainbow_learns_legal_actions_and_plays_them_from_a_checkpoint(tmp_path:
         np.testing.assert_array_equal(played, table.actions)
 
 
+@pytest.mark.slow
 def test_values_are_discounted() -> None:
     table = make("jaxrl:probe-discount-v0").env.value_table(0.8)  # pyright: ignore
     with trained("probe-discount-v0", "dueling") as algorithm:

@@ -38,7 +38,7 @@ def means_of(learner: Any, state: Any, batch: Transition) -> np.ndarray:
     return np.asarray(out[Columns.ACTION_DIST_INPUTS], np.float64)
 
 
-@pytest.mark.representatives("values", "quantiles")
+@pytest.mark.representatives("values")
 @pytest.mark.parametrize("head", HEADS)
 def test_the_conservative_penalty_equals_a_plain_loop_over_legal_actions(head: str) -> None:
     plain, state, batch = dqn(head)

@@ -207,7 +207,7 @@ def check_probe(algo: str, env: str, batches: int, **training: Any) -> None:
         np.testing.assert_allclose(actions, table.actions, atol=tolerance)
 
 
-@pytest.mark.representatives("probe-discount-v0")
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["probe-discount-v0", "probe-obs-action-continuous-v0"])
 def test_probes_are_learned_from_actors_that_lag(env: str) -> None:
     check_probe("IMPALA", env, 300, broadcast_interval=3)

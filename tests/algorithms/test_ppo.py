@@ -167,7 +167,7 @@ ACTION_PROBES = [
 ]
 
 
-@pytest.mark.representatives("probe-discount-v0-PPO")
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", slow_but("PPO", of=["PPO", "A2C"]))
 @pytest.mark.parametrize("env", VALUE_PROBES)
 def test_values_are_learned(algo: str, env: str) -> None:
@@ -197,6 +197,7 @@ def test_truncation_is_not_termination(algo: str) -> None:
     np.testing.assert_allclose(value, 1.0 / (1.0 - gamma), rtol=0.05)
 
 
+@pytest.mark.slow
 def test_a_runner_that_takes_truncation_for_termination_fails_that_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

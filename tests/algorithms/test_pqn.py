@@ -388,6 +388,7 @@ def best_in(assembly: Any, state: Any, obs: Any) -> tuple[np.ndarray, np.ndarray
     return np.asarray(dist.mode()), np.asarray(dist.logits).max(-1)
 
 
+@pytest.mark.slow
 def test_values_are_discounted() -> None:
     """A reward of 1 after two steps."""
     table = make("jaxrl:probe-discount-v0").env.value_table(0.8)  # pyright: ignore
@@ -414,6 +415,7 @@ def test_truncation_is_not_termination() -> None:
     np.testing.assert_allclose(value, 5.0, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_a_runner_that_takes_truncation_for_termination_fails_that_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,6 +29,7 @@ def test_legal_actions_are_equally_likely() -> None:
     assert abs(np.mean(actions) - 0.5) < 0.05
 
 
+@pytest.mark.representatives("in_graph")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_no_illegal_action_is_taken(placement: str) -> None:
     with agent("jaxrl:probe-mask-v0", placement=placement).build() as algorithm:
@@ -107,6 +108,7 @@ def scripted(module_class: type[ScriptedModule], **settings: Any) -> RandomAgent
     return config.rl_module(rl_module_spec=RLModuleSpec(module_class=module_class))
 
 
+@pytest.mark.representatives("host")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_a_script_acts_as_written(placement: str) -> None:
     with scripted(FollowThePole, placement=placement).build() as algorithm:

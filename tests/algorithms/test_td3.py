@@ -211,6 +211,7 @@ def small(config: Any, env: str, **training: Any) -> Any:
 
 
 @pytest.mark.allow_key_reuse
+@pytest.mark.representatives("ou")
 @pytest.mark.parametrize("kind", ["gaussian", "ou"])
 def test_noise_is_drawn_as_set_and_a_process_starts_anew_with_each_episode(kind: str) -> None:
     """By the draws that the rollout got, step by step; episodes are of five steps."""
@@ -327,6 +328,7 @@ def test_imitation_ignores_rows_without_weight_and_agrees_over_devices() -> None
     recorded.assert_devices_agree(learner, state, batch)
 
 
+@pytest.mark.slow
 def test_imitation_keeps_the_policy_at_the_rows_actions() -> None:
     """The reward rises with the action, of which the rows have none above 0.2."""
     rng = np.random.default_rng(0)

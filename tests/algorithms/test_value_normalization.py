@@ -157,6 +157,7 @@ def test_values_of_rollouts_are_in_units_of_rewards() -> None:
     assert (metrics["curr_vf_target_mean"], metrics["curr_vf_target_std"]) == (120.0, 20.0)
 
 
+@pytest.mark.slow
 def test_both_work_with_memory() -> None:
     config: PPOConfig = small(normalize_values=True, huber_delta=1.0)
     config.rl_module(model_config={"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 4})

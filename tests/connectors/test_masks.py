@@ -139,7 +139,7 @@ class MaskedPair(ProbeMask):
         return jnp.where(action[0] == 0, 100.0, super().reward(obs, action[1]))
 
 
-@pytest.mark.representatives("PPO-MaskedChoice-settings0")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "env", "settings"),
     [

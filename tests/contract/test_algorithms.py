@@ -40,7 +40,7 @@ def test_the_second_call_does_not_recompile(algo: str) -> None:
             algorithm.train()
 
 
-@pytest.mark.representatives("SAC")
+@pytest.mark.slow
 def test_parameters_change_and_stay_finite(algo: str) -> None:
     kind = "-continuous" if algo in ENVS else ""
     assembly = assemble(small(algo, env=f"jaxrl:probe-obs-action{kind}-v0"))
@@ -64,7 +64,7 @@ def test_chunks_do_not_matter_bit_for_bit(algo: str) -> None:
     assert_equal(together, apart)
 
 
-@pytest.mark.representatives("PPO")
+@pytest.mark.slow
 def test_jit_equals_eager(algo: str) -> None:
     """One update from the same batch (a whole run differs by rounding, soon by much)."""
     assembly = assemble(small(algo))

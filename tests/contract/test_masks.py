@@ -102,6 +102,7 @@ def check_what_is_illegal(algorithm: Any) -> None:
         assert algorithm.compute_single_action(seen, explore=False) != wrong
 
 
+@pytest.mark.slow
 def test_the_test_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the mask in the distribution the illegal action is taken."""
     from jaxrl.modules.rl_module import RLModule

@@ -49,7 +49,7 @@ def config_of(algo: str, updates: str) -> Any:
     return small(algo, **training).learners(num_shards=8)
 
 
-@pytest.mark.representatives("PPO-one")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "updates"),
     [*one_update(slow=(*REPLAYS, *RELATIVES)), pytest.param("PPO", "many", marks=pytest.mark.slow)],

@@ -238,6 +238,8 @@ ELSEWHERE = {
 
 
 PARTS = spaces.Dict({"x": VECTOR, "n": spaces.Discrete(3)})
+SPECIAL = {"conv", "fusionnet", "embedding", "autoregressive"}
+"""First words of settings that need other spaces than vectors and boxes."""
 
 
 def _base(name, settings):
@@ -270,12 +272,16 @@ def _program(kind, config):
     return re.sub(r"0x[0-9a-f]+", "", jaxpr)
 
 
+_again = functools.cache(_program.__wrapped__)  # traced a second time, from the same settings
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_has_an_effect(name):
     settings, kind = SETTINGS[name], name.split("_")[0]
+    kind = kind if kind in SPECIAL else "other"  # most settings share the programs before a change
     base = _base(name, settings)
     before = _program(kind, json.dumps(base, sort_keys=True))
-    assert _program.__wrapped__(kind, json.dumps(base)) == before
+    assert _again(kind, json.dumps(base)) == before
     assert _program(kind, json.dumps({**base, **settings}, sort_keys=True)) != before
 
 

@@ -229,6 +229,7 @@ def test_squashed_gaussian_equals_distrax_inside():
     np.testing.assert_allclose(p.log_prob(action), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_squashed_gaussian_density_integrates_to_one():
     p = SquashedGaussian(
         mean=jnp.array([0.7]), log_std=jnp.array([-0.3]), low=(-2.0,), high=(5.0,), event_shape=(1,)

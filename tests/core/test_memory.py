@@ -139,7 +139,7 @@ def test_a_reset_one_row_off_is_seen(memory, shift):
     assert max(jax.tree.leaves(differences)) > 1e-2
 
 
-@pytest.mark.representatives("0-gtrxl", "1-lstm", "2-lru", "1-custom cell")
+@pytest.mark.representatives("0-gtrxl", "2-lru", "1-custom cell")
 @every_memory
 @pytest.mark.parametrize("seed", range(3))
 def test_chunks_that_hand_over_the_carry_are_the_whole(memory, seed):
@@ -289,7 +289,7 @@ class Holder(nn.Module):
         return self.memory(x, self.memory.initial_carry(x.shape[0]))[0]
 
 
-@pytest.mark.representatives("lstm", "gtrxl")
+@pytest.mark.representatives("lstm")
 @every_memory
 def test_initial_carry_can_be_asked_for_inside_of_a_network(memory):
     network = Holder(memory)

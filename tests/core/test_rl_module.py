@@ -5,8 +5,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.assembly.assemble import assemble
+from jaxrl.assembly.opponent_kinds import describe_architecture
 from jaxrl.core.types import Columns
 from jaxrl.errors import ModuleError
+from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec, check_module
 from tests.core.modules import ACTION_SPACES, VECTOR, B, explore, params_of, some_obs
 
@@ -116,6 +120,24 @@ def test_modules_that_do_not_fit_are_refused_in_one_sentence(module_class, messa
     with pytest.raises(ModuleError, match=message) as error:
         spec.build()
     assert "\n" not in str(error.value)
+
+
+class Counted(ActorCriticModule):
+    traced = 0
+
+    def init(self, key):
+        type(self).traced += 1
+        return super().init(key)
+
+
+def test_parameters_are_traced_once_to_check_them_and_once_to_compare_architectures():
+    config = PPOConfig().environment("CartPole-v1")
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=Counted))
+    policy = assemble(config).policy_step
+    assert Counted.traced == 1
+    described = describe_architecture(policy)
+    assert described == describe_architecture(policy)
+    assert Counted.traced == 2
 
 
 def test_a_missing_space_is_named():

@@ -63,14 +63,17 @@ def test_every_label_is_optimized_and_clipped_alone() -> None:
     }
     want = dict(params)
     states = {label: make(0.1).init(pick(want, *names)) for label, (names, make) in by_hand.items()}
+
+    @jax.jit
+    def apply(grads: Any, values: Any, sgd: SgdState) -> Any:
+        optimizer = configure_optimizer(learner, values, sgd.params)
+        return apply_gradients(((jnp.zeros(()), {}), grads), optimizer, sgd)
+
     for step, env_steps in enumerate((0, 500)):
         progress = replace(Progress.zeros(), env_steps=Progress.zeros().env_steps.add(env_steps))
         values = current_values(state.hparams, progress)
         grads = jax.tree.map(lambda x, k=step: jnp.cos(x + k) + k, params)
-        optimizer = configure_optimizer(learner, values, params)
-        sgd, metrics = apply_gradients(
-            ((jnp.zeros(()), {}), grads), optimizer, SgdState(params=params, opt_state=opt_state)
-        )
+        sgd, metrics = apply(grads, values, SgdState(params=params, opt_state=opt_state))
         params, opt_state = sgd.params, sgd.opt_state
         assert metrics["num_nonfinite_updates"] == 0.0
         for label, (names, make) in by_hand.items():

@@ -193,7 +193,7 @@ def test_slots_are_drawn_in_proportion() -> None:
 
 def test_who_plays_is_that_of_a_walk() -> None:
     """In every copy and episode, and no change before its end."""
-    runner, state, params = make_runner("without")
+    runner, state, params = make_runner("rewards")
     worker, actors = runner.rollout_worker, runner.make_actor_state(state)
     weights = np.asarray(state.opponents.weights)
     names = ["v0", "v1", "", "", "one", "zero"]
@@ -253,6 +253,7 @@ def test_actions_are_those_of_who_plays() -> None:
     assert len(seen) == 4
 
 
+@pytest.mark.slow
 def test_a_draw_of_one_plays_as_it_does_without_a_draw() -> None:
     """To the bit: the rows of the module that learns."""
     policies = {"main": None, "random": RandomRLModule}

@@ -138,7 +138,7 @@ def make_both(**settings: Any) -> tuple[list[Any], list[MultiEnvRunner]]:
     return rollouts, runners
 
 
-@pytest.mark.representatives("agent_specific")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["state", "joint", "agent_specific"])
 def test_critics_see_what_they_see_in_the_compiled_program(kind: str) -> None:
     """Also after a runner was restored within episodes."""

@@ -113,20 +113,16 @@ def test_a_module_is_trained_if_it_is_asked_for() -> None:
             assert_same(after["added"], before["added"])
 
 
-def test_a_module_that_joins_sees_what_the_one_that_it_is_like_sees() -> None:
+def test_a_module_that_joins_sees_as_another_and_rllibs_callbacks_let_it_play() -> None:
     config = make_config().env_runners(observation_filter="MeanStdFilter")
     with config.build() as run:
         run.train()
-        run.add_module("added", new_agent_to_module_mapping_fn=choose_new)
+        run.add_module("added", new_agent_to_module_mapping_fn=choose_old)
         one, added = (run.state.modules[name] for name in ("one", "added"))
         assert float(jax.tree.leaves(one.connectors.obs)[0].sum()) != 0.0
         assert_same(added.connectors.obs, one.connectors.obs)
         assert_same(added.progress, one.progress)
 
-
-def test_what_rllibs_callbacks_do_with_runners_and_learners() -> None:
-    with make_config().build() as run:
-        run.add_module("added", new_agent_to_module_mapping_fn=choose_old)
         weights = run.get_module("one").get_state()
         run.set_state({"learner_group": {"learner": {"rl_module": {"added": weights}}}})
         assert_same(run.get_weights(["added"])["added"], weights)

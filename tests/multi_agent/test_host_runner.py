@@ -88,7 +88,7 @@ def make_host_runner(runner: MultiAgentRunner, state: PyTree, seen: list[Any]) -
     ("window", "use_lstm"),
     [
         pytest.param(60, False, marks=pytest.mark.slow),
-        (12, False),
+        pytest.param(12, False, marks=pytest.mark.slow),
         pytest.param(1, False, marks=pytest.mark.slow),
         (12, True),
         pytest.param(1, True, marks=pytest.mark.slow),

@@ -272,6 +272,7 @@ def test_opponents_that_are_not_drawn_any_more_hold_nothing_up() -> None:
     assert is_snapshot_due(latest, table, 1)
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_waits_is_taken_before_the_next_is_due() -> None:
     """Iterations of 3 steps, episodes of 8: a removed snapshot still plays for some iterations."""
     config = make_config(league=SelfPlay(every=4), policy_map_capacity=2)

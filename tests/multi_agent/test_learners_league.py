@@ -71,7 +71,7 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
         assert one.tobytes() == two.tobytes(), (name, other)
 
 
-@pytest.mark.representatives("league")
+@pytest.mark.slow
 @pytest.mark.parametrize("opponents", ["league", "uniform", "pfsp"])
 def test_games_are_those_of_a_walk(opponents: Any) -> None:
     """Every episode of two players counts once for both, by the difference of the returns."""
@@ -339,6 +339,7 @@ def test_numbers_of_lanes_are_no_obstacle(sizes: dict[str, Any]) -> None:
     assert assemble(config).pool.players.learners == league.learners  # type: ignore
 
 
+@pytest.mark.representatives("uniform")
 @pytest.mark.parametrize("opponents", ["uniform", "pfsp"])
 def test_a_population_takes_no_other_opponents(opponents: Any) -> None:
     with make_config(PopulationPlay(size=2, opponents=opponents), 4).build() as algorithm:

@@ -336,11 +336,12 @@ def test_targets_equal_a_walk_over_each_row() -> None:
     seen = step.policy_step.preprocess_rollout(own.connectors.obs, rollout)
     batch, _ = step.learner.prepare(own.learner, seen, own.progress)
     module, params = step.learner.module, own.learner.sgd.params
+    compute_values = jax.jit(module.compute_values)
 
     def value(time: int, agent: int) -> float:
         row = [time, *np.eye(2)[time % 2], *np.eye(2)[agent]]
         seen = CentralObs(obs=jnp.zeros((1, 2)), state=jnp.asarray([row], jnp.float32))
-        return float(module.compute_values(params, seen)[0])
+        return float(compute_values(params, seen)[0])
 
     reward = np.asarray(rollout.reward)
     for column in (0, 1, 7):
@@ -384,7 +385,7 @@ def test_defaults_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize("model", [{}, MEMORY], ids=["FC", "LSTM"])
 def test_a_resumed_run_goes_on_to_the_bit(model: dict[str, Any], tmp_path: Path) -> None:
     config = make_config(Streams).multi_agent(
-        mapping={"a": "p0", "b": "p1", "c": "p0"}, observe_agent_id=True
+        mapping=dict.fromkeys(("a", "b", "c"), "p0"), observe_agent_id=True
     )
     config.rl_module(model_config={"fcnet_hiddens": [4], **model})
     with config.build() as algorithm:

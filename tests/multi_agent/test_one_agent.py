@@ -96,7 +96,7 @@ def test_one_agent_is_trained_as_a_single_one(name: str) -> None:
         np.testing.assert_array_equal(other, jax.tree.leaves(own.learner.sgd.params)[0])
 
 
-@pytest.mark.representatives("prioritized DQN")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(REPLAY_CONFIGS))
 def test_one_agent_replays_as_a_single_one(name: str) -> None:
     """Also once the buffer is full, and for its rows and priorities."""

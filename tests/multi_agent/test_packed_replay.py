@@ -73,6 +73,7 @@ def fold(rows: list[Row], first: int, n_step: int) -> tuple[float, float, float]
     return total, discount, rows[last].final_obs
 
 
+@pytest.mark.representatives("3", "12")
 @pytest.mark.parametrize("window", [1, 3, 12])
 def test_columns_hold_and_fold_their_own_newest_rows(window: int) -> None:
     replay = make_buffer(n_step=(3, 3))

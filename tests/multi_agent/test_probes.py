@@ -137,7 +137,7 @@ def test_values_and_actions_are_learned(env: str, algo: str) -> None:
 REPLAY_ALGORITHMS = make_replay_algorithms()
 
 
-@pytest.mark.representatives("probe-turns-v0-DQN")
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", list(REPLAY_ALGORITHMS))
 @pytest.mark.parametrize("env", PROBES)
 def test_values_and_actions_are_learned_from_replay(env: str, algo: str) -> None:
@@ -152,5 +152,6 @@ def test_memories_recall_over_the_turns_of_others() -> None:
     assert (returns.mean(axis=1) > 0.8).all()
 
 
+@pytest.mark.slow
 def test_an_opponent_learns_its_own_optimum() -> None:
     check(*run(ALGORITHMS["PPO"], "probe-opponent-v0", 150))

@@ -54,6 +54,7 @@ def fold(keys: Any, step: int, env: int, agent: int) -> np.ndarray:
     return np.asarray(jax.random.key_data(jax.random.fold_in(key, agent)))
 
 
+@pytest.mark.representatives("7")
 @pytest.mark.parametrize("num_envs", [6, 7])
 def test_rows_are_those_of_a_walk(num_envs: int) -> None:
     rows = AgentRows(entries=ENTRIES, patterns=PATTERNS)
@@ -201,6 +202,7 @@ def test_wrong_values_are_refused(make: Callable[[], object]) -> None:
         make()
 
 
+@pytest.mark.slow
 def test_every_row_of_a_learner_is_its_own() -> None:
     """Three agents that come and go: the rows of a walk over each environment, by its pattern."""
     patterns = [
@@ -283,6 +285,7 @@ def test_shards_have_whole_patterns() -> None:
         config.build()
 
 
+@pytest.mark.slow
 def test_shared_modules_know_their_agent_and_central_critics_see_all() -> None:
     config = (
         MAPPOConfig()

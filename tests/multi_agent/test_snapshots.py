@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,49 +68,63 @@ def assert_same(one: PyTree, other: PyTree) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_snapshots_join_and_never_change() -> None:
+@pytest.fixture(scope="module")
+def built() -> Iterator[tuple[Algorithm, Any]]:
+    """A run, and its state before it was trained."""
     with make_config().build() as algorithm:
-        assert "opponents: 3 slots for versions of 'main', 0.00" in algorithm.explain()
+        yield algorithm, algorithm.get_state()
+
+
+@pytest.fixture
+def algorithm(built: tuple[Algorithm, Any]) -> Algorithm:
+    """The run that all tests share, as it was before it was trained."""
+    run, state = built
+    run.set_state(state)
+    run.set_mapping(Seats("main", Draw()))
+    return run
+
+
+def test_snapshots_join_and_never_change(algorithm: Algorithm) -> None:
+    assert "opponents: 3 slots for versions of 'main', 0.00" in algorithm.explain()
+    algorithm.train()
+    algorithm.snapshot("main", as_="main_v1")
+    before = algorithm.get_weights()["main"]
+    frozen = get_opponent(algorithm, "main_v1")
+    assert_same(frozen.params, before)
+    statistics = algorithm.state.modules["main"].connectors.obs
+    assert_same(frozen.obs_state, jax.tree.map(np.asarray, statistics))
+    algorithm.train()
+    algorithm.snapshot("main", as_="main_v2")
+    played = set[int]()
+    for _ in range(3):
         algorithm.train()
-        algorithm.snapshot("main", as_="main_v1")
-        before = algorithm.get_weights()["main"]
-        frozen = get_opponent(algorithm, "main_v1")
-        assert_same(frozen.params, before)
-        statistics = algorithm.state.modules["main"].connectors.obs
-        assert_same(frozen.obs_state, jax.tree.map(np.asarray, statistics))
-        algorithm.train()
-        algorithm.snapshot("main", as_="main_v2")
-        played = set[int]()
-        for _ in range(3):
-            algorithm.train()
-            played |= set(list_playing(algorithm))
-        played -= {-1}
-        assert algorithm.opponents == ["main_v1", "main_v2", "random"]
-        assert list_weights(algorithm) == {"main_v1": 1.0, "main_v2": 1.0, "random": 1.0}
-        assert_same(get_opponent(algorithm, "main_v1"), frozen)
-        assert_same(algorithm.get_weights(["main_v1"])["main_v1"], before)
-        now = algorithm.get_weights()["main"]
-        assert any(
-            np.any(x != y)
-            for x, y in zip(jax.tree.leaves(now), jax.tree.leaves(before), strict=True)
-        )
-        assert played == {0, 1, 3}
-        programs = algorithm.last_result["compile"]
-        assert programs["train"]["num_compilations"] == 1
-        assert algorithm._put_module.compile_stats.__len__() == 1
-        # What the opponents compute for a caller is theirs, too.
-        module = algorithm.get_module("main_v1")
-        assert type(module) is type(algorithm.get_module("main"))
-        action = algorithm.compute_single_action(OBS, policy_id="main_v1", explore=False)
-        assert action in (0, 1)
-        actions = algorithm.compute_actions({"b": OBS}, policy_id="main_v1", explore=False)
-        assert actions == {"b": action}
-        algorithm.set_weights({"main": before})
-        policies = [algorithm.get_policy(name, explore=False) for name in ("main", "main_v2")]
-        assert all(policy.act(OBS) in (0, 1) for policy in policies)
-        algorithm.remove_module("main_v1")
-        with pytest.raises(UnknownNameError, match="There is no module 'main_v1'"):
-            algorithm.get_module("main_v1")
+        played |= set(list_playing(algorithm))
+    played -= {-1}
+    assert algorithm.opponents == ["main_v1", "main_v2", "random"]
+    assert list_weights(algorithm) == {"main_v1": 1.0, "main_v2": 1.0, "random": 1.0}
+    assert_same(get_opponent(algorithm, "main_v1"), frozen)
+    assert_same(algorithm.get_weights(["main_v1"])["main_v1"], before)
+    now = algorithm.get_weights()["main"]
+    assert any(
+        np.any(x != y) for x, y in zip(jax.tree.leaves(now), jax.tree.leaves(before), strict=True)
+    )
+    assert played == {0, 1, 3}
+    programs = algorithm.last_result["compile"]
+    assert programs["train"]["num_compilations"] == 1
+    assert algorithm._put_module.compile_stats.__len__() == 1
+    # What the opponents compute for a caller is theirs, too.
+    module = algorithm.get_module("main_v1")
+    assert type(module) is type(algorithm.get_module("main"))
+    action = algorithm.compute_single_action(OBS, policy_id="main_v1", explore=False)
+    assert action in (0, 1)
+    actions = algorithm.compute_actions({"b": OBS}, policy_id="main_v1", explore=False)
+    assert actions == {"b": action}
+    algorithm.set_weights({"main": before})
+    policies = [algorithm.get_policy(name, explore=False) for name in ("main", "main_v2")]
+    assert all(policy.act(OBS) in (0, 1) for policy in policies)
+    algorithm.remove_module("main_v1")
+    with pytest.raises(UnknownNameError, match="There is no module 'main_v1'"):
+        algorithm.get_module("main_v1")
 
 
 def test_opponents_explore_as_their_learner_does_but_for_snapshots() -> None:
@@ -163,41 +177,36 @@ def test_learners_with_other_hyperparameters_have_snapshots() -> None:
         assert len(_group(wanted)[0]) == 2
 
 
-def test_removed_opponents_finish_their_episodes() -> None:
-    config = make_config().training(
-        train_batch_size=96, minibatch_size=48
-    )  # 12 steps: halfway through an episode
-    with config.build() as algorithm:
-        algorithm.snapshot("main", as_="old")
-        algorithm.set_mapping(Seats("main", Draw(("old",))))
-        algorithm.train()
-        assert list_playing(algorithm) == [0] * 8
-        frozen = get_opponent(algorithm, "old")
-        algorithm.snapshot("main", as_="new")
-        algorithm.remove_module("old", new_agent_to_module_mapping_fn=Seats("main", Draw(("new",))))
-        assert algorithm.opponents == ["new", "random"]
-        assert list_playing(algorithm) == [0] * 8
-        algorithm.snapshot("main", as_="third")  # the slot of "old" is not taken, the free one is
-        assert decode_names(np.asarray(algorithm.state.opponents.names)) == [
-            *("", "new", "third", "random")
-        ]
-        kept = jax.tree.map(lambda x: np.array(x[0]), algorithm.state.opponents.actors["main"])
-        assert_same(kept, frozen)
-        with pytest.raises(
-            ConfigError, match=r"Every one of the 1 slots .* still plays an episode"
-        ):
-            algorithm.snapshot("main", as_="fourth")
-        algorithm.train()
-        algorithm.train()
-        assert list_playing(algorithm) == [1] * 8
+def test_removed_opponents_finish_their_episodes(algorithm: Algorithm) -> None:
+    """An iteration of 10 steps ends within the second episode of 8."""
+    algorithm.snapshot("main", as_="old")
+    algorithm.set_mapping(Seats("main", Draw(("old",))))
+    algorithm.train()
+    assert list_playing(algorithm) == [0] * 8
+    frozen = get_opponent(algorithm, "old")
+    algorithm.snapshot("main", as_="new")
+    algorithm.remove_module("old", new_agent_to_module_mapping_fn=Seats("main", Draw(("new",))))
+    assert algorithm.opponents == ["new", "random"]
+    assert list_playing(algorithm) == [0] * 8
+    algorithm.snapshot("main", as_="third")  # the slot of "old" is not taken, the free one is
+    assert decode_names(np.asarray(algorithm.state.opponents.names)) == [
+        *("", "new", "third", "random")
+    ]
+    kept = jax.tree.map(lambda x: np.array(x[0]), algorithm.state.opponents.actors["main"])
+    assert_same(kept, frozen)
+    with pytest.raises(ConfigError, match=r"Every one of the 1 slots .* still plays an episode"):
         algorithm.snapshot("main", as_="fourth")
-        assert decode_names(np.asarray(algorithm.state.opponents.names))[0] == "fourth"
-        # A mapping that names opponents is not joined by others.
-        assert list_weights(algorithm) == {"fourth": 0.0, "new": 1.0, "third": 0.0, "random": 0.0}
-        with pytest.raises(
-            ConfigError, match=r"policy_map_capacity=3 has no room .* fourth, new, third"
-        ):
-            algorithm.snapshot("main", as_="fifth")
+    algorithm.train()
+    algorithm.train()
+    assert list_playing(algorithm) == [1] * 8
+    algorithm.snapshot("main", as_="fourth")
+    assert decode_names(np.asarray(algorithm.state.opponents.names))[0] == "fourth"
+    # A mapping that names opponents is not joined by others.
+    assert list_weights(algorithm) == {"fourth": 0.0, "new": 1.0, "third": 0.0, "random": 0.0}
+    with pytest.raises(
+        ConfigError, match=r"policy_map_capacity=3 has no room .* fourth, new, third"
+    ):
+        algorithm.snapshot("main", as_="fifth")
 
 
 @pytest.mark.slow
@@ -306,21 +315,15 @@ BAD: dict[str, tuple[Callable[[Algorithm], Any], str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def untrained() -> Any:
-    with make_config().build() as algorithm:
-        yield algorithm
-
-
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_sentence_and_changes_nothing(name: str, untrained: Algorithm) -> None:
+def test_bad_input_is_one_sentence_and_changes_nothing(name: str, algorithm: Algorithm) -> None:
     call, match = BAD[name]
-    before = untrained.state
+    before = algorithm.state
     with pytest.raises(JaxrlError, match=match) as caught:
-        call(untrained)
+        call(algorithm)
     assert isinstance(caught.value, ConfigError | UnknownNameError | ModuleError)
     assert "\n" not in str(caught.value)
-    assert untrained.state is before
+    assert algorithm.state is before
 
 
 def test_without_a_draw_there_is_no_pool() -> None:

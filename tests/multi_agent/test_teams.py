@@ -110,6 +110,7 @@ def test_a_cut_episode_ends_with_those_who_would_have_acted() -> None:
     np.testing.assert_array_equal(out.obs["action_mask"].reshape(3, 3), [mask, mask, [1, 1, 1]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "training"),
     [
@@ -201,6 +202,7 @@ def test_the_global_state_is_recorded_for_a_mixer_alone(mixer: Any, is_kept: boo
     assert ("global_state" in space.spaces) == is_kept
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_that_of_the_config() -> None:
     config = small(env="MultiAgentCartPole-v0", mixer="vdn").environment(max_episode_steps=3)
     with config.build() as algorithm:

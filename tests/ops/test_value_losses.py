@@ -52,12 +52,8 @@ def test_categorical_projection():
     discount = jnp.where(jnp.arange(N) % 4 == 0, 0.0, 0.9)
     reward = reward.at[:4].set(jnp.asarray([0.5, -2.0, 3.0, 0.25]))
     probs = jax.nn.softmax(2.0 * normal(4, N, ATOMS))
-    expected = np.stack(
-        [
-            references.categorical_projection(reward[i], discount[i], probs[i], SUPPORT)
-            for i in range(N)
-        ]
-    )
+    rows = zip(*map(np.asarray, (reward, discount, probs)), strict=True)
+    expected = np.stack([references.categorical_projection(*row, SUPPORT) for row in rows])
     check(projected, expected, reward, discount, probs)
     np.testing.assert_allclose(expected.sum(axis=-1), 1.0, rtol=1e-5)
     theirs = jax.vmap(rlax.categorical_l2_project, (0, 0, None))(
@@ -106,7 +102,10 @@ def test_quantile_huber_loss(kappa, samples):
         return value_losses.quantile_huber_loss(quantiles, target, kappa)
 
     expected = np.asarray(
-        [references.quantile_huber_loss(quantiles[i], target[i], kappa) for i in range(N)]
+        [
+            references.quantile_huber_loss(*row, kappa)
+            for row in zip(np.asarray(quantiles), np.asarray(target), strict=True)
+        ]
     )
     check(ours, expected, quantiles, target)
     midpoints = (jnp.arange(7.0) + 0.5) / 7

@@ -97,10 +97,10 @@ def test_rows_that_are_no_transitions_are_not_learned_from(gym: Any) -> None:
     leaves = leaves.reshape(NUM_ENVS, replay.length)
     np.testing.assert_array_equal(leaves > 0.0, mask)
     shards, steps = jnp.arange(replay.num_shards, dtype=jnp.int32), jnp.zeros(())
-    drawn = [
-        replay.sample(algorithm.state.buffer, buffer.priorities, key, shards, steps)
-        for key in jax.random.split(jax.random.key(0), 40)
-    ]
+    sample = jax.jit(
+        lambda key: replay.sample(algorithm.state.buffer, buffer.priorities, key, shards, steps)
+    )
+    drawn = [jax.device_get(sample(key)) for key in jax.random.split(jax.random.key(0), 40)]
     assert all(mask[d.env, d.time].all() and (d.weight > 0.0).all() for d in drawn)
 
 

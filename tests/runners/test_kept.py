@@ -21,6 +21,7 @@ from jaxrl.callbacks import Callbacks
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.envs.registry import register_env
 from jaxrl.loggers.json_sink import read_results
+from jaxrl.modules.rl_module import RLModule
 from jaxrl.runtime import commands
 from jaxrl.runtime import kept_programs as kept
 from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
@@ -248,6 +249,12 @@ def test_a_changed_source_file_is_another_code(monkeypatch: pytest.MonkeyPatch) 
     finally:
         os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
         kept._digest_source.cache_clear()
+
+
+def test_the_code_in_memory_has_no_builtins_and_every_class_once() -> None:
+    code = kept._snapshot_code()
+    assert code.count(vars(RLModule)["has_density"]) == 1
+    assert BytesWarning not in code
 
 
 def own(result: dict[str, Any]) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def test_sequences_of_a_batch_give_what_acting_gave(algo: str) -> None:
     assert np.abs(np.asarray(off[INPUTS]) - want).max() > 1e-3
 
 
+@pytest.mark.representatives("PPO")
 @pytest.mark.parametrize("algo", ["PPO", "IMPALA"])
 def test_truncated_rows_bootstrap_with_what_is_remembered_then(algo: str) -> None:
     """λ = 0: a row's value target is r + γ v(its successor), by the carry after the row."""

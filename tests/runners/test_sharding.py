@@ -47,7 +47,7 @@ def fragments_of_four_environments() -> list[Fragment]:
         return [group.next_batch()[0] for _ in range(NUM_FRAGMENTS)]
 
 
-@pytest.mark.representatives("4")
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_fragments_of_an_environment_are_chained_in_order_of_time(num_devices: int) -> None:
     fragments = fragments_of_four_environments()

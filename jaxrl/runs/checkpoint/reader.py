@@ -1,6 +1,7 @@
 """Reading checkpoints: content is verified before it is used and before memory is allocated."""
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -137,8 +138,11 @@ def _count_entries(name: str, entry: object) -> int:
 
 def _is_dtype(name: object) -> bool:
     """Return whether this is the name of a numeric or boolean dtype."""
-    if not isinstance(name, str) or not name.isidentifier():
-        return False
+    return isinstance(name, str) and name.isidentifier() and _is_numeric(name)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_numeric(name: str) -> bool:
     try:
         dtype = np.dtype(name)
     except TypeError:

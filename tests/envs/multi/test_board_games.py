@@ -120,6 +120,7 @@ def test_every_position_is_that_of_pgx(name: str) -> None:
             assert (legal == ours["action_mask"][t])[seen & ~over].all()
 
 
+@pytest.mark.representatives("TicTacToe-v0")
 @pytest.mark.parametrize("name", NAMES)
 def test_random_play_goes_on_after_the_end(name: str) -> None:
     made = make_multi(name)

@@ -186,6 +186,7 @@ def test_contract(config: dict[str, Any]) -> None:
     check_env("Foraging-v0", config, num_steps=60)
 
 
+@pytest.mark.slow
 def test_the_time_limit_truncates() -> None:
     made = make_multi("Foraging-v0")
     vector = MultiVectorEnv(made.env, made.env.reset_mode)

@@ -30,7 +30,10 @@ ALL = ("hermit", *CROWD)
 IDLE = {"hermit": jnp.int32(0), "crowd": jnp.zeros((3,), jnp.int32)}
 
 
-@pytest.mark.parametrize("extras", [{}, {"member_mask": True, "member_rewards": True}])
+@pytest.mark.parametrize(
+    "extras",
+    [pytest.param({}, marks=pytest.mark.slow), {"member_mask": True, "member_rewards": True}],
+)
 def test_contract_of_a_team_and_of_two_groups(extras: dict[str, bool]) -> None:
     check_env(group_agents("MultiAgentCartPole-v0", {"team": ("0", "1")}, **extras))
     check_env(group_agents(Comers(), {"one": ("hermit",), "many": CROWD}, **extras))
