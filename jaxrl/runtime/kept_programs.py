@@ -351,9 +351,8 @@ def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
     """
     overrides = config.evaluation_settings.evaluation_config or {}
     envs = (config.environment_settings.env, overrides.get("env"))
-    if not all(env is None or (isinstance(env, str) and _is_own_env(env)) for env in envs):
-        return None
-    if not type(config).__module__.startswith("jaxrl."):
+    own_envs = (env is None or (isinstance(env, str) and _is_own_env(env)) for env in envs)
+    if not all(own_envs) or not type(config).__module__.startswith("jaxrl."):
         return None
     data, not_saved = serialize_restorable(config)
     if not_saved:
@@ -361,8 +360,7 @@ def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
     settings = {n: value for n, value in data["settings"].items() if n not in NON_PROGRAM_SETTINGS}
     data_settings = config.offline_data_settings
     description = {
-        "algo": data["algo"],
-        "algo_class": data["algo_class"],
+        **{name: data[name] for name in ("algo", "algo_class")},
         "settings": settings,
         "shares": [data_settings.sampler_share, *data_settings.sources.values()],
         "records": data_settings.output is not None,  # returns rollouts as well
@@ -414,17 +412,13 @@ def _snapshot_code() -> tuple[object, ...]:
     used again.
     """
     modules = {name: module for name, module in sys.modules.items() if _TRACED.match(name)}
-    found = [
-        value
-        for name in sorted(modules)
-        for variable, value in vars(modules[name]).items()
-        if variable != "__builtins__"
-    ]
-    types = {id(value): value for value in found if isinstance(value, type)}  # each of them once
-    for own in types.values():
+    found: list[object] = []
+    for name in sorted(modules):
+        found += (x for key, x in vars(modules[name]).items() if key != "__builtins__")
+    # Each class and each table once.
+    for own in {id(x): x for x in found if isinstance(x, type)}.values():
         found += vars(own).values() if own.__module__ in modules else ()
-    tables = {id(value): value for value in found if isinstance(value, dict)}
-    for table in tables.values():
+    for table in {id(x): x for x in found if isinstance(x, dict)}.values():
         found += cast(dict[object, object], table).values()
     return tuple(value for value in found if isinstance(value, _CODE))
 
