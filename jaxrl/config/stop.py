@@ -14,6 +14,7 @@ from jaxrl.metrics import (
     TRAINING_ITERATION,
     check_key,
     flatten,
+    get_score,
     lookup,
 )
 
@@ -84,9 +85,13 @@ def parse_fit_criteria(criteria: object, should_stop: object, *, is_offline: boo
 
 
 def find_reached_criterion(result: Mapping[str, Any], stop: StopCriteria) -> str | None:
-    """Return a sentence on the first criterion that the result has reached, or None."""
+    """Return a sentence on the first criterion that the result has reached, or None.
+
+    Raises:
+        ConfigError: If a criterion names something that is not a number.
+    """
     for key, threshold in stop.items():
-        value = lookup(result, key)
+        value = get_score(result, key)
         if value is not None and value >= threshold:
             return f"{key} = {value:g} has reached {threshold:g}"
     return None

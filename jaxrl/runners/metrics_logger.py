@@ -183,6 +183,7 @@ class MetricsLogger:
         """Merge data into the statistic of a path, or create it."""
         stat = self._stats.get(path)
         if stat is None:
+            self._check_place(path)
             self._stats[path] = {**settings, "data": data}
             return
         known = {name: value for name, value in stat.items() if name != "data"}
@@ -192,6 +193,16 @@ class MetricsLogger:
                 f"{_describe_settings(settings)}; log a key in one way only."
             )
         stat["data"] = _merge_data(settings, stat["data"], data)
+
+
+    def _check_place(self, path: str) -> None:
+        """Raise if a new path would be both a value and a group of values."""
+        for other in self._stats:
+            if other.startswith(f"{path}/") or path.startswith(f"{other}/"):
+                raise ConfigError(
+                    f"'{path}' was logged beside '{other}', so that one of them would be a value and "
+                    "a group of values; log one under another name."
+                )
 
 
 def _to_path(key: Key) -> str:

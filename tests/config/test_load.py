@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxrl.cli.experiments import parse_json_object
@@ -156,6 +157,14 @@ def test_stop_criteria() -> None:
     assert "entropy" in str(find_reached_criterion(nested, stop))
     assert find_reached_criterion({"training_iteration": None}, stop) is None
     assert parse_stop(None) == {}
+    written = parse_stop({"custom_metrics": {"a/b": 2}})  # a key may have a slash of its own
+    assert find_reached_criterion({"custom_metrics": {"a/b": 2}}, written) is not None
+
+
+@pytest.mark.parametrize("value", ["x", np.zeros(3), {"b": 1.0}, object()])
+def test_a_criterion_on_what_is_no_number_is_one_sentence(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"^'custom_metrics/a' of the result (is|holds)"):
+        find_reached_criterion({"custom_metrics": {"a": value}}, {"custom_metrics/a": 1.0})
 
 
 # Each alias holds the one before ten times.

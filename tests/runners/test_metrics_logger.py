@@ -122,3 +122,13 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: s
     with pytest.raises(ConfigError, match=words):
         logger.log_value("x", 1.0, **settings)
     assert logger.peek("x") == 1.0
+
+
+@pytest.mark.parametrize(("first", "second"), [("a/b", "a/b/c"), ("a/b/c", "a")])
+def test_a_key_is_a_value_or_a_group(first: str, second: str) -> None:
+    logger = MetricsLogger()
+    logger.log_value(first, 1.0)
+    with pytest.raises(ConfigError, match=f"'{second}' was logged beside '{first}'"):
+        logger.log_value(second, 1.0)
+    logger.log_value("a2", 1.0)
+    assert logger.reduce()["a2"] == 1.0
