@@ -32,6 +32,7 @@ from jaxrl.config.stop import (
     count_until_multiple,
     find_reached_criterion,
     parse_fit_criteria,
+    warn_of_missing,
 )
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
@@ -507,6 +508,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         result, times = self._record.last_result, SaveSchedule(self.config.checkpointing_settings)
         deferred = [
             preload_matplotlib,
+            lambda: warn_of_missing(self._record.last_result, criteria),
             *self._evaluation.get_deferred_tasks(self._make_evaluation_inputs),
         ]
         while (

@@ -27,6 +27,7 @@ from jaxrl.loggers.display import Display, open_display
 from jaxrl.loggers.json_sink import read_results
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import (
+    describe_previous,
     is_checkpoint,
     list_checkpoints,
     read_metadata,
@@ -129,6 +130,10 @@ def _restore(folder: RunFolder, checkpoint: Path, **settings: Any) -> "Algorithm
 def _find_run_and_checkpoint(given: Path) -> tuple[Path, Path | None]:
     """Return the run folder of a path, and the checkpoint if the path is one."""
     path = given.expanduser()
+    if not path.exists():
+        raise RunFolderError(
+            f"There is no run or checkpoint {path}: no such file or folder.{describe_previous(path)}"
+        )
     if is_run_folder(path) or not is_checkpoint(path):
         return path, None
     run = path.resolve().parent.parent

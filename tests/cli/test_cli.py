@@ -266,6 +266,10 @@ def test_a_run_is_suggested_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
     code, _, err = run("resume", "cartpol")
     assert code == 2
     assert "Did you mean 'cartpole'" in err
+    for command in ("resume", "evaluate"):
+        code, _, err = run(command, "cartpole/checkpoints/checkpoint_000009")
+        assert code == 2
+        assert f"{run_folder}/checkpoints/checkpoint_000009: no such file" in err
 
 
 def test_options_of_processes_reach_the_config(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl.cli.experiments import parse_json_object
 from jaxrl.config.load import load_config, load_experiment, load_experiments
-from jaxrl.config.stop import find_reached_criterion, parse_stop
+from jaxrl.config.stop import find_reached_criterion, parse_stop, warn_of_missing
 from jaxrl.config.sweep import make_lanes
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 
@@ -159,6 +159,18 @@ def test_stop_criteria() -> None:
     assert parse_stop(None) == {}
     written = parse_stop({"custom_metrics": {"a/b": 2}})  # a key may have a slash of its own
     assert find_reached_criterion({"custom_metrics": {"a/b": 2}}, written) is not None
+
+
+def test_a_criterion_that_no_result_has_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    result = {"learners": {"p": {"entropy": 1.0}}, "custom_metrics": {"a": float("nan")}}
+    later = ("evaluation/env_runners/episode_return_mean", "timers/x", "learners/q/entropy")
+    keys = ("learners/p/entropy", "custom_metrics/a", *later)
+    warn_of_missing(result, dict.fromkeys(keys, 1.0))
+    assert not caplog.messages
+    warn_of_missing(result, {"learners/p/entropi": 1.0})
+    (message,) = caplog.messages
+    assert "stop names 'learners/p/entropi'" in message
+    assert "Did you mean 'learners/p/entropy'" in message
 
 
 @pytest.mark.parametrize("value", ["x", np.zeros(3), {"b": 1.0}, object()])

@@ -67,7 +67,9 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:  # not readable, or not a valid path
         raise CheckpointError(f"There is no checkpoint {str(path)!r}: {error}.") from error
     if not exists:
-        raise CheckpointError(f"There is no checkpoint {root}: no such file or folder.")
+        raise CheckpointError(
+            f"There is no checkpoint {root}: no such file or folder.{describe_previous(root)}"
+        )
     if not checkpoints:
         raise CheckpointError(
             f"{root} is not a jaxrl checkpoint (it has no metadata/ and state/) and contains none."
