@@ -14,8 +14,9 @@ from jaxrl.config.markers import grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError
 from jaxrl.loggers import RunFolder
-from jaxrl.runs.checkpoint import list_checkpoints
+from jaxrl.runs.checkpoint import find_checkpoint, list_checkpoints
 from jaxrl.sweeps.population import Population
+from jaxrl.sweeps.state import list_lanes
 from tests.helpers import assert_equal, small
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -194,6 +195,13 @@ def test_what_is_no_saved_sweep_is_refused(tmp_path: Path) -> None:
     config = swept(scheduler=False)
     with population(config) as sweep:
         folder = Path(sweep.save())
+    with pytest.raises(CheckpointError, match=r"is one run of the sweep .*Algorithm\.from"):
+        Population.from_checkpoint(folder / "lane_001")
+    with pytest.raises(CheckpointError, match=r"is a sweep of several runs: Population\.from"):
+        find_checkpoint(folder)
+    with RunFolder.create(small().debugging(results_dir=str(folder), run_name="lane_001")) as run:
+        assert run.path.name == "lane_001_2"  # of a run that began from the lane
+    assert [path.name for path in list_lanes(folder)] == [f"lane_00{i}" for i in range(4)]
     shutil.rmtree(folder / "lane_002" / "checkpoints")
     with pytest.raises(CheckpointError, match="lane_002 has no checkpoint of iteration 0"):
         Population.from_checkpoint(folder)

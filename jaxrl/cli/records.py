@@ -27,7 +27,7 @@ from jaxrl.runs.run_folder import (
     resolve_results_dir,
 )
 from jaxrl.runtime.files import read_bounded
-from jaxrl.sweeps.state import is_sweep_folder, read_sweep
+from jaxrl.sweeps.state import is_lane_name, is_sweep_folder, read_sweep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -170,7 +170,7 @@ def load_run_config(
 def is_lane(path: Path) -> bool:
     """Return whether a run folder is that of a lane which shared its program with others."""
     sweep = path.resolve().parent
-    if not is_run_folder(sweep) or not path.resolve().name.startswith("lane_"):
+    if not is_run_folder(sweep) or not is_lane_name(path.resolve().name):
         return False
     return not is_sweep_folder(sweep) or not read_sweep(sweep).get("trials")
 

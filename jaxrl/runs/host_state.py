@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import functools
 import logging
 import math
 import os
@@ -114,18 +113,6 @@ def _keep_numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@functools.cache
-def _warn_of_missing(names: tuple[str, ...]) -> None:
-    """Warn, once per process, of settings that checkpoints lack."""
-    if names:
-        logger.warning(
-            "Checkpoints of this run do not contain %s, which has no import path: supply it again, "
-            "from_checkpoint(path, %s).",
-            " and ".join(names),
-            ", ".join(f"{name}=..." for name in names),
-        )
-
-
 def make_checkpoint_metadata(
     config: "AlgorithmConfig",
     host: RunMetadata,
@@ -150,7 +137,6 @@ def make_checkpoint_metadata(
         observation_space, action_space = made.spaces
         config.environment(observation_space=observation_space, action_space=action_space)
     saved, not_saved = serialize_restorable(config)
-    _warn_of_missing(tuple(not_saved))
     return {
         **session,
         "algorithm": config.algo_name,

@@ -10,7 +10,7 @@ from jaxrl.config.coerce import MismatchError, coerce, describe_type
 from jaxrl.config.serialize import serialize_restorable
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint import list_checkpoints, remove_checkpoint
-from jaxrl.runs.run_folder import parse_iteration
+from jaxrl.runs.run_folder import is_run_folder, parse_iteration
 from jaxrl.runtime import files
 
 if TYPE_CHECKING:
@@ -24,6 +24,17 @@ VERSION = 2
 def is_sweep_folder(path: Path) -> bool:
     """Return whether a folder holds a saved sweep."""
     return (path / SWEEP_FILE).is_file()
+
+
+def is_lane_name(name: str) -> bool:
+    """Return whether a folder of a sweep is a lane, and not a run that began from one."""
+    return name.startswith("lane_") and name.removeprefix("lane_").isdecimal()
+
+
+def list_lanes(folder: Path) -> list[Path]:
+    """Return the run folders of a sweep's lanes that have begun, in the order of their indices."""
+    lanes = [p for p in folder.glob("lane_*") if is_lane_name(p.name) and is_run_folder(p)]
+    return sorted(lanes, key=lambda path: int(path.name.removeprefix("lane_")))
 
 
 def write_sweep(folder: Path, config: "AlgorithmConfig", state: Mapping[str, Any]) -> None:
@@ -56,6 +67,10 @@ def read_sweep(folder: Path) -> dict[str, Any]:
         CheckpointError: If there is no saved sweep, or it is damaged or has a later version.
     """
     path = folder / SWEEP_FILE
+    if not path.is_file() and is_lane_name(folder.name) and is_sweep_folder(folder.parent):
+        raise CheckpointError(
+            f"{folder} is one run of the sweep {folder.parent}: Algorithm.from_checkpoint resumes it."
+        )
     if not path.is_file():
         raise CheckpointError(
             f"{folder} holds no saved sweep: {SWEEP_FILE}, which save() and fit() write, is "

@@ -70,6 +70,11 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
         raise CheckpointError(
             f"There is no checkpoint {root}: no such file or folder.{describe_previous(root)}"
         )
+    if (root / "sweep.json").is_file():
+        raise CheckpointError(
+            f"{root} is a sweep of several runs: Population.from_checkpoint and 'jaxrl resume' "
+            f"continue it; one of its runs is {root / 'lane_000'}."
+        )
     if not checkpoints:
         raise CheckpointError(
             f"{root} is not a jaxrl checkpoint (it has no metadata/ and state/) and contains none."

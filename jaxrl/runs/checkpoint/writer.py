@@ -1,5 +1,6 @@
 """Writing checkpoints atomically, optionally in the background, and removing old ones."""
 
+import functools
 import json
 import logging
 import math
@@ -95,6 +96,7 @@ class CheckpointWriter:
         Raises:
             CheckpointError: If writing failed; earlier checkpoints are intact.
         """
+        _warn_of_missing(tuple(metadata.get("not_saved", ())))
         leaves = fetch_leaves(state)
         document = {**metadata, "checkpoint_version": VERSION, "leaves": describe_leaves(leaves)}
         text = json.dumps(document)
@@ -191,6 +193,18 @@ class CheckpointWriter:
         return CheckpointError(
             f"Checkpoints cannot be written in {self.folder}: {_summarize_error(error)}; existing "
             "checkpoints are intact."
+        )
+
+
+@functools.cache
+def _warn_of_missing(names: tuple[str, ...]) -> None:
+    """Warn, once per process, of settings that checkpoints lack."""
+    if names:
+        logger.warning(
+            "Checkpoints of this run do not contain %s, which has no import path: supply it again, "
+            "from_checkpoint(path, %s).",
+            " and ".join(names),
+            ", ".join(f"{name}=..." for name in names),
         )
 
 
