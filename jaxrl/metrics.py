@@ -202,7 +202,9 @@ def lookup(result: Mapping[str, Any], path: str) -> Any:
             return None
         if part not in value:  # the user may have written "a/b" as one key, as it is in the files
             rest = "/".join(parts[depth:])
-            return value[rest] if rest in value else None  # pyright: ignore[reportUnknownVariableType]
+            if rest not in value:
+                return None
+            return value[rest]  # pyright: ignore[reportUnknownVariableType]
         value = value[part]  # pyright: ignore[reportUnknownVariableType]
     return value  # pyright: ignore[reportUnknownVariableType]
 

@@ -103,7 +103,9 @@ def find_run(given: str) -> Path:
         return path
     entries = root.iterdir() if root.is_dir() else ()
     runs = [entry.name for entry in entries if is_run_folder(entry)]
-    raise RunFolderError(f"There is no run '{given}', here or in {root}.{did_you_mean(given, runs)}")
+    raise RunFolderError(
+        f"There is no run '{given}', here or in {root}.{did_you_mean(given, runs)}"
+    )
 
 
 def resolve_checkpoint(path: Path) -> Path:

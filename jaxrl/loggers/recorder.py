@@ -278,7 +278,9 @@ class Recorder:
             return None if key is None else get_score(result, key)
         except ConfigError as error:
             if not self._has_warned_of_score:
-                logger.warning("Checkpoints have no score for checkpoint_score_attribute: %s", error)
+                logger.warning(
+                    "Checkpoints have no score for checkpoint_score_attribute: %s", error
+                )
             self._has_warned_of_score = True
             return None
 

@@ -194,7 +194,6 @@ class MetricsLogger:
             )
         stat["data"] = _merge_data(settings, stat["data"], data)
 
-
     def _check_place(self, path: str) -> None:
         """Raise if a new path would be both a value and a group of values."""
         for other in self._stats:

@@ -78,7 +78,9 @@ def test_values_inside_dictionaries() -> None:
 
 def test_values_inside_lists() -> None:
     stages = [{"task": {"gravity": grid([1.0, 2.0])}, "until": 5}, {"task": {}}]
-    config = swept().environment(curriculum=stages, env_config={"sizes": (3, {"grid_search": [4, 5]})})
+    config = swept().environment(
+        curriculum=stages, env_config={"sizes": (3, {"grid_search": [4, 5]})}
+    )
     assert is_sweep(config)
     lanes = make_lanes(config)
     assert [lane.values for lane in lanes] == [
