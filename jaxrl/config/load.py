@@ -90,7 +90,10 @@ def load_experiment(
         )
     if len(experiments) > 1:
         names = ", ".join(experiment.name for experiment in experiments)
-        raise ConfigError(f"{path} has {len(experiments)} experiments ({names}); name one of them.")
+        raise ConfigError(
+            f"{path} has {len(experiments)} experiments ({names}): load_experiment(path, name) takes "
+            "one of them, and the command line needs a file with one alone."
+        )
     return experiments[0]
 
 

@@ -88,7 +88,7 @@ def _make_marker(kind: MarkerKind, values: object) -> Marker:
         if (
             len(values) != 2
             or len(numbers) != 2
-            or not min_bound < values[0] < values[1] < math.inf
+            or not min_bound < numbers[0] < numbers[1] < math.inf
         ):
             condition = "" if kind == "uniform" else ", above 0"
             raise ConfigError(

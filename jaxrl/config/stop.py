@@ -76,6 +76,10 @@ def parse_fit_criteria(criteria: object, should_stop: object, *, is_offline: boo
             number of environment steps that are never taken.
     """
     stop = parse_stop(criteria)
+    if should_stop is not None and not callable(should_stop):
+        raise ConfigError(
+            f"should_stop must be a function that returns a bool, got {should_stop!r}."
+        )
     if not stop and should_stop is None:
         raise ConfigError(
             "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."

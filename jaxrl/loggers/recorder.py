@@ -17,7 +17,7 @@ from jaxrl.loggers.plots import draw_learning_curve
 from jaxrl.loggers.sinks import FILE_SINKS
 from jaxrl.metrics import EVALUATION, get_score
 from jaxrl.runs import results
-from jaxrl.runs.checkpoint import CheckpointWriter, list_checkpoints
+from jaxrl.runs.checkpoint import CheckpointWriter, find_swept_iteration, list_checkpoints
 from jaxrl.runs.manifest import Session, add_session
 from jaxrl.runs.run_folder import check_name, resolve_results_dir
 
@@ -256,6 +256,9 @@ class Recorder:
         settings, folder = self._config.checkpointing_settings, self.folder
         writer = self._open.writer
         if writer is None:
+            swept = find_swept_iteration(folder.path)
+            if swept is not None:  # a lane that is resumed by itself
+                self._protected.add(swept)
             writer = self._open.writer = CheckpointWriter(
                 folder.checkpoints,
                 max_to_keep=settings.max_to_keep,

@@ -470,7 +470,7 @@ def apply_overrides(
     if names & {"env_config", "curriculum", "env_task_fn"}:
         prefixes.append("env_params")
 
-    is_reseeded = "seed" in names and config.seed != saved_settings.get("seed")
+    is_reseeded = "seed" in names and config.debugging_settings.seed != saved_settings.get("seed")
 
     def is_overridden(leaf: str) -> bool:
         is_key = ":" in leaf  # followed by the kind of random keys

@@ -4,7 +4,7 @@ import enum
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -122,14 +122,16 @@ class RunResult(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def _flatten_result(result: RunResult) -> tuple[list[tuple[DictKey, Any]], list[str]]:
-    names = sorted(result)
-    return [(DictKey(name), dict.__getitem__(result, name)) for name in names], names
+def _flatten_result(result: RunResult) -> tuple[list[tuple[object, object]], tuple[str, ...]]:
+    names = tuple(sorted(result))
+    return [(DictKey(name), result[name]) for name in names], names
 
 
-register_pytree_with_keys(
-    RunResult, _flatten_result, lambda names, values: dict(zip(names, values, strict=True))
-)
+def _unflatten_result(names: tuple[str, ...], values: Iterable[object]) -> dict[str, object]:
+    return dict(zip(names, values, strict=True))
+
+
+cast(Any, register_pytree_with_keys)(RunResult, _flatten_result, _unflatten_result)
 _noted_keys: set[str] = set()
 
 

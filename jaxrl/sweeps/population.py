@@ -395,8 +395,9 @@ class Population(SweepRuns):
             self._results[index] = run.algorithm.last_result
             if has_diverged:
                 run.deactivate()
-            elif self._is_resumed:
-                sweep_state.remove_later_checkpoints(lane, self.iteration)
+        if self._is_resumed:
+            active = [folder / self.format_lane_name(index) for index in self.active_indices]
+            sweep_state.set_aside_later(active, self.iteration)
         if self._scheduler is not None:
             schedule = read_schedule(folder, before=self.iteration)
             self._scheduler.restore(schedule, saved["last_time"])

@@ -1,7 +1,8 @@
 """The file `sweep.json`: state of a sweep beside its lanes' checkpoints."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,15 @@ from jaxrl.config import signature
 from jaxrl.config.coerce import MismatchError, coerce, describe_type
 from jaxrl.config.serialize import serialize_restorable
 from jaxrl.errors import CheckpointError
-from jaxrl.runs.checkpoint import list_checkpoints, remove_checkpoint
+from jaxrl.runs.checkpoint import SWEEP_FILE, list_checkpoints, set_aside_later_checkpoints
 from jaxrl.runs.run_folder import is_run_folder, parse_iteration
 from jaxrl.runtime import files
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-SWEEP_FILE = "sweep.json"
+logger = logging.getLogger("jaxrl")
+
 VERSION = 2
 """Version of the file format. Version 1 had no digest."""
 
@@ -146,8 +148,17 @@ def find_checkpoint_at(lane: Path, iteration: int | None) -> Path:
     return checkpoints[wanted]
 
 
-def remove_later_checkpoints(lane: Path, iteration: int) -> None:
-    """Remove a lane's checkpoints of later iterations, which the sweep as a whole had not saved."""
-    for path in list_checkpoints(lane / "checkpoints"):
-        if parse_iteration(path) > iteration:
-            remove_checkpoint(path)
+def set_aside_later(lanes: Sequence[Path], iteration: int) -> None:
+    """Rename the lanes' checkpoints of later iterations, which the sweep as a whole has not saved.
+
+    It was killed while it saved them, or a lane was resumed by itself.
+    """
+    renamed = [p for x in lanes for p in set_aside_later_checkpoints(x / "checkpoints", iteration)]
+    if renamed:
+        logger.warning(
+            "The sweep continues from iteration %d; %d later checkpoints of its lanes were renamed, "
+            "the first to %s.",
+            iteration,
+            len(renamed),
+            renamed[0],
+        )

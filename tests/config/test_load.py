@@ -8,7 +8,12 @@ import pytest
 
 from jaxrl.cli.experiments import parse_json_object
 from jaxrl.config.load import load_config, load_experiment, load_experiments
-from jaxrl.config.stop import find_reached_criterion, parse_stop, warn_of_missing
+from jaxrl.config.stop import (
+    find_reached_criterion,
+    parse_fit_criteria,
+    parse_stop,
+    warn_of_missing,
+)
 from jaxrl.config.sweep import make_lanes
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 
@@ -122,7 +127,7 @@ def test_several_experiments(tmp_path: Path) -> None:
     path.write_text("a: {run: PPO, env: X}\nb: {run: A2C, env: Y}\n")
     assert [e.config.algo_name for e in load_experiments(path)] == ["PPO", "A2C"]
     assert load_experiment(path, "b").config.env == "Y"
-    with pytest.raises(ConfigError, match=r"2 experiments \(a, b\); name one"):
+    with pytest.raises(ConfigError, match=r"2 experiments \(a, b\): load_experiment"):
         load_experiment(path)
     with pytest.raises(UnknownNameError, match="no experiment 'c'"):
         load_experiment(path, "c")
@@ -157,6 +162,8 @@ def test_stop_criteria() -> None:
     assert "entropy" in str(find_reached_criterion(nested, stop))
     assert find_reached_criterion({"training_iteration": None}, stop) is None
     assert parse_stop(None) == {}
+    with pytest.raises(ConfigError, match=r"should_stop must be a function .* got 5"):
+        parse_fit_criteria(stop, 5, is_offline=False)
     written = parse_stop({"custom_metrics": {"a/b": 2}})  # a key may have a slash of its own
     assert find_reached_criterion({"custom_metrics": {"a/b": 2}}, written) is not None
 

@@ -1,6 +1,7 @@
 """Names of checkpoint folders: listing, publishing and removing checkpoints."""
 
 import functools
+import json
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ CHECKPOINT_PREFIX = "checkpoint"
 REPLACED_PREFIX = "replaced_"
 WRITING_PREFIX, REMOVING_PREFIX = ".writing_", ".removing_"
 SET_ASIDE_PREFIX = "set_aside_"
+SWEEP_FILE = "sweep.json"
+"""File in a sweep's folder that refers to a checkpoint of every lane, by their iteration."""
 _UNFINISHED = (WRITING_PREFIX, REMOVING_PREFIX, ".replacing")
 _ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
 
@@ -70,7 +73,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
         raise CheckpointError(
             f"There is no checkpoint {root}: no such file or folder.{describe_previous(root)}"
         )
-    if (root / "sweep.json").is_file():
+    if (root / SWEEP_FILE).is_file():
         raise CheckpointError(
             f"{root} is a sweep of several runs: Population.from_checkpoint and 'jaxrl resume' "
             f"continue it; one of its runs is {root / 'lane_000'}."
@@ -118,6 +121,14 @@ def set_aside_later_checkpoints(folder: Path, number: int) -> list[Path]:
                 target = path.with_name(f"{SET_ASIDE_PREFIX}{path.name}_{copies}")
             renamed.append(path.rename(target))
     return renamed
+
+
+def find_swept_iteration(run: Path) -> int | None:
+    """Return the iteration that the sweep of a lane's run folder is saved at; None without one."""
+    try:
+        return int(json.loads((run.parent / SWEEP_FILE).read_bytes())["training_iteration"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
 def clean_up(folder: Path) -> None:
