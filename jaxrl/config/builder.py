@@ -430,7 +430,7 @@ def _parse_algo_class(value: object) -> "type[Algorithm] | None":
     """Return a subclass of Algorithm, which a file may name by its import path."""
     if isinstance(value, str) and ":" in value:
         value = load_object(value, "algo_class", ALGORITHM)
-    if value is None or (isinstance(value, type) and ALGORITHM.matches(value)):
+    if value is None or isinstance(value, type):
         return value
     hint = f"; get_algorithm_config({value!r}) makes the config of a named algorithm"
     raise ConfigError(

@@ -124,10 +124,11 @@ def set_aside_later_checkpoints(folder: Path, number: int) -> list[Path]:
 
 
 def find_swept_iteration(run: Path) -> int | None:
-    """Return the iteration that the sweep of a lane's run folder is saved at; None without one."""
+    """Return the iteration at which a lane's sweep resumes; None without a sweep, or for a trial."""
     try:
-        return int(json.loads((run.parent / SWEEP_FILE).read_bytes())["training_iteration"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        saved = json.loads((run.parent / SWEEP_FILE).read_bytes())
+        return None if saved.get("trials") else int(saved["training_iteration"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 
