@@ -32,6 +32,7 @@ from jaxrl.config.stop import (
     count_until_multiple,
     find_reached_criterion,
     parse_fit_criteria,
+    warn_of_missing,
 )
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
@@ -507,6 +508,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         result, times = self._record.last_result, SaveSchedule(self.config.checkpointing_settings)
         deferred = [
             preload_matplotlib,
+            lambda: warn_of_missing(self._record.last_result, criteria),
             *self._evaluation.get_deferred_tasks(self._make_evaluation_inputs),
         ]
         while (
@@ -868,7 +870,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
                 settings of folders and environment variables are ignored.
             **overrides: Settings that replace the saved ones, such as an `env` that cannot be
                 imported, or another `lr`. Hyperparameters and environment parameters given here
-                are not restored.
+                are not restored, nor are random keys if another `seed` is.
 
         Raises:
             CheckpointError: If the checkpoint is damaged or foreign, or a setting must be supplied.
@@ -879,7 +881,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         leaves = saved.leaves
         if overrides and component is None:
             own = ckpt.fetch_leaves(algorithm.state)
-            leaves = host.apply_overrides(leaves, own, saved.config, overrides)
+            settings = saved.metadata["config"]["settings"]
+            leaves = host.apply_overrides(leaves, own, saved.config, overrides, settings)
         if policy_ids is not None:
             algorithm._load_modules(saved.path, leaves, policy_ids, component)
         else:

@@ -7,7 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl.errors import UnknownNameError, did_you_mean
+import numpy as np
+
+from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
 ENV_RUNNERS = "env_runners"
 LEARNERS = "learners"
@@ -194,17 +196,42 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def lookup(result: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path `"a/b"`, or None if the result does not have it (yet)."""
     value: object = result
-    for part in path.split("/"):
-        if not isinstance(value, Mapping) or part not in value:
+    parts = path.split("/")
+    for depth, part in enumerate(parts):
+        if not isinstance(value, Mapping):
             return None
+        if part not in value:  # the user may have written "a/b" as one key, as it is in the files
+            rest = "/".join(parts[depth:])
+            if rest not in value:
+                return None
+            return value[rest]  # pyright: ignore[reportUnknownVariableType]
         value = value[part]  # pyright: ignore[reportUnknownVariableType]
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def get_score(result: Mapping[str, Any], path: str) -> float | None:
-    """Return the value at a path as a comparable number, or None if it is missing or NaN."""
+    """Return the value at a path as a comparable number, or None if it is missing or NaN.
+
+    Raises:
+        ConfigError: If the value is not a number.
+    """
     value = lookup(result, path)
-    return None if value is None or math.isnan(value) else float(value)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) and (isinstance(value, str) or np.ndim(value) > 0):
+        raise ConfigError(f"'{path}' of the result is {str(value)[:80]!r}, which is not a number.")
+    if isinstance(value, Mapping):
+        names = list(flatten(value, f"{path}/"))  # pyright: ignore[reportUnknownArgumentType]
+        raise ConfigError(
+            f"'{path}' of the result holds several values; name one of them: {', '.join(names[:20])}."
+        )
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"'{path}' of the result is {str(value)[:80]!r}, which is not a number."
+        ) from None
+    return None if math.isnan(number) else number
 
 
 def check_key(path: str, used_by: str) -> None:

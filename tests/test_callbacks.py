@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
@@ -179,6 +180,26 @@ def test_what_runners_log_is_in_results_and_lasts() -> None:
         runners = again.train()["env_runners"]
         assert runners["num_episodes"] > 0
         assert runners["custom_metrics"]["number"] == number + runners["num_episodes"]
+
+
+def _log_objects(*, metrics_logger: Any, result: dict[str, Any]) -> None:
+    metrics_logger.log_value("array", np.arange(2), reduce="item")
+    metrics_logger.log_value("object", {3}, reduce="item")
+    result["custom_metrics"] = {"text": "x"}
+
+
+def test_whatever_is_logged_the_run_is_saved(caplog: pytest.LogCaptureFixture) -> None:
+    config = small().callbacks(on_train_result=_log_objects)
+    config.checkpointing(checkpoint_score_attribute="custom_metrics/text")
+    with config.build() as algorithm:
+        algorithm.train()
+        path = algorithm.save()
+        assert algorithm.save() == path
+    warnings = [text for text in caplog.messages if "custom_metrics/text" in text]
+    assert [text[-34:] for text in warnings] == ["result is 'x', which is not a number."[-34:]]
+    with Algorithm.from_checkpoint(path) as again:
+        result = again.train()
+    assert (result["array"], result["object"]) == ([0, 1], [3])
 
 
 @pytest.fixture

@@ -238,7 +238,7 @@ def test_overridden_hyperparameters_are_the_given_ones(tmp_path: Path) -> None:
     with small(lr=1e-3, entropy_coeff=0.5).build() as algorithm:
         algorithm.train()
         path = algorithm.save(tmp_path)
-        want = algorithm.get_weights()
+        want, saved = algorithm.get_weights(), algorithm.get_state()["train_state"]
     given = {"lr": [[0, 1e-2], [1000, 0.0]], "env_config": {"gravity": 1.0}}
     with Algorithm.from_checkpoint(path, **given) as algorithm:
         assert_equal(want, algorithm.get_weights())
@@ -246,3 +246,11 @@ def test_overridden_hyperparameters_are_the_given_ones(tmp_path: Path) -> None:
         learned = algorithm.train()["learners"]["default_policy"]
     assert learned["curr_lr"] == pytest.approx(1e-2 * (1 - 256 / 1000), rel=1e-4)
     assert learned["curr_entropy_coeff"] == pytest.approx(0.5)
+    for seed in (0, 7):
+        with Algorithm.from_checkpoint(path, kl_coeff=0.9, seed=seed) as algorithm:
+            found = algorithm.get_state()["train_state"]
+        assert found["learner.kl_coeff"] == np.float32(0.9) != saved["learner.kl_coeff"]
+        keys = [name for name in saved if ":" in name]
+        assert keys
+        for name in keys:
+            assert np.array_equal(found[name], saved[name]) == (seed == 0)

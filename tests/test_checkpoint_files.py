@@ -148,6 +148,17 @@ def test_the_best_are_kept(tmp_path: Path) -> None:
     assert numbers(tmp_path) == [6, 8]
 
 
+def test_an_evaluation_that_results_repeat_keeps_the_checkpoint_that_it_was_of(
+    tmp_path: Path,
+) -> None:
+    state = {"a": np.arange(3.0)}
+    writer = CheckpointWriter(tmp_path, max_to_keep=1, scored=True, repeats_scores=True)
+    for number, score in enumerate([None, None, 5.0, 5.0, 5.0, 4.0]):
+        writer.save(number, state, {}, score)
+        writer.wait()
+    assert numbers(tmp_path) == [2, 5]
+
+
 def numbers(folder: Path) -> list[int]:
     return [int(path.name.rsplit("_", 1)[1]) for path in list_checkpoints(folder)]
 

@@ -2,6 +2,7 @@
 
 import pickle
 
+import jax
 import pytest
 
 from jaxrl import metrics
@@ -20,6 +21,7 @@ def test_lookup() -> None:
     assert metrics.lookup(RESULT, "e") == 2.0
     assert metrics.lookup(RESULT, "a/b/x") is None
     assert metrics.lookup(RESULT, "e/x") is None
+    assert metrics.lookup({"a": {"b/c": 1}}, "a/b/c") == 1
 
 
 def test_results_are_read_by_old_keys_with_one_note(
@@ -52,6 +54,17 @@ def test_results_are_read_by_old_keys_with_one_note(
     assert type(plain) is dict
     assert plain == result
     assert type(plain["evaluation"]) is dict
+
+
+def test_missing_keys_of_learners_are_explained() -> None:
+    result = results.RunResult({"learners": {"p": {"entropy": 1.0, "more": {"x": 2.0}}}})
+    with pytest.raises(KeyError, match=r"no 'learners/p/entrop'\. Did you mean 'entropy'"):
+        result["learners"]["p"]["entrop"]
+    with pytest.raises(KeyError, match="'learners/p/more/y'"):
+        result["learners"]["p"]["more"]["y"]
+    assert jax.tree.map(lambda x: 2 * x, result) == {
+        "learners": {"p": {"entropy": 2.0, "more": {"x": 4.0}}}
+    }
 
 
 def test_old_keys_are_added_for_tune() -> None:

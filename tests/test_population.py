@@ -16,7 +16,7 @@ from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError, DivergenceError, UnknownNameError
 from jaxrl.export.numpy_program import NumpyPolicy
 from jaxrl.runs.checkpoint import fetch_leaves
-from jaxrl.sweeps.points import SweepPoint
+from jaxrl.sweeps.points import SweepPoint, group_points
 from jaxrl.sweeps.population import Population
 from tests.helpers import RATES, assert_close, small
 
@@ -216,11 +216,17 @@ def test_fit_trains_every_lane_to_the_criterion() -> None:
             sweep.best_lane("nothing")
         with pytest.raises(ConfigError, match="'best'"):
             sweep.best_lane(mode="best")
+        with pytest.raises(ConfigError, match="mode must be 'max' or 'min', got 'best'"):
+            sweep.points(mode="best")
         with pytest.raises(ConfigError, match="needs a stop criterion"):
             sweep.fit()
 
 
 def test_points_have_an_interval() -> None:
+    losses = {0: {"loss": 2.0}, 1: {"loss": 1.0}, 2: {}}
+    lanes: list[tuple[int, dict[str, float]]] = [(0, {}), (1, {}), (2, {})]
+    for mode, best in (("max", [0, 1, 2]), ("min", [1, 0, 2])):
+        assert [point.number for point in group_points(lanes, losses, "loss", mode)] == best
     point = SweepPoint.from_scores(0, {}, (0, 1, 2), [1.0, 2.0, 3.0])
     assert point.score == pytest.approx(2.0)
     assert point.interval[0] >= 1.0

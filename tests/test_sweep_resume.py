@@ -14,8 +14,10 @@ from jaxrl.config.markers import grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError
 from jaxrl.loggers import RunFolder
-from jaxrl.runs.checkpoint import list_checkpoints
+from jaxrl.loggers.recorder import Recorder
+from jaxrl.runs.checkpoint import find_checkpoint, list_checkpoints
 from jaxrl.sweeps.population import Population
+from jaxrl.sweeps.state import list_lanes, set_aside_later
 from tests.helpers import assert_equal, small
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -182,6 +184,26 @@ def test_settings_that_are_given_are_not_restored() -> None:
         Population.from_checkpoint(folder, lr=0.1)
 
 
+def test_a_lane_that_was_resumed_by_itself_loses_no_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither those that the sweep continues from, nor those of its own."""
+    (tmp_path / "sweep.json").write_text('{"training_iteration": 1}')
+    config = small().debugging(results_dir=str(tmp_path), run_name="lane_000")
+    recorder = Recorder(config.checkpointing(max_to_keep=1), RunFolder.create(config))
+    for iteration in (1, 2, 3):
+        recorder.save(iteration, {"a": np.zeros(1)}, {}, {}, wait=True)
+    recorder.close()
+    folder = tmp_path / "lane_000" / "checkpoints"
+    assert [path.name[-1] for path in list_checkpoints(folder)] == ["1", "3"]
+    set_aside_later([tmp_path / "lane_000"], 1)
+    assert "set_aside_checkpoint_000003" in caplog.text
+    assert {path.name for path in folder.iterdir()} == {
+        "checkpoint_000001",
+        "set_aside_checkpoint_000003",
+    }
+
+
 def test_what_is_no_saved_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no saved sweep: sweep\.json"):
         Population.from_checkpoint(tmp_path)
@@ -194,6 +216,13 @@ def test_what_is_no_saved_sweep_is_refused(tmp_path: Path) -> None:
     config = swept(scheduler=False)
     with population(config) as sweep:
         folder = Path(sweep.save())
+    with pytest.raises(CheckpointError, match=r"is one run of the sweep .*Algorithm\.from"):
+        Population.from_checkpoint(folder / "lane_001")
+    with pytest.raises(CheckpointError, match=r"is a sweep of several runs: Population\.from"):
+        find_checkpoint(folder)
+    with RunFolder.create(small().debugging(results_dir=str(folder), run_name="lane_001")) as run:
+        assert run.path.name == "lane_001_2"  # of a run that began from the lane
+    assert [path.name for path in list_lanes(folder)] == [f"lane_00{i}" for i in range(4)]
     shutil.rmtree(folder / "lane_002" / "checkpoints")
     with pytest.raises(CheckpointError, match="lane_002 has no checkpoint of iteration 0"):
         Population.from_checkpoint(folder)

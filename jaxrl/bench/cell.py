@@ -20,12 +20,11 @@ from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust
 from jaxrl.datasets.make import make_missing
 from jaxrl.runs import results
-from jaxrl.runs.checkpoint import list_checkpoints
+from jaxrl.runs.checkpoint import SWEEP_FILE, list_checkpoints
 from jaxrl.runs.run_folder import RunFolder
 from jaxrl.runtime import files
 from jaxrl.runtime.process import prepare_process
 from jaxrl.sweeps.population import Population
-from jaxrl.sweeps.state import SWEEP_FILE
 
 SAVE_INTERVAL_S = float(os.environ.get("JAXRL_BENCHMARK_SAVE_EVERY_S", "60"))
 PACKAGES = ("jaxrl", "jax", "flax", "optax")

@@ -125,12 +125,16 @@ def _assign(config: "AlgorithmConfig", assignment: str) -> None:
 
     path, equals, text = assignment.partition("=")
     name, *keys = path.strip().split(".")
-    if not equals or not name:
+    if not equals or not all((name, *keys)):
         raise ConfigError(f"--set takes name=value, as in --set lr=3e-4, got {assignment!r}.")
     value, previous = parse_yaml_value(text, f"--set {assignment}"), config.get(name)
     if keys and not isinstance(previous, Mapping | None):
         raise ConfigError(f"--set {path}=... needs a dictionary, but {name} is {previous!r}.")
-    config.update_from_dict({name: replace_at_path(previous, tuple(keys), value)})
+    try:
+        changed = replace_at_path(previous, tuple(keys), value)
+    except ConfigError as error:
+        raise ConfigError(f"--set {assignment}: {error}") from None
+    config.update_from_dict({name: changed})
 
 
 def parse_json_object(option: str, text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 from jaxrl.cli.diff import open_console, print_table
 from jaxrl.cli.records import find_run, resolve_checkpoint
@@ -44,5 +45,5 @@ def make_league_table(table: GameTable) -> Table:
     elo, games, shares = table.compute_elo(), table.count_games(), table.compute_shares()
     for i, name in enumerate(table.players):
         cells = (NOTHING if np.isnan(share) else f"{share:.2f}" for share in shares[i])
-        shown.add_row(str(i + 1), name, f"{elo[name]:.0f}", f"{games[i].sum():,}", *cells)
+        shown.add_row(str(i + 1), Text(name), f"{elo[name]:.0f}", f"{games[i].sum():,}", *cells)
     return shown

@@ -27,7 +27,7 @@ from jaxrl.runs.run_folder import (
     resolve_results_dir,
 )
 from jaxrl.runtime.files import read_bounded
-from jaxrl.sweeps.state import is_sweep_folder, read_sweep
+from jaxrl.sweeps.state import is_lane_name, is_sweep_folder, read_sweep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -88,22 +88,24 @@ def load_record(given: str) -> RunRecord:
 
 
 def find_run(given: str) -> Path:
-    """Return an existing path, or the run of this name in the results folder.
+    """Return an existing path, or the run of this name in the results folder, or a path below it.
 
     Raises:
         RunFolderError: If a name is neither a path nor a run.
     """
     path = Path(given).expanduser()
     root = resolve_results_dir()
-    if path.exists() or path.name != given:
+    if path.exists() or path.is_absolute():
+        return path
+    if is_run_folder(root / path.parts[0]):
+        return root / path
+    if path.name != given:
         return path
     entries = root.iterdir() if root.is_dir() else ()
     runs = [entry.name for entry in entries if is_run_folder(entry)]
-    if given not in runs:
-        raise RunFolderError(
-            f"There is no run '{given}', here or in {root}.{did_you_mean(given, runs)}"
-        )
-    return root / given
+    raise RunFolderError(
+        f"There is no run '{given}', here or in {root}.{did_you_mean(given, runs)}"
+    )
 
 
 def resolve_checkpoint(path: Path) -> Path:
@@ -170,7 +172,7 @@ def load_run_config(
 def is_lane(path: Path) -> bool:
     """Return whether a run folder is that of a lane which shared its program with others."""
     sweep = path.resolve().parent
-    if not is_run_folder(sweep) or not path.resolve().name.startswith("lane_"):
+    if not is_run_folder(sweep) or not is_lane_name(path.resolve().name):
         return False
     return not is_sweep_folder(sweep) or not read_sweep(sweep).get("trials")
 

@@ -27,6 +27,7 @@ from jaxrl.loggers.display import Display, open_display
 from jaxrl.loggers.json_sink import read_results
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import (
+    describe_previous,
     is_checkpoint,
     list_checkpoints,
     read_metadata,
@@ -40,7 +41,7 @@ from jaxrl.runs.run_folder import (
     is_run_folder,
     parse_iteration,
 )
-from jaxrl.sweeps.state import is_sweep_folder, read_sweep
+from jaxrl.sweeps.state import is_sweep_folder, list_lanes, read_sweep
 
 logger = logging.getLogger("jaxrl")
 
@@ -129,6 +130,10 @@ def _restore(folder: RunFolder, checkpoint: Path, **settings: Any) -> "Algorithm
 def _find_run_and_checkpoint(given: Path) -> tuple[Path, Path | None]:
     """Return the run folder of a path, and the checkpoint if the path is one."""
     path = given.expanduser()
+    if not path.exists():
+        raise RunFolderError(
+            f"There is no run or checkpoint {path}: no such file or folder.{describe_previous(path)}"
+        )
     if is_run_folder(path) or not is_checkpoint(path):
         return path, None
     run = path.resolve().parent.parent
@@ -151,7 +156,7 @@ def _resume_sweep(
 
     saved = read_sweep(folder.path)
     iteration, trials = saved["training_iteration"], bool(saved.get("trials"))
-    lanes = [path for path in folder.path.glob("lane_*") if is_run_folder(path)]
+    lanes = list_lanes(folder.path)
     active = [path for path in lanes if str(int(path.name[5:])) not in saved["diverged"]]
     reached = [
         _find_reached(path / RESULT_FILE, _newest_iteration(path) if trials else iteration, stop)
@@ -303,7 +308,7 @@ def _get_stop_criterion(folder: RunFolder, stop: Mapping[str, float] | None) -> 
 
 def _is_offline(run: Path) -> bool:
     """Return whether the results of a run, or of a sweep's first lane, are of recorded data alone."""
-    files = (path / RESULT_FILE for path in (*sorted(run.glob("lane_*")), run))
+    files = (path / RESULT_FILE for path in (*list_lanes(run), run))
     file = next((path for path in files if path.is_file()), None)
     rows = () if file is None else itertools.islice(read_results(file), 1)
     return any(results.is_offline(row) for row in rows)

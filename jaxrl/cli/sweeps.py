@@ -4,11 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
 from jaxrl.cli import hints
 from jaxrl.cli.command import format_command
+from jaxrl.cli.diff import open_console
 from jaxrl.cli.interrupts import Interrupts
 from jaxrl.loggers import text
 from jaxrl.loggers.display import Display
@@ -76,17 +77,21 @@ def format_point(point: SweepPoint) -> str:
 
 def _format_table(points: list[SweepPoint]) -> list[str]:
     """Format the points as a table, best first."""
-    table = Table("point", *points[0].values, "lanes", "return (IQM)", "95 % interval", box=None)
+    names = ("point", *points[0].values, "lanes", "return (IQM)", "95 % interval")
+    table = Table(*(Column(escape(name), overflow="fold") for name in names), box=None)
     for point in points:
         low, high = point.interval
         table.add_row(
             str(point.number),
-            *(f"{x:.4g}" if isinstance(x, float) else str(x) for x in point.values.values()),
+            *(
+                f"{x:.4g}" if isinstance(x, float) else escape(str(x))
+                for x in point.values.values()
+            ),
             str(len(point.lanes)),
             text.format_number(point.score),
             f"{text.format_number(low)} - {text.format_number(high)}",
         )
-    console = Console()
+    console = open_console()
     with console.capture() as printed:
         console.print(table)
-    return printed.get().splitlines()
+    return [line.rstrip() for line in printed.get().splitlines()]

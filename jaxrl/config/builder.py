@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from jaxrl.config.coerce import copy_containers
+from jaxrl.config.imports import ALGORITHM, load_object
 from jaxrl.config.names import (
     GROUP_METHODS,
     NameTable,
@@ -93,14 +94,9 @@ class ConfigBuilder:
                 f"{type(self).__name__}() takes no settings: write "
                 f"{type(self).__name__}().{method}({name}=...)."
             )
-        if isinstance(algo_class, str):
-            raise ConfigError(
-                f"algo_class must be a subclass of Algorithm, got {algo_class!r}; "
-                f"get_algorithm_config({algo_class!r}) makes the config of a named algorithm."
-            )
         state = self.__dict__
         state.update(
-            algo_class=algo_class,
+            algo_class=_parse_algo_class(algo_class),
             old_names={},
             remarks=[],
             _announced=set(),
@@ -169,6 +165,9 @@ class ConfigBuilder:
         self, values: Mapping[str, object], group: str | None
     ) -> list[ResolvedSetting]:
         """Resolve all names; raise if two of them are the same setting."""
+        for name, value in values.items():
+            if not isinstance(name, str):
+                raise UnknownSettingError(f"A setting has a name, got {name!r} (with {value!r}).")
         table, values = self.get_name_table(), merge_materialize(values)
         if values.get("_model_config"):  # RLlib then does not read model
             values = {name: value for name, value in values.items() if name != "model"}
@@ -399,7 +398,7 @@ class ConfigBuilder:
         values = dict(config_dict)
         explicit = values.pop(EXPLICIT, None)
         if "algo_class" in values:
-            self.algo_class = values.pop("algo_class")
+            self.algo_class = _parse_algo_class(values.pop("algo_class"))
         for name in ("framework", "framework_str"):
             if name in values:
                 self.framework(values.pop(name))
@@ -425,6 +424,19 @@ class ConfigBuilder:
 
 
 _GROUP_ATTRIBUTES = {method: attribute for attribute, method in GROUP_METHODS.items()}
+
+
+def _parse_algo_class(value: object) -> "type[Algorithm] | None":
+    """Return a subclass of Algorithm, which a file may name by its import path."""
+    if isinstance(value, str) and ":" in value:
+        value = load_object(value, "algo_class", ALGORITHM)
+    if value is None or isinstance(value, type):
+        return value
+    hint = f"; get_algorithm_config({value!r}) makes the config of a named algorithm"
+    raise ConfigError(
+        f"algo_class must be a subclass of Algorithm, got {value!r}"
+        f"{hint if isinstance(value, str) else ''}."
+    )
 
 
 def _copy_group(group: G) -> G:

@@ -165,7 +165,13 @@ class Setting:
             ConfigError: If the value has a wrong type, range or name.
         """
         if isinstance(value, Marker):
-            return value.map_values(self.parse)
+            parsed = value.map_values(self.parse)
+            if value.kind in ("uniform", "loguniform") and int in map(type, parsed.values):
+                raise ConfigError(
+                    f"{self.name} must be a whole number, and {value!r} draws any numbers: write "
+                    f"choice({list(value.values)}) with the values to draw from."
+                )
+            return parsed
         if contains_tune_marker(value):
             return copy_containers(value)
         if self.import_path:

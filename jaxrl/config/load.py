@@ -13,7 +13,7 @@ import yaml
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import get_settings
 from jaxrl.config.markers import marker_from_data, replace_at_path
-from jaxrl.config.pbt import PopulationBasedTraining
+from jaxrl.config.pbt import make_scheduler
 from jaxrl.config.registry import (
     find_shipped_configs,
     get_algorithm_config,
@@ -90,7 +90,10 @@ def load_experiment(
         )
     if len(experiments) > 1:
         names = ", ".join(experiment.name for experiment in experiments)
-        raise ConfigError(f"{path} has {len(experiments)} experiments ({names}); name one of them.")
+        raise ConfigError(
+            f"{path} has {len(experiments)} experiments ({names}): load_experiment(path, name) takes "
+            "one of them, and the command line needs a file with one alone."
+        )
     return experiments[0]
 
 
@@ -166,7 +169,8 @@ def experiment_from_dict(name: str, body: object) -> Experiment:
         raise ConfigError(
             f"Experiment '{name}' must name its algorithm, e.g. run: PPO, got {algo!r}."
         )
-    settings: object = entries.get("config") or {}
+    given = entries.get("config")
+    settings: object = {} if given is None else given
     if not isinstance(settings, Mapping):
         raise ConfigError(
             f"config of experiment '{name}' must be a mapping of settings, got {settings!r}."
@@ -190,15 +194,18 @@ def _add_sweep(config: AlgorithmConfig, sweep: object) -> None:
     entries = cast(Mapping[str, Any], sweep)
     arguments = {name: entries[name] for name in get_settings(SweepSettings) if name in entries}
     if isinstance(arguments.get("scheduler"), Mapping):  # checks its arguments
-        arguments["scheduler"] = PopulationBasedTraining(**arguments["scheduler"])
+        arguments["scheduler"] = make_scheduler(arguments["scheduler"])
     config.sweep(**arguments)
     settings: dict[str, Any] = {}
     for path, data in entries.items():
         if path not in arguments:
-            name, *keys = path.split(".")
+            name, *keys = str(path).split(".")
             previous = settings.get(name, config.get(name))
             marker = marker_from_data(data, path)
-            settings[name] = replace_at_path(previous, tuple(keys), marker)
+            try:
+                settings[name] = replace_at_path(previous, tuple(keys), marker)
+            except ConfigError as error:
+                raise ConfigError(f"sweep has '{path}': {error}") from None
     config.update_from_dict(settings)
 
 

@@ -70,22 +70,36 @@ def loguniform(low: float, high: float) -> Any:
 
 
 def _make_marker(kind: MarkerKind, values: object) -> Marker:
+    if isinstance(values, range) or (isinstance(values, np.ndarray) and values.ndim):
+        values = [_to_builtin(value) for value in cast(list[Any], values)]
     if not isinstance(values, list | tuple) or not values:
         raise ConfigError(f"{kind}() needs a list of values to try, got {values!r}.")
     values = tuple(cast(list[Any], values))
+    nested = next(find_markers(list(values)), None)
+    if nested is not None:
+        raise ConfigError(
+            f"{kind}() needs values to try, got {nested[1]!r} among them; write all values in one "
+            "list."
+        )
     if kind in ("uniform", "loguniform"):
+        values = tuple(_to_builtin(value) for value in values)
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
         min_bound = -math.inf if kind == "uniform" else 0.0
         if (
             len(values) != 2
             or len(numbers) != 2
-            or not min_bound < values[0] < values[1] < math.inf
+            or not min_bound < numbers[0] < numbers[1] < math.inf
         ):
             condition = "" if kind == "uniform" else ", above 0"
             raise ConfigError(
                 f"{kind}() needs a lower and a higher finite bound{condition}, got {list(values)}."
             )
     return Marker(kind, values)
+
+
+def _to_builtin(value: object) -> object:
+    """Convert a number or an array of NumPy to builtin types; return other values unchanged."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def marker_from_data(data: object, name: str) -> Marker:
@@ -126,14 +140,37 @@ def find_markers(value: object, path: SettingPath = ()) -> Iterator[tuple[Settin
     elif isinstance(value, Mapping):
         for key, part in cast(Mapping[Any, Any], value).items():
             yield from find_markers(part, (*path, key))
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(cast(list[Any], value)):
+            yield from find_markers(part, (*path, index))
 
 
 def replace_at_path(value: object, path: SettingPath, new: object) -> object:
-    """Return a copy of a setting's value with a part replaced; missing keys are created."""
+    """Return a copy of a setting's value with a part replaced; missing keys are created.
+
+    Raises:
+        ConfigError: If there is no such part, because a value on the path is not a dictionary and,
+            for an index, not a list that is long enough.
+    """
     if not path:
         return new
+    key, *rest = path
+    if isinstance(value, list | tuple):
+        items = list(cast(list[Any], value))
+        index = _parse_index(key, len(items))
+        items[index] = replace_at_path(items[index], tuple(rest), new)
+        return tuple(items) if isinstance(value, tuple) else items
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"'{key}' needs a dictionary to be in, but there is {value!r}.")
     mapping = dict(cast(Mapping[Any, Any], value or {}))
-    return {**mapping, path[0]: replace_at_path(mapping.get(path[0]), path[1:], new)}
+    return {**mapping, key: replace_at_path(mapping.get(key), tuple(rest), new)}
+
+
+def _parse_index(key: str | int, size: int) -> int:
+    """Return a key as an index of a list of this size."""
+    if not str(key).isdecimal() or int(key) >= size:
+        raise ConfigError(f"'{key}' is not an index of a list of {size}, which begin at 0.")
+    return int(key)
 
 
 def is_tune_marker(value: object) -> bool:

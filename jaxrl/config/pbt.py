@@ -81,9 +81,9 @@ class PopulationBasedTraining:
         fields: dict[str, Any] = {
             "hyperparam_mutations": _parse_distributions(hyperparam_mutations),
             "time_attr": _require_choice(
-                "time_attr", RENAMED_KEYS.get(time_attr, time_attr), TIME_ATTRS
+                "time_attr", _require_key("time_attr", time_attr), TIME_ATTRS
             ),
-            "metric": RENAMED_KEYS.get(metric, metric),
+            "metric": _require_key("metric", metric),
             "mode": _require_choice("mode", mode, ("max", "min")),
             "perturbation_interval": _require_number(
                 "perturbation_interval", perturbation_interval
@@ -109,7 +109,17 @@ def get_scheduler(config: "AlgorithmConfig") -> PopulationBasedTraining | None:
     given = config.sweep_settings.scheduler
     if given is None or isinstance(given, PopulationBasedTraining):
         return given
-    return PopulationBasedTraining(**cast(Mapping[str, Any], given))
+    return make_scheduler(given)
+
+
+def make_scheduler(arguments: Mapping[str, Any]) -> PopulationBasedTraining:
+    """Return the scheduler with these arguments.
+
+    Raises:
+        ConfigError: If an argument is invalid.
+        UnknownNameError: If there is no such argument.
+    """
+    return PopulationBasedTraining(**{str(name): value for name, value in arguments.items()})
 
 
 def get_mutations(config: "AlgorithmConfig") -> dict[str, Marker]:
@@ -189,6 +199,13 @@ def _check_other_arguments(others: Mapping[str, object], known: list[str]) -> No
             raise ConfigError(
                 f"{name} must be {accepted[0]!r}, got {value!r}, since {why}; leave it out."
             )
+
+
+def _require_key(name: str, value: object) -> str:
+    """Return a result key, as it is called now."""
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a result key, got {value!r}.")
+    return RENAMED_KEYS.get(value, value)
 
 
 def _require_choice(name: str, value: str, known: tuple[str, ...]) -> str:

@@ -1,21 +1,28 @@
 """Stop criteria: thresholds on result keys."""
 
+import logging
 import math
 import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
 from jaxrl.config.coerce import MismatchError, coerce
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.metrics import (
+    EVALUATION,
+    LEARNERS,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     NUM_ENV_STEPS_TRAINED_LIFETIME,
     RENAMED_KEYS,
+    TIMERS,
     TRAINING_ITERATION,
     check_key,
     flatten,
+    get_score,
     lookup,
 )
+
+logger = logging.getLogger("jaxrl")
 
 StopCriteria = dict[str, float]
 """Threshold at which a run ends, by result key, e.g. `"env_runners/episode_return_mean"`."""
@@ -69,6 +76,10 @@ def parse_fit_criteria(criteria: object, should_stop: object, *, is_offline: boo
             number of environment steps that are never taken.
     """
     stop = parse_stop(criteria)
+    if should_stop is not None and not callable(should_stop):
+        raise ConfigError(
+            f"should_stop must be a function that returns a bool, got {should_stop!r}."
+        )
     if not stop and should_stop is None:
         raise ConfigError(
             "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
@@ -84,12 +95,35 @@ def parse_fit_criteria(criteria: object, should_stop: object, *, is_offline: boo
 
 
 def find_reached_criterion(result: Mapping[str, Any], stop: StopCriteria) -> str | None:
-    """Return a sentence on the first criterion that the result has reached, or None."""
+    """Return a sentence on the first criterion that the result has reached, or None.
+
+    Raises:
+        ConfigError: If a criterion names something that is not a number.
+    """
     for key, threshold in stop.items():
-        value = lookup(result, key)
+        value = get_score(result, key)
         if value is not None and value >= threshold:
             return f"{key} = {value:g} has reached {threshold:g}"
     return None
+
+
+def warn_of_missing(result: Mapping[str, Any], stop: StopCriteria) -> None:
+    """Log a warning of criteria that a first result does not have, such as a misspelled metric.
+
+    Some appear later: evaluations, times, and all metrics of a learner that has not learned yet.
+    """
+    for key in stop:
+        place, _, rest = key.partition("/")
+        is_later = place in (EVALUATION, TIMERS) or (
+            place == LEARNERS and not lookup(result, f"{place}/{rest.partition('/')[0]}")
+        )
+        if not is_later and lookup(result, key) is None:
+            logger.warning(
+                "stop names %r, which the first result does not have; it is not reached before one "
+                "has it.%s",
+                key,
+                did_you_mean(key, flatten(result)),
+            )
 
 
 def count_iterations_left(result: Mapping[str, Any], stop: StopCriteria) -> int:

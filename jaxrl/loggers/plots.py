@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import importlib
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,7 +128,7 @@ def draw_learning_curve(folder: RunFolder, *, title: str | None = None) -> Path 
         steps, losses = zip(*curve.losses, strict=True)
         marker, label = "o" if len(steps) == 1 else "", "total loss"
         axes.plot(steps, losses, color="C0", marker=marker, label="training, mean")
-    axes.set(xlabel=curve.step_label, ylabel=label, title=title or folder.name)
+    axes.set(xlabel=curve.step_label, ylabel=label, title=escape(title or folder.name))
     axes.grid(alpha=0.25)
     axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
     axes.legend(loc="best", frameon=False)
@@ -148,12 +149,18 @@ def save_figure(figure: "Figure", path: Path) -> Path:
     Raises:
         RunFolderError: If the image cannot be written.
     """
-    with files.translate_os_errors("write", path):
+    with files.translate_os_errors("write", path), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph ", category=UserWarning)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         figure.savefig(part, format="png", metadata={"Software": None})
         part.replace(path)
     return path
+
+
+def escape(words: str) -> str:
+    """Return a text of the user's as it is drawn: between two dollars, it would be a formula."""
+    return words.replace("$", r"\$")
 
 
 def format_steps(value: float) -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.core.types import Device, PyTree
-from jaxrl.errors import JaxrlError, RunFolderError, summarize_exception
+from jaxrl.errors import ConfigError, JaxrlError, RunFolderError, summarize_exception
 from jaxrl.loggers import RunFolder, Sink, close_sinks, open_sinks
 from jaxrl.loggers.plots import draw_learning_curve
 from jaxrl.loggers.sinks import FILE_SINKS
-from jaxrl.metrics import lookup
+from jaxrl.metrics import EVALUATION, get_score
 from jaxrl.runs import results
-from jaxrl.runs.checkpoint import CheckpointWriter, list_checkpoints
+from jaxrl.runs.checkpoint import CheckpointWriter, find_swept_iteration, list_checkpoints
 from jaxrl.runs.manifest import Session, add_session
 from jaxrl.runs.run_folder import check_name, resolve_results_dir
 
@@ -131,6 +131,7 @@ class Recorder:
         self._has_results = False
         self._latest_checkpoint: Path | None = None
         self._protected: set[int] = set()
+        self._has_warned_of_score = False
         weakref.finalize(self, self._open.close)
 
     def begin(self, devices: Sequence[Device]) -> None:
@@ -255,22 +256,36 @@ class Recorder:
         settings, folder = self._config.checkpointing_settings, self.folder
         writer = self._open.writer
         if writer is None:
+            swept = find_swept_iteration(folder.path)
+            if swept is not None:  # a lane that is resumed by itself
+                self._protected.add(swept)
             writer = self._open.writer = CheckpointWriter(
                 folder.checkpoints,
                 max_to_keep=settings.max_to_keep,
                 scored=settings.score_key is not None,
                 score_order=settings.checkpoint_score_order,
+                repeats_scores=(settings.score_key or "").startswith(f"{EVALUATION}/"),
                 protected=self._protected,
                 asynchronous=settings.async_checkpointing,
             )
-        score = None
-        if settings.score_key is not None:
-            score = lookup(result, settings.score_key)
-        path = writer.save(iteration, state, metadata, score)
+        path = writer.save(iteration, state, metadata, self._find_score(result))
         if wait:
             writer.wait()
         self._latest_checkpoint = path
         return path
+
+    def _find_score(self, result: Mapping[str, Any]) -> float | None:
+        """Return the score of a checkpoint; a wrong key must not prevent that it is saved."""
+        key = self._config.checkpointing_settings.score_key
+        try:
+            return None if key is None else get_score(result, key)
+        except ConfigError as error:
+            if not self._has_warned_of_score:
+                logger.warning(
+                    "Checkpoints have no score for checkpoint_score_attribute: %s", error
+                )
+            self._has_warned_of_score = True
+            return None
 
     def wait(self) -> None:
         """Wait until the checkpoint being written, if any, is complete."""

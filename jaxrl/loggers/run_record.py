@@ -13,6 +13,7 @@ from jaxrl.loggers.recorder import Recorder
 from jaxrl.metrics import lookup
 from jaxrl.runners.metrics_logger import Key, MetricsLogger
 from jaxrl.runs.host_state import RunMetadata
+from jaxrl.runs.results import to_plain
 from jaxrl.training.report import merge_results
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class RunRecord:
     def store_counts(self, counts: dict[str, Any]) -> None:
         """Store the counts of host runners and the values logged so far, for a checkpoint."""
         self.host.runner_counts = counts
-        self.host.logged = self.metrics.get_state()
+        self.host.logged = to_plain(self.metrics.get_state())
 
     def add_result(self, result: dict[str, Any]) -> None:
         """Write the result of an iteration and keep it as the latest one."""

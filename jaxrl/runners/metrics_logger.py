@@ -98,7 +98,7 @@ class MetricsLogger:
         if not clear_on_reduce:
             reduction = _check_lifetime_sum(key, reduction, window)
         settings = _check_settings(key, reduction, window, ema_coeff, percentiles)
-        data = _init_data(settings, value if reduction == "item" else float(value))
+        data = _init_data(settings, value if reduction == "item" else _to_number(key, value))
         self._add(_to_path(key), settings, data)
 
     def log_dict(
@@ -183,6 +183,7 @@ class MetricsLogger:
         """Merge data into the statistic of a path, or create it."""
         stat = self._stats.get(path)
         if stat is None:
+            self._check_place(path)
             self._stats[path] = {**settings, "data": data}
             return
         known = {name: value for name, value in stat.items() if name != "data"}
@@ -193,9 +194,31 @@ class MetricsLogger:
             )
         stat["data"] = _merge_data(settings, stat["data"], data)
 
+    def _check_place(self, path: str) -> None:
+        """Raise if a new path would be both a value and a group of values."""
+        for other in self._stats:
+            if other.startswith(f"{path}/") or path.startswith(f"{other}/"):
+                raise ConfigError(
+                    f"'{path}' was logged beside '{other}', so that one of them would be a value and "
+                    "a group of values; log one under another name."
+                )
+
 
 def _to_path(key: Key) -> str:
-    return key if isinstance(key, str) else "/".join(key)
+    path = key if isinstance(key, str) else "/".join(map(str, key))
+    if not path:
+        raise ConfigError(f"A value is logged under a name, or a tuple of names, got {key!r}.")
+    return path
+
+
+def _to_number(key: Key, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"'{_to_path(key)}' was logged with {str(value)[:80]!r}, which is not a number; "
+            "reduce='item' keeps the latest value of any kind."
+        ) from error
 
 
 def _check_lifetime_sum(key: Key, reduction: str, window: int | None) -> Reduce:
@@ -221,12 +244,14 @@ def _check_settings(
     """
     path = _to_path(key)
     known = get_args(Reduce)
+    percentiles = None if percentiles is None else list(percentiles)
     if reduction not in known:
         raise ConfigError(
             f"reduce={reduction!r} of '{path}' is not one of {', '.join(known)}."
             f"{did_you_mean(reduction, known)}"
         )
-    if window is not None and (window < 1 or reduction not in (*_REDUCERS, "percentiles")):
+    is_invalid = window is not None and (type(window) is not int or window < 1)
+    if is_invalid or (window is not None and reduction not in (*_REDUCERS, "percentiles")):
         raise ConfigError(
             f"window={window} of '{path}' must be a positive number of values, and requires "
             f"{', '.join(_REDUCERS)} or percentiles, not {reduction}."
@@ -237,6 +262,13 @@ def _check_settings(
         raise ConfigError(
             f"percentiles of '{path}' requires reduce='percentiles', got {reduction!r}."
         )
+    if ema_coeff is not None and not (_is_number(ema_coeff) and 0.0 < ema_coeff <= 1.0):
+        raise ConfigError(
+            f"ema_coeff of '{path}' must be above 0 and at most 1, got {ema_coeff!r}."
+        )
+    wrong = [p for p in percentiles or () if not (_is_number(p) and 0 <= p <= 100)]
+    if wrong:
+        raise ConfigError(f"percentiles of '{path}' must be between 0 and 100, got {wrong[0]!r}.")
     settings: dict[str, Any] = {"reduce": reduction, "window": window}
     if reduction == "ema":
         settings["ema_coeff"] = DEFAULT_EMA_COEFF if ema_coeff is None else ema_coeff

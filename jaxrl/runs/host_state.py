@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import functools
 import logging
 import math
 import os
@@ -114,18 +113,6 @@ def _keep_numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@functools.cache
-def _warn_of_missing(names: tuple[str, ...]) -> None:
-    """Warn, once per process, of settings that checkpoints lack."""
-    if names:
-        logger.warning(
-            "Checkpoints of this run do not contain %s, which has no import path: supply it again, "
-            "from_checkpoint(path, %s).",
-            " and ".join(names),
-            ", ".join(f"{name}=..." for name in names),
-        )
-
-
 def make_checkpoint_metadata(
     config: "AlgorithmConfig",
     host: RunMetadata,
@@ -150,7 +137,6 @@ def make_checkpoint_metadata(
         observation_space, action_space = made.spaces
         config.environment(observation_space=observation_space, action_space=action_space)
     saved, not_saved = serialize_restorable(config)
-    _warn_of_missing(tuple(not_saved))
     return {
         **session,
         "algorithm": config.algo_name,
@@ -458,14 +444,18 @@ def apply_overrides(
     current: Mapping[str, np.ndarray],
     config: "AlgorithmConfig",
     overrides: Mapping[str, Any],
+    saved_settings: Mapping[str, Any],
 ) -> dict[str, np.ndarray]:
     """Return the saved leaves, except that leaves of overridden settings are the new run's.
+
+    Another seed has other random keys.
 
     Args:
         leaves: Saved leaves by name.
         current: Leaves of the new run's initial state, by name.
         config: Config of the new run.
         overrides: Overridden settings, under any of their names.
+        saved_settings: Settings of the run that was saved.
     """
     table = config.get_name_table()
     names = {table.find_current_name(name) or name for name in overrides}
@@ -480,12 +470,17 @@ def apply_overrides(
     if names & {"env_config", "curriculum", "env_task_fn"}:
         prefixes.append("env_params")
 
+    is_reseeded = "seed" in names and config.debugging_settings.seed != saved_settings.get("seed")
+
     def is_overridden(leaf: str) -> bool:
-        return any(leaf == prefix or leaf.startswith(f"{prefix}.") for prefix in prefixes)
+        is_key = ":" in leaf  # followed by the kind of random keys
+        return (is_key and is_reseeded) or any(
+            leaf == prefix or leaf.startswith(f"{prefix}.") for prefix in prefixes
+        )
 
     saved = {name: leaf for name, leaf in leaves.items() if not is_overridden(name)}
     return {**saved, **{name: leaf for name, leaf in current.items() if is_overridden(name)}}
 
 
-HYPERPARAMETER_PATHS = ("learner.hparams", "guard.snapshot.hparams")
-"""Paths of a state's hyperparameters: the values of traced settings."""
+HYPERPARAMETER_PATHS = ("learner.hparams", "guard.snapshot.hparams", "learner", "guard.snapshot")
+"""Paths of the values of traced settings, and of those that the learner adapts, as `kl_coeff`."""

@@ -4,12 +4,13 @@ import enum
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.tree_util import DictKey, register_pytree_with_keys
 
 from jaxrl import metrics
 from jaxrl.errors import UnknownNameError, did_you_mean
@@ -54,6 +55,10 @@ class PlainResult(dict[str, Any]):
         return {name: value for name, value in flat.items() if isinstance(value, Scalar)}
 
 
+_PARTS = (metrics.ENV_RUNNERS, metrics.EVALUATION, metrics.LEARNERS)
+"""Parts of a result whose missing keys are explained."""
+
+
 class RunResult(dict[str, Any]):
     """Result of a training iteration, which can also be read by RLlib's old keys.
 
@@ -72,12 +77,13 @@ class RunResult(dict[str, Any]):
         self._path = path
         self._current_path = path if current_path is None else current_path
         super().__init__(values)
-        for name in (metrics.ENV_RUNNERS, metrics.EVALUATION):
-            if name in values:
-                self[name] = values[name]
+        for name, value in values.items():
+            if type(value) is dict:
+                self[name] = value
 
     def __setitem__(self, key: str, value: object) -> None:
-        if key in (metrics.ENV_RUNNERS, metrics.EVALUATION) and type(value) is dict:
+        is_part = key in _PARTS or self._path.startswith(f"{metrics.LEARNERS}/")
+        if is_part and type(value) is dict:
             value = RunResult(cast(dict[str, Any], value), f"{self._path}{key}/")
         super().__setitem__(key, value)
 
@@ -116,6 +122,16 @@ class RunResult(dict[str, Any]):
         return dict, (dict(self),)
 
 
+def _flatten_result(result: RunResult) -> tuple[list[tuple[object, object]], tuple[str, ...]]:
+    names = tuple(sorted(result))
+    return [(DictKey(name), result[name]) for name in names], names
+
+
+def _unflatten_result(names: tuple[str, ...], values: Iterable[object]) -> dict[str, object]:
+    return dict(zip(names, values, strict=True))
+
+
+cast(Any, register_pytree_with_keys)(RunResult, _flatten_result, _unflatten_result)
 _noted_keys: set[str] = set()
 
 

@@ -272,15 +272,20 @@ class RunFolder:
         return info
 
 
+MAX_NAME_BYTES = 200
+"""Maximum length of a run's name; file systems allow 255 bytes, which a number may follow."""
+
+
 def check_name(name: str) -> None:
     """Raise if a run's name is not a valid folder name.
 
     Raises:
-        ConfigError: If it is empty, starts with a dot, or has a path separator.
+        ConfigError: If it is empty, too long, starts with a dot, or has a path separator or line.
     """
-    if not name or name.startswith(".") or re.search(r"[/\\\0]", name):
+    is_refused = not name.strip() or name.startswith(".") or len(os.fsencode(name)) > MAX_NAME_BYTES
+    if is_refused or re.search(r"[/\\\x00-\x1f\x7f]", name):
         raise ConfigError(
-            f"debugging(run_name={name!r}) is not a valid folder name: use letters, digits, "
+            f"debugging(run_name={name[:80]!r}) is not a valid folder name: use letters, digits, "
             "'-' and '_', and choose the parent folder with results_dir."
         )
 

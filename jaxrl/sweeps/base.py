@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxrl.algorithm import Result
 from jaxrl.config.stop import find_reached_criterion
 from jaxrl.config.sweep import Lane, make_lanes
-from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError
+from jaxrl.errors import CheckpointError, UnknownNameError
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.recorder import note_close_failure
 from jaxrl.metrics import get_score
@@ -21,7 +21,7 @@ from jaxrl.runs.results import ENV_STEPS, TRAINED_STEPS
 from jaxrl.runtime.exclusive import ExclusiveLock
 from jaxrl.sweeps import state as sweep_state
 from jaxrl.sweeps.grouping import check_lane
-from jaxrl.sweeps.points import SweepPoint, group_points
+from jaxrl.sweeps.points import SweepPoint, check_mode, group_points
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -120,8 +120,7 @@ class SweepRuns:
             ConfigError: If `mode` is neither "max" nor "min".
             UnknownNameError: If no active lane's result has a number under `metric`.
         """
-        if mode not in ("max", "min"):
-            raise ConfigError(f"mode must be 'max' or 'min', got {mode!r}.")
+        check_mode(mode)
         metric = self.default_metric if metric is None else metric
         scores = {i: get_score(self._results.get(i, {}), metric) for i in self.active_indices}
         valid = {i: value for i, value in scores.items() if value is not None}
@@ -129,19 +128,25 @@ class SweepRuns:
             raise UnknownNameError(f"No lane's latest result has a number under '{metric}'.")
         return (max if mode == "max" else min)(valid, key=lambda i: valid[i])
 
-    def points(self, metric: str | None = None) -> list[SweepPoint]:
+    def points(self, metric: str | None = None, mode: str = "max") -> list[SweepPoint]:
         """Return the sweep's points, best first, scored by their lanes' latest results.
 
         Diverged lanes have no score.
 
         Args:
             metric: Path of the score in a lane's result; None for `default_metric`.
+            mode: "max" or "min", whether a high or a low score is better.
+
+        Raises:
+            ConfigError: If `mode` is neither "max" nor "min", or the score is not a number.
         """
+        check_mode(mode)
         metric = self.default_metric if metric is None else metric
         results = {
             index: self._results[index] for index in self.active_indices if index in self._results
         }
-        return group_points([(lane.point, lane.values) for lane in self.lanes], results, metric)
+        lanes = [(lane.point, lane.values) for lane in self.lanes]
+        return group_points(lanes, results, metric, mode)
 
     def _combine_results(self, lane_results: Mapping[int, Result] | None = None) -> Result:
         """Combine the results of the active lanes that have one.

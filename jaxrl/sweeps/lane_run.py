@@ -281,7 +281,9 @@ class LaneRun:
         leaves: Mapping[str, Any] = ckpt.read_leaves(checkpoint, metadata)
         if overrides:
             current = ckpt.fetch_leaves(self.algorithm.state)
-            leaves = host.apply_overrides(leaves, current, self.algorithm.config, overrides)
+            settings = metadata["config"]["settings"]
+            config = self.algorithm.config
+            leaves = host.apply_overrides(leaves, current, config, overrides, settings)
         self._parts.learner.should_set_counters = True
         self._parts.load(checkpoint, metadata, leaves)
         self._parts.learner.should_set_counters = False

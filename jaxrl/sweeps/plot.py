@@ -11,6 +11,7 @@ from jaxrl.loggers import text
 from jaxrl.loggers.plots import (
     LearningCurve,
     Points,
+    escape,
     format_steps,
     read_learning_curve,
     save_figure,
@@ -69,7 +70,7 @@ def draw_sweep(sweep: SweepRuns) -> Path | None:
     _draw_curves(axes[0], shown[:MAX_CURVES], lines)
     step_label = next(curve.step_label for own in curves.values() for curve in own)
     axes[0].set(xlabel=step_label, ylabel=f"{label} (IQM)")
-    title = f"{sweep.config.algo_name} on {sweep.config.environment_settings.env}"
+    title = escape(f"{sweep.config.algo_name} on {sweep.config.environment_settings.env}")
     num_hidden = len(points) - len(shown[:MAX_CURVES])
     axes[0].set_title(f"{title}: the best {MAX_CURVES} of {len(points)}" if num_hidden else title)
     for panel, name in zip(axes[1:], swept, strict=True):
@@ -125,7 +126,7 @@ def _format_label(point: SweepPoint) -> str:
         f"{name}={x:.3g}" if isinstance(x, float) else f"{name}={x}"
         for name, x in point.values.items()
     )
-    name = values or "all lanes"
+    name = escape(values) or "all lanes"
     return name if math.isnan(point.score) else f"{name}: {text.format_number(point.score)}"
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl.errors import ConfigError
 from jaxrl.metrics import get_score
 from jaxrl.sweeps.statistics import estimate_iqm
 
@@ -50,6 +51,7 @@ def group_points(
     lanes: Sequence[tuple[int, Mapping[str, Any]]],
     results: Mapping[int, Mapping[str, Any]],
     metric: str,
+    mode: str = "max",
 ) -> list[SweepPoint]:
     """Group lanes into points, best first; points without a score are last.
 
@@ -57,6 +59,7 @@ def group_points(
         lanes: Number and values of the point of each lane; lanes of a point are adjacent.
         results: Results of the lanes that have a score, by index.
         metric: Path of the score in a result.
+        mode: "max" or "min", whether a high or a low score is better.
     """
     points: list[SweepPoint] = []
     for number, members in itertools.groupby(range(len(lanes)), lambda index: lanes[index][0]):
@@ -64,4 +67,11 @@ def group_points(
         values = [get_score(results[index], metric) for index in indices if index in results]
         scores = [value for value in values if value is not None]
         points.append(SweepPoint.from_scores(number, lanes[indices[0]][1], indices, scores))
-    return sorted(points, key=lambda point: (math.isnan(point.score), -point.score))
+    sign = 1.0 if mode == "max" else -1.0
+    return sorted(points, key=lambda point: (math.isnan(point.score), -sign * point.score))
+
+
+def check_mode(mode: str) -> None:
+    """Raise if a mode is neither "max" nor "min"."""
+    if mode not in ("max", "min"):
+        raise ConfigError(f"mode must be 'max' or 'min', got {mode!r}.")

@@ -10,7 +10,7 @@ from jaxrl.algorithm import Algorithm, Result
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust, TrustSpec
 from jaxrl.config.pbt import get_mutations, get_scheduler
-from jaxrl.config.stop import parse_fit_criteria
+from jaxrl.config.stop import parse_fit_criteria, warn_of_missing
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device
 from jaxrl.envs.host import MadeHostEnv
@@ -36,7 +36,7 @@ from jaxrl.sweeps.lane_group import LaneGroup
 from jaxrl.sweeps.lane_run import LaneRun
 from jaxrl.sweeps.lanes import choose_lane_devices
 from jaxrl.sweeps.pbt import check_mutations, check_population
-from jaxrl.sweeps.points import SweepPoint, group_points
+from jaxrl.sweeps.points import SweepPoint, check_mode, group_points
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -213,10 +213,13 @@ class Population(SweepRuns):
         settings = self.config.checkpointing_settings
         stop_requested = should_stop or (lambda: False)
         result: Result = self._combine_results() if any(self._results.values()) else {}
-        times = SaveSchedule(settings)
+        times, is_first = SaveSchedule(settings), True
         with self._save_on_error():
             while not stop_requested() and not (result and self.has_reached(criteria)):
                 result = self.train()
+                if is_first:
+                    warn_of_missing(next(iter(result["lanes"].values())), criteria)
+                    is_first = False
                 if on_iteration is not None:
                     on_iteration(result)
                 self._save_if_due(times)
@@ -259,7 +262,7 @@ class Population(SweepRuns):
 
     # --- results ---
 
-    def points(self, metric: str | None = None) -> list[SweepPoint]:
+    def points(self, metric: str | None = None, mode: str = "max") -> list[SweepPoint]:
         """Return the sweep's points, best first, scored by their lanes' latest results.
 
         Diverged lanes have no score. With a scheduler, each lane is a point with its current
@@ -267,13 +270,18 @@ class Population(SweepRuns):
 
         Args:
             metric: Path of the score in a lane's result; None for `default_metric`.
+            mode: "max" or "min", whether a high or a low score is better.
+
+        Raises:
+            ConfigError: If `mode` is neither "max" nor "min", or the score is not a number.
         """
+        check_mode(mode)
         if self._scheduler is None:
-            return super().points(metric)
+            return super().points(metric, mode)
         metric = self.default_metric if metric is None else metric
         results = {index: self._results[index] for index in self.active_indices if self._results}
         lanes = [(index, run.current_values) for index, run in enumerate(self._runs)]
-        return group_points(lanes, results, metric)
+        return group_points(lanes, results, metric, mode)
 
     @single_threaded
     def lane(self, index: int) -> Algorithm:
@@ -387,8 +395,9 @@ class Population(SweepRuns):
             self._results[index] = run.algorithm.last_result
             if has_diverged:
                 run.deactivate()
-            elif self._is_resumed:
-                sweep_state.remove_later_checkpoints(lane, self.iteration)
+        if self._is_resumed:
+            active = [folder / self.format_lane_name(index) for index in self.active_indices]
+            sweep_state.set_aside_later(active, self.iteration)
         if self._scheduler is not None:
             schedule = read_schedule(folder, before=self.iteration)
             self._scheduler.restore(schedule, saved["last_time"])

@@ -1,7 +1,8 @@
 """The file `sweep.json`: state of a sweep beside its lanes' checkpoints."""
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,15 @@ from jaxrl.config import signature
 from jaxrl.config.coerce import MismatchError, coerce, describe_type
 from jaxrl.config.serialize import serialize_restorable
 from jaxrl.errors import CheckpointError
-from jaxrl.runs.checkpoint import list_checkpoints, remove_checkpoint
-from jaxrl.runs.run_folder import parse_iteration
+from jaxrl.runs.checkpoint import SWEEP_FILE, list_checkpoints, set_aside_later_checkpoints
+from jaxrl.runs.run_folder import is_run_folder, parse_iteration
 from jaxrl.runtime import files
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-SWEEP_FILE = "sweep.json"
+logger = logging.getLogger("jaxrl")
+
 VERSION = 2
 """Version of the file format. Version 1 had no digest."""
 
@@ -24,6 +26,17 @@ VERSION = 2
 def is_sweep_folder(path: Path) -> bool:
     """Return whether a folder holds a saved sweep."""
     return (path / SWEEP_FILE).is_file()
+
+
+def is_lane_name(name: str) -> bool:
+    """Return whether a folder of a sweep is a lane, and not a run that began from one."""
+    return name.startswith("lane_") and name.removeprefix("lane_").isdecimal()
+
+
+def list_lanes(folder: Path) -> list[Path]:
+    """Return the run folders of a sweep's lanes that have begun, in the order of their indices."""
+    lanes = [p for p in folder.glob("lane_*") if is_lane_name(p.name) and is_run_folder(p)]
+    return sorted(lanes, key=lambda path: int(path.name.removeprefix("lane_")))
 
 
 def write_sweep(folder: Path, config: "AlgorithmConfig", state: Mapping[str, Any]) -> None:
@@ -56,6 +69,10 @@ def read_sweep(folder: Path) -> dict[str, Any]:
         CheckpointError: If there is no saved sweep, or it is damaged or has a later version.
     """
     path = folder / SWEEP_FILE
+    if not path.is_file() and is_lane_name(folder.name) and is_sweep_folder(folder.parent):
+        raise CheckpointError(
+            f"{folder} is one run of the sweep {folder.parent}: Algorithm.from_checkpoint resumes it."
+        )
     if not path.is_file():
         raise CheckpointError(
             f"{folder} holds no saved sweep: {SWEEP_FILE}, which save() and fit() write, is "
@@ -131,8 +148,17 @@ def find_checkpoint_at(lane: Path, iteration: int | None) -> Path:
     return checkpoints[wanted]
 
 
-def remove_later_checkpoints(lane: Path, iteration: int) -> None:
-    """Remove a lane's checkpoints of later iterations, which the sweep as a whole had not saved."""
-    for path in list_checkpoints(lane / "checkpoints"):
-        if parse_iteration(path) > iteration:
-            remove_checkpoint(path)
+def set_aside_later(lanes: Sequence[Path], iteration: int) -> None:
+    """Rename the lanes' checkpoints of later iterations, which the sweep as a whole has not saved.
+
+    It was killed while it saved them, or a lane was resumed by itself.
+    """
+    renamed = [p for x in lanes for p in set_aside_later_checkpoints(x / "checkpoints", iteration)]
+    if renamed:
+        logger.warning(
+            "The sweep continues from iteration %d; %d later checkpoints of its lanes were renamed, "
+            "the first to %s.",
+            iteration,
+            len(renamed),
+            renamed[0],
+        )

@@ -191,6 +191,16 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((*PPO, "--set", "learning_rate=1"), "Here it is training(lr=...)"),
     ((*PPO, "--set", "lr=[1"), "'[1' is not valid YAML"),
     ((*PPO, "--set", "lr.first=1"), "lr is 5e-05"),
+    ((*PPO, "--set", "env_config.=1"), "--set takes name=value"),
+    (
+        (*PPO, "--set", "env_config.a=1", "--set", "env_config.a.b=1"),
+        "--set env_config.a.b=1: 'b' needs a dictionary to be in, but there is 1",
+    ),
+    (
+        (*PPO, "--config", '{"env_config": {"a": [1]}}', "--set", "env_config.a.1=2"),
+        "'1' is not an index of a list of 1",
+    ),
+    ((*PPO, "--config", '{"algo_class": "x"}'), "algo_class must be a subclass of Algorithm"),
     ((*PPO, "--set", "no_such.part=1"), "no setting 'no_such'"),
     ((*PPO, "--config", '{"lr": }'), "write it like '{\"lr\": 3e-4}', in single"),
     ((*PPO, "--config", '{"lrr": 1}'), "Did you mean 'lr'"),
@@ -256,6 +266,10 @@ def test_a_run_is_suggested_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
     code, _, err = run("resume", "cartpol")
     assert code == 2
     assert "Did you mean 'cartpole'" in err
+    for command in ("resume", "evaluate"):
+        code, _, err = run(command, "cartpole/checkpoints/checkpoint_000009")
+        assert code == 2
+        assert f"{run_folder}/checkpoints/checkpoint_000009: no such file" in err
 
 
 def test_options_of_processes_reach_the_config(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,11 @@ from typer.testing import CliRunner, Result
 from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.app import app
+from jaxrl.cli.sweeps import _format_table
 from jaxrl.loggers.plots import draw_learning_curve
 from jaxrl.loggers.status import RunStatus
 from jaxrl.runs.run_folder import RunFolder
+from jaxrl.sweeps.points import SweepPoint
 from tests.helpers import slow_but
 from tests.recorded_data import write_data
 
@@ -323,6 +325,14 @@ SWEEP = {
     "config": SMALL,
     "sweep": {"lr": [1e-2, 1e-9]},
 }
+
+
+def test_a_table_that_is_piped_is_whole_and_shows_brackets() -> None:
+    values = {f"replay_buffer_config.{name}": "a[b]c" for name in ("alpha", "beta", "capacity")}
+    point = SweepPoint.from_scores(0, {**values, "sizes": [256, 256]}, (0, 1), [1.0, 2.0])
+    head, row = _format_table([point])
+    assert head.split()[1:5] == [*values, "sizes"]
+    assert row.split() == ["0", *["a[b]c"] * 3, "[256,", "256]", "2", "1.5", "1", "-", "2"]
 
 
 @pytest.mark.allow_key_reuse  # taken for that of vmapped runs

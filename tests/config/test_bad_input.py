@@ -380,6 +380,13 @@ CASES: list[Case] = [
         lambda: replay(num_shards=4, num_envs_per_env_runner=6),
         ["num_shards=4 must divide 6 environments", "train_batch_size=32;", "set it to 2"],
     ),
+    ("a number as a name", lambda: experiment(config={1: 2}), ["A setting has a name, got 1"]),
+    ("a config that is a number", lambda: experiment(config=0), ["must be a mapping", "got 0"]),
+    (
+        "a sink without methods",
+        lambda: PPOConfig().debugging(loggers=["json", 5]),
+        ["loggers must be names", "write(result)", "5"],
+    ),
     ("experiment without algorithm", lambda: experiment(run=None), ["run: PPO", "None"]),
     ("no such file", lambda: load_experiment("nowhere.yaml"), ["nowhere.yaml", "Cannot read"]),
     ("no such kind of file", lambda: load_experiment("a.toml"), ["a.toml", ".yaml"]),

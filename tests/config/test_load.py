@@ -3,11 +3,17 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxrl.cli.experiments import parse_json_object
 from jaxrl.config.load import load_config, load_experiment, load_experiments
-from jaxrl.config.stop import find_reached_criterion, parse_stop
+from jaxrl.config.stop import (
+    find_reached_criterion,
+    parse_fit_criteria,
+    parse_stop,
+    warn_of_missing,
+)
 from jaxrl.config.sweep import make_lanes
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 
@@ -121,7 +127,7 @@ def test_several_experiments(tmp_path: Path) -> None:
     path.write_text("a: {run: PPO, env: X}\nb: {run: A2C, env: Y}\n")
     assert [e.config.algo_name for e in load_experiments(path)] == ["PPO", "A2C"]
     assert load_experiment(path, "b").config.env == "Y"
-    with pytest.raises(ConfigError, match=r"2 experiments \(a, b\); name one"):
+    with pytest.raises(ConfigError, match=r"2 experiments \(a, b\): load_experiment"):
         load_experiment(path)
     with pytest.raises(UnknownNameError, match="no experiment 'c'"):
         load_experiment(path, "c")
@@ -156,6 +162,28 @@ def test_stop_criteria() -> None:
     assert "entropy" in str(find_reached_criterion(nested, stop))
     assert find_reached_criterion({"training_iteration": None}, stop) is None
     assert parse_stop(None) == {}
+    with pytest.raises(ConfigError, match=r"should_stop must be a function .* got 5"):
+        parse_fit_criteria(stop, 5, is_offline=False)
+    written = parse_stop({"custom_metrics": {"a/b": 2}})  # a key may have a slash of its own
+    assert find_reached_criterion({"custom_metrics": {"a/b": 2}}, written) is not None
+
+
+def test_a_criterion_that_no_result_has_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    result = {"learners": {"p": {"entropy": 1.0}}, "custom_metrics": {"a": float("nan")}}
+    later = ("evaluation/env_runners/episode_return_mean", "timers/x", "learners/q/entropy")
+    keys = ("learners/p/entropy", "custom_metrics/a", *later)
+    warn_of_missing(result, dict.fromkeys(keys, 1.0))
+    assert not caplog.messages
+    warn_of_missing(result, {"learners/p/entropi": 1.0})
+    (message,) = caplog.messages
+    assert "stop names 'learners/p/entropi'" in message
+    assert "Did you mean 'learners/p/entropy'" in message
+
+
+@pytest.mark.parametrize("value", ["x", np.zeros(3), {"b": 1.0}, object()])
+def test_a_criterion_on_what_is_no_number_is_one_sentence(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"^'custom_metrics/a' of the result (is|holds)"):
+        find_reached_criterion({"custom_metrics": {"a": value}}, {"custom_metrics/a": 1.0})
 
 
 # Each alias holds the one before ten times.

@@ -107,6 +107,8 @@ def test_first_values_are_drawn_unless_they_are_set() -> None:
         (lambda: swept(perturbation_interval=0), ["perturbation_interval", "above 0"]),
         (lambda: swept(burn_in_period=-1), ["burn_in_period", "at least 0", "-1"]),
         (lambda: swept(perturbation_factors=(1.2, 0)), ["perturbation_factors", "(1.2, 0)"]),
+        (lambda: swept(metric=5), ["metric must be a result key", "5"]),
+        (lambda: swept(time_attr=["a"]), ["time_attr must be a result key", "['a']"]),
         (lambda: swept(mode="best"), ["mode must be 'max' or 'min'", "'best'"]),
         (lambda: swept(time_attr="time_total_s"), ["time_attr must be", "'time_total_s'"]),
         (lambda: swept(metric="env_runners/returns"), ["'env_runners/returns'", "Did you mean"]),

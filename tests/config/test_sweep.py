@@ -76,6 +76,29 @@ def test_values_inside_dictionaries() -> None:
     assert 9.0 <= lanes[0].config.env_config["gravity"] <= 10.0
 
 
+def test_values_inside_lists() -> None:
+    stages = [{"task": {"gravity": grid([1.0, 2.0])}, "until": 5}, {"task": {}}]
+    config = swept().environment(
+        curriculum=stages, env_config={"sizes": (3, {"grid_search": [4, 5]})}
+    )
+    assert is_sweep(config)
+    lanes = make_lanes(config)
+    assert [lane.values for lane in lanes] == [
+        {"env_config.sizes.1": size, "curriculum.0.task.gravity": gravity}
+        for size in (4, 5)
+        for gravity in (1.0, 2.0)
+    ]
+    assert lanes[1].config.env_config == {"sizes": (3, 4)}
+    assert lanes[1].config.curriculum == [{"task": {"gravity": 2.0}, "until": 5}, {"task": {}}]
+    assert stages[0]["task"]["gravity"] == grid([1.0, 2.0])  # pyright: ignore[reportIndexIssue]
+
+
+def test_values_may_be_numpys() -> None:
+    assert make_lanes(swept(lr=grid(np.array([0.5, 0.25]))))[1].values == {"lr": 0.25}
+    assert [x.config.num_epochs for x in make_lanes(swept(num_epochs=grid(range(1, 3))))] == [1, 2]
+    assert loguniform(np.float32(0.5), np.int64(2)) == loguniform(0.5, 2)
+
+
 def test_rays_grid_search_is_a_grid() -> None:
     lanes = make_lanes(swept(lr={"grid_search": [1e-3, 1e-4]}))
     assert [lane.config.lr for lane in lanes] == [1e-3, 1e-4]
@@ -104,6 +127,12 @@ def test_a_file_has_a_section_of_its_own() -> None:
     [
         (lambda: grid([]), ["grid()", "[]"]),
         (lambda: grid(3), ["grid()", "got 3"]),
+        (lambda: swept(num_epochs=uniform(1, 4)), ["num_epochs", "whole", "choice([1, 4])"]),
+        (lambda: grid(np.zeros(())), ["grid()", "array(0.)"]),
+        (lambda: grid([{"a": choice([1, 2])}]), ["grid()", "choice([1, 2])", "one list"]),
+        (lambda: from_file({"scheduler": {1: 2}}), ["no argument '1'"]),
+        (lambda: from_file({1: [2]}), ["no setting '1'"]),
+        (lambda: from_file({"lr.x": [3]}), ["'lr.x'", "dictionary", "5e-05"]),
         (lambda: uniform(2.0, 1.0), ["uniform()", "[2.0, 1.0]"]),
         (lambda: loguniform(0.0, 1.0), ["loguniform()", "above 0", "[0.0, 1.0]"]),
         (lambda: swept(lr=grid([1e-3, "fast"])), ["lr must be", "'fast'"]),

@@ -17,7 +17,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import CheckpointError, ConfigError, ModuleError
 from jaxrl.modules.network_module import make_network_module
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
-from jaxrl.runs import host_state
+from jaxrl.runs.checkpoint import writer
 from tests.helpers import slow_but, small
 
 OBS = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -206,13 +206,15 @@ def test_a_network_trains_and_is_restored(network: Any, tmp_path: Path) -> None:
 def test_a_network_without_a_path_is_supplied_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_state, "_warn_of_missing", host_state._warn_of_missing.__wrapped__)
+    monkeypatch.setattr(writer, "_warn_of_missing", writer._warn_of_missing.__wrapped__)
 
     def local(num_outputs: int) -> nn.Module:
         return Linen(num_outputs)
 
     config = small().rl_module(network=local, model_config={}).learners(num_devices=1)
     with config.build() as algorithm:
+        assert algorithm.get_state()["metadata"]["not_saved"] == ["network"]
+        assert "do not contain" not in caplog.text
         checkpoint, weights = algorithm.save(tmp_path), algorithm.get_weights()
     assert "do not contain network, which has no import path" in caplog.text
     with pytest.raises(CheckpointError, match="network"):

@@ -1,3 +1,4 @@
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,10 @@ def test_the_picture_is_a_picture(folder: RunFolder) -> None:
     assert pixels[..., :3].std() > 0.02  # something is drawn
     assert [file.name for file in path.parent.iterdir()] == ["learning_curve.png"]
     assert draw_learning_curve(folder) == path  # drawn anew over the old one
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for title in ("a$^$b", "\u6d4b"):  # no formula, and not in the font
+            assert draw_learning_curve(folder, title=title) == path
 
 
 def test_without_an_ended_episode_there_is_no_picture(folder: RunFolder) -> None:

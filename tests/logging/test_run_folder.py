@@ -39,7 +39,7 @@ def test_the_default_place_follows_the_environment(
     assert run_folder.resolve_results_dir() == tmp_path / "home" / "jaxrl_results"
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a\\b"])
+@pytest.mark.parametrize("name", ["", " ", "a/b", "..", ".hidden", "a\\b", "a\nb", "a" * 300])
 def test_a_name_that_is_no_folder_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="is not a valid folder name"):
         RunFolder.make(name, {}, results_dir=tmp_path)

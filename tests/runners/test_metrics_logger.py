@@ -109,6 +109,9 @@ def test_time_is_logged() -> None:
         ({"reduce": "meen"}, "Did you mean 'mean'"),
         ({"reduce": "item", "window": 3}, "window=3 of 'x'"),
         ({"window": 0}, "window=0 of 'x'"),
+        ({"window": "3"}, "window=3 of 'x'"),
+        ({"reduce": "ema", "ema_coeff": 2}, "ema_coeff of 'x' must be above 0 and at most 1"),
+        ({"reduce": "percentiles", "percentiles": [200]}, "between 0 and 100, got 200"),
         ({"ema_coeff": 0.1}, "ema_coeff of 'x'"),
         ({"percentiles": [5]}, "percentiles of 'x'"),
         ({"clear_on_reduce": False}, "clear_on_reduce=False of 'x'"),
@@ -122,3 +125,21 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: s
     with pytest.raises(ConfigError, match=words):
         logger.log_value("x", 1.0, **settings)
     assert logger.peek("x") == 1.0
+
+
+@pytest.mark.parametrize("value", ["y", None, [1.0, 2.0], np.arange(2)])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"'a/0' was logged with .*reduce='item'"):
+        MetricsLogger().log_value(("a", 0), value)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="under a name"):
+        MetricsLogger().log_value("", 1.0)
+
+
+@pytest.mark.parametrize(("first", "second"), [("a/b", "a/b/c"), ("a/b/c", "a")])
+def test_a_key_is_a_value_or_a_group(first: str, second: str) -> None:
+    logger = MetricsLogger()
+    logger.log_value(first, 1.0)
+    with pytest.raises(ConfigError, match=f"'{second}' was logged beside '{first}'"):
+        logger.log_value(second, 1.0)
+    logger.log_value("a2", 1.0)
+    assert logger.reduce()["a2"] == 1.0

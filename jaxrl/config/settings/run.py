@@ -300,6 +300,13 @@ class CheckpointingSettings:
         return None if key is None else RENAMED_KEYS.get(key, key)
 
 
+def _are_sinks(loggers: list[object]) -> bool:
+    return all(
+        isinstance(each, str) or all(hasattr(each, name) for name in ("write", "close"))
+        for each in loggers
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DebuggingSettings:
     """Seeds, logging and compilation."""
@@ -321,6 +328,7 @@ class DebuggingSettings:
     loggers: list[LoggerName | Any] = field(
         default=["console", "json", "csv", "tensorboard"],
         import_path=ImportKind(methods=("write", "close")),
+        check=Check("names, or objects or classes with write(result) and close()", _are_sinks),
         doc="Sinks for results: names, or objects or classes with the methods write(result) and "
         "close().",
     )

@@ -12,12 +12,13 @@ available at any time.
 """
 
 from jaxrl.runs.checkpoint.folders import (
+    SWEEP_FILE,
     SavedPath,
     describe_previous,
     find_checkpoint,
+    find_swept_iteration,
     is_checkpoint,
     list_checkpoints,
-    remove_checkpoint,
     set_aside_later_checkpoints,
 )
 from jaxrl.runs.checkpoint.leaves import (
@@ -32,6 +33,7 @@ from jaxrl.runs.checkpoint.reader import is_own, read_leaves, read_metadata
 from jaxrl.runs.checkpoint.writer import CheckpointWriter
 
 __all__ = [
+    "SWEEP_FILE",
     "CheckpointWriter",
     "SavedPath",
     "describe_leaves",
@@ -40,6 +42,7 @@ __all__ = [
     "fill",
     "find_checkpoint",
     "find_first_difference",
+    "find_swept_iteration",
     "format_leaf_name",
     "get_named_leaves",
     "is_checkpoint",
@@ -47,6 +50,5 @@ __all__ = [
     "list_checkpoints",
     "read_leaves",
     "read_metadata",
-    "remove_checkpoint",
     "set_aside_later_checkpoints",
 ]

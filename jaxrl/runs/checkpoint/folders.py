@@ -1,6 +1,7 @@
 """Names of checkpoint folders: listing, publishing and removing checkpoints."""
 
 import functools
+import json
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ CHECKPOINT_PREFIX = "checkpoint"
 REPLACED_PREFIX = "replaced_"
 WRITING_PREFIX, REMOVING_PREFIX = ".writing_", ".removing_"
 SET_ASIDE_PREFIX = "set_aside_"
+SWEEP_FILE = "sweep.json"
+"""File in a sweep's folder that refers to a checkpoint of every lane, by their iteration."""
 _UNFINISHED = (WRITING_PREFIX, REMOVING_PREFIX, ".replacing")
 _ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
 
@@ -67,7 +70,14 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:  # not readable, or not a valid path
         raise CheckpointError(f"There is no checkpoint {str(path)!r}: {error}.") from error
     if not exists:
-        raise CheckpointError(f"There is no checkpoint {root}: no such file or folder.")
+        raise CheckpointError(
+            f"There is no checkpoint {root}: no such file or folder.{describe_previous(root)}"
+        )
+    if (root / SWEEP_FILE).is_file():
+        raise CheckpointError(
+            f"{root} is a sweep of several runs: Population.from_checkpoint and 'jaxrl resume' "
+            f"continue it; one of its runs is {root / 'lane_000'}."
+        )
     if not checkpoints:
         raise CheckpointError(
             f"{root} is not a jaxrl checkpoint (it has no metadata/ and state/) and contains none."
@@ -111,6 +121,15 @@ def set_aside_later_checkpoints(folder: Path, number: int) -> list[Path]:
                 target = path.with_name(f"{SET_ASIDE_PREFIX}{path.name}_{copies}")
             renamed.append(path.rename(target))
     return renamed
+
+
+def find_swept_iteration(run: Path) -> int | None:
+    """Return the iteration at which a lane's sweep resumes; None without a sweep, or for a trial."""
+    try:
+        saved = json.loads((run.parent / SWEEP_FILE).read_bytes())
+        return None if saved.get("trials") else int(saved["training_iteration"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def clean_up(folder: Path) -> None:

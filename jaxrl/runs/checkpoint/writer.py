@@ -1,5 +1,6 @@
 """Writing checkpoints atomically, optionally in the background, and removing old ones."""
 
+import functools
 import json
 import logging
 import math
@@ -41,6 +42,8 @@ class CheckpointWriter:
             with scores, the best ones and the newest.
         scored: Whether scores are passed to `save`.
         score_order: Order of scores: "max" if higher is better, else "min".
+        repeats_scores: Whether a score may be that of an earlier checkpoint, as results repeat the
+            latest evaluation; among equal ones, the oldest is then kept.
         protected: Numbers of checkpoints that are never removed; may be mutated by the caller.
         asynchronous: Whether to write in the background; `wait` and the next `save` wait for the
             previous write.
@@ -53,12 +56,14 @@ class CheckpointWriter:
         max_to_keep: int | None = None,
         scored: bool = False,
         score_order: str = "max",
+        repeats_scores: bool = False,
         protected: Container[int] = (),
         asynchronous: bool = False,
     ) -> None:
         self.folder = Path(folder).expanduser().resolve()
         self._max_to_keep, self._protected = max_to_keep, protected
         self._sign = (1.0 if score_order == "max" else -1.0) if scored else 0.0
+        self._repeats_scores = repeats_scores
         self._scores: dict[int, float | None] = {}
         self._asynchronous = asynchronous
         self._write_thread: threading.Thread | None = None
@@ -91,6 +96,7 @@ class CheckpointWriter:
         Raises:
             CheckpointError: If writing failed; earlier checkpoints are intact.
         """
+        _warn_of_missing(tuple(metadata.get("not_saved", ())))
         leaves = fetch_leaves(state)
         document = {**metadata, "checkpoint_version": VERSION, "leaves": describe_leaves(leaves)}
         text = json.dumps(document)
@@ -170,18 +176,35 @@ class CheckpointWriter:
                 remove_checkpoint(path)
 
     def _get_rank(self, number: int) -> tuple[float, int]:
-        """Return the sort key of a checkpoint: no score is worst, newer is better among equals."""
+        """Return the sort key of a checkpoint: no score is worst.
+
+        Newer is better among equals, unless results repeat the score of an earlier one.
+        """
         if not self._sign:
             return 0.0, number
         if number not in self._scores:
             self._scores[number] = read_score(get_checkpoint_path(self.folder, number))
         score = self._scores[number]
-        return (-math.inf if score is None else self._sign * score), number
+        if score is None:
+            return -math.inf, number
+        return self._sign * score, -number if self._repeats_scores else number
 
     def _make_error(self, error: Exception) -> CheckpointError:
         return CheckpointError(
             f"Checkpoints cannot be written in {self.folder}: {_summarize_error(error)}; existing "
             "checkpoints are intact."
+        )
+
+
+@functools.cache
+def _warn_of_missing(names: tuple[str, ...]) -> None:
+    """Warn, once per process, of settings that checkpoints lack."""
+    if names:
+        logger.warning(
+            "Checkpoints of this run do not contain %s, which has no import path: supply it again, "
+            "from_checkpoint(path, %s).",
+            " and ".join(names),
+            ", ".join(f"{name}=..." for name in names),
         )
 
 
