@@ -17,7 +17,7 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.callbacks import Callbacks
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.errors import JaxrlError
-from jaxrl.export.numpy_program import NumpyPolicy
+from jaxrl.export.numpy_program import Leaf, NumpyPolicy, PolicyInputError
 from jaxrl.policy.observations import conform
 from tests.helpers import assert_equal, small
 from tests.nested import AnyGymSpaces, jax_env
@@ -346,3 +346,14 @@ def test_a_memory_takes_parts() -> None:
         assert result["env_runners"]["episode_return_mean"] == 5.0
         numbers = [v for v in jax.tree.leaves(result["learners"]) if isinstance(v, float)]
         assert np.isfinite(numbers).all()
+
+
+@pytest.mark.parametrize("value", [np.full((2, 2), 0.5), np.full((2, 2), 1j)])
+def test_what_a_type_cannot_hold_is_refused(value: np.ndarray) -> None:
+    image = spaces.Box(0, 255, (2, 2), np.uint8)
+    with pytest.raises(JaxrlError, match=r"whole numbers|must be numeric"):
+        conform(image, value)
+    leaf = Leaf({"kind": "Box", "low": 0, "high": 255, "dtype": "uint8"}, "obs", "uint8", (2, 2))
+    with pytest.raises(PolicyInputError, match=r"not in its space|must be numeric"):
+        leaf.conform(value[None], 1)
+    np.testing.assert_array_equal(conform(image, np.full((2, 2), 3.0)), 3)

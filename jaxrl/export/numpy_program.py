@@ -901,8 +901,9 @@ class Leaf:
     ) -> None:
         self.path, self.dtype, self.shape = path, np.dtype(dtype), tuple(shape)
         low, high = (np.asarray(space[name], np.float64) for name in ("low", "high"))
-        self.is_integral = space["kind"] != "Box"
-        if not self.is_integral:
+        is_box = space["kind"] == "Box"
+        self.is_integral = not is_box or np.dtype(space["dtype"]).kind in "iu"
+        if is_box:
             low = low - BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(low))
             high = high + BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(high))
         self.low, self.high = np.broadcast_to(low, self.shape), np.broadcast_to(high, self.shape)
@@ -914,12 +915,25 @@ class Leaf:
         Raises:
             PolicyInputError: If it has another shape.
         """
-        array = np.asarray(value)
+        array = self.to_array(value)
         if array.shape != self.shape:
             raise PolicyInputError(
                 f"{self.path} must have the shape {self.shape}, got {array.shape}."
             )
         return array[None]
+
+    def to_array(self, value: object) -> Array:
+        """Return a value as an array.
+
+        Raises:
+            PolicyInputError: If its parts are unequal.
+        """
+        try:
+            return np.asarray(value)
+        except ValueError:
+            raise PolicyInputError(
+                f"{self.path} must be an array, got a {type(value).__name__} of unequal parts."
+            ) from None
 
     def conform(self, value: object, num: int) -> Array:
         """Return values `[num, ...]` of the program's type.
@@ -927,7 +941,7 @@ class Leaf:
         Raises:
             PolicyInputError: If they are not in the space.
         """
-        array = np.asarray(value)
+        array = self.to_array(value)
         shape = (num, *self.shape)
         if array.shape != shape:
             raise PolicyInputError(f"{self.path} must have the shape {shape}, got {array.shape}.")
@@ -1018,6 +1032,16 @@ def draw(rng: np.random.Generator, spec: Mapping[str, Any], batch: int) -> Array
 
 
 DRAW_KINDS = ("normal", "gumbel", "exponential", "uniform", "randint", "bernoulli")
+
+
+def _check_draws(specs: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError or KeyError if a random input cannot be drawn, or is too large."""
+    for spec in specs:
+        if spec["kind"] not in DRAW_KINDS:
+            raise ValueError(f"there is no random input of the kind {spec['kind']!r}")
+        if math.prod([*spec["shape"], np.dtype(spec["dtype"]).itemsize]) > 8 * MAX_ELEMENTS:
+            raise ValueError(f"the random input {spec['name']!r} is too large")
+        draw(np.random.default_rng(0), spec, 1)
 
 
 # --- policies ---
@@ -1119,6 +1143,7 @@ class NumpyPolicy:
             self._leaves = _make_leaves(self._obs_space, "obs", signature["obs"])
             self._past = _make_leaves(self._action_space, "prev_action", signature["prev_action"])
             self._initial = [constants[f"initial/{name}"] for name in self.state_names]
+            _check_draws(signature["draws"])
         self._get_program(explore)
         self._is_random = {
             name: any(key.startswith("draws/") for key in checked.input_names)
@@ -1297,7 +1322,8 @@ class NumpyPolicy:
         explore = self.explore if explore is None else explore
         name = self._get_program(explore)
         parts = split_value(self._obs_space, obs, "obs")
-        batch = len(parts[0]) if np.ndim(parts[0]) else 0
+        first_part = self._leaves[0][1].to_array(parts[0])
+        batch = len(first_part) if first_part.ndim else 0
         if not batch:
             raise PolicyInputError("obs must have at least one row.")
         inputs = {key: leaf.conform(part, batch) for (key, leaf), part in zip(self._leaves, parts)}

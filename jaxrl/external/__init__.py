@@ -5,7 +5,6 @@ The files of jaxrl-link import the standard library and NumPy alone, in the synt
 """
 
 from .client import PolicyClient
-from .connection import RunEndedError
-from .frames import LinkError
+from .frames import LinkError, RunEndedError
 
 __all__ = ["LinkError", "PolicyClient", "RunEndedError"]

@@ -10,19 +10,21 @@ import os
 import ssl
 import uuid
 import warnings
-from typing import Any, NamedTuple, Protocol, SupportsFloat
+from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
 
-from .connection import Identity, Link, RunEndedError, parse_address
-from .frames import Arrays, Kind, LinkError
+from .connection import Identity, Link, parse_address
+from .episodes import Episode, Step, make_part
+from .frames import Arrays, Kind, Limits, LinkError, RunEndedError
 from .local import LocalPolicy
-from .spaces import SpaceLeaves, describe_space, hash_spaces, stack_rows
+from .spaces import SpaceLeaves, describe_space, hash_spaces
 
 TOKEN_VARIABLE = "JAXRL_EXTERNAL_TOKEN"
 """Environment variable of the token, on both sides."""
 
 INFERENCE_MODES = ("local", "remote")
+_MAX_REWARD = float(np.finfo(np.float32).max)
 
 
 class _Env(Protocol):
@@ -31,32 +33,6 @@ class _Env(Protocol):
     def reset(self, *, seed: int | None = None) -> tuple[object, dict[str, Any]]: ...
 
     def step(self, action: Any, /) -> tuple[object, SupportsFloat, bool, bool, dict[str, Any]]: ...
-
-
-class _Step(NamedTuple):
-    """Step whose reward and successor are not known yet."""
-
-    obs: Arrays
-    columns: Arrays
-    version: int
-    source: str
-
-
-class _Episode:
-    """Episode with the steps that have not been sent."""
-
-    def __init__(self, episode_id: str, training_enabled: bool) -> None:
-        self.id, self.training_enabled = episode_id, training_enabled
-        self.t_started, self.reward, self.last_reward = 0, 0.0, 0.0
-        self.open_step: _Step | None = None
-        self.successor: Arrays = {}
-        self.steps: list[_Step] = []
-        self.rewards: list[float] = []
-
-    @property
-    def t(self) -> int:
-        """Number of complete steps."""
-        return self.t_started + len(self.steps)
 
 
 class PolicyClient:
@@ -112,7 +88,7 @@ class PolicyClient:
             spaces_hash = hash_spaces(*both)
         self.client_id = client_id or uuid.uuid4().hex
         self._block, self._is_closed, self._has_warned = block, False, False
-        self._episodes: dict[str, _Episode] = {}
+        self._episodes: dict[str, Episode] = {}
         self._single: str | None = None
         identity = Identity(
             self.client_id,
@@ -156,10 +132,14 @@ class PolicyClient:
             Its name, which the other methods take.
 
         Raises:
-            LinkError: If it is open already, or too many are.
+            LinkError: If it is open already, too many are, or its name is too long.
         """
         self._check_open()
         name = uuid.uuid4().hex if episode_id is None else str(episode_id)
+        if not 0 < len(name) <= Limits().max_id_length:
+            raise LinkError(
+                f"episode_id must have 1 to {Limits().max_id_length} characters, got {name!r:.80}."
+            )
         with self._link.changed:
             if name in self._episodes:
                 raise LinkError(f"The episode {name!r} is open already: end it first.")
@@ -170,7 +150,7 @@ class PolicyClient:
                     "one before starting another."
                 )
             self._link.refused.pop(name, None)
-            self._episodes[name] = _Episode(name, bool(training_enabled))
+            self._episodes[name] = Episode(name, bool(training_enabled))
         return name
 
     def get_action(self, episode_id: str, observation: object) -> Any:
@@ -181,14 +161,17 @@ class PolicyClient:
         """
         episode = self._get_episode(episode_id)
         obs = self._obs.flatten(observation)
-        self._complete_step(episode, obs)
-        self._reserve_step(episode)
+        self._continue(episode, obs)
         act = self._act_remotely if self._local is None else self._act_locally
-        action, columns, version = act(episode, obs)
-        episode.open_step = _Step(obs, columns, version, "policy")
+        try:
+            action, columns, version = act(episode, obs)
+        except BaseException:
+            self._release_step(episode)
+            raise
+        episode.open_step = Step(obs, columns, version, "policy")
         return self._action.unflatten(action)
 
-    def _act_remotely(self, episode: _Episode, obs: Arrays) -> tuple[Arrays, Arrays, int]:
+    def _act_remotely(self, episode: Episode, obs: Arrays) -> tuple[Arrays, Arrays, int]:
         head = {
             "episode_ids": [episode.id],
             "t": [episode.t],
@@ -202,7 +185,7 @@ class PolicyClient:
         columns = {name: got[name][0] for name in self._link.welcome["columns"]}
         return action, columns, int(reply["version"])
 
-    def _act_locally(self, episode: _Episode, obs: Arrays) -> tuple[Arrays, Arrays, int]:
+    def _act_locally(self, episode: Episode, obs: Arrays) -> tuple[Arrays, Arrays, int]:
         assert self._local is not None
         leaves, columns, version = self._local.act(
             episode.id, episode.training_enabled, obs, episode.last_reward
@@ -224,23 +207,32 @@ class PolicyClient:
                 f"cannot learn from: {reason}; use get_action()."
             )
         obs, taken = self._obs.flatten(observation), self._action.flatten(action)
-        self._complete_step(episode, obs)
-        self._reserve_step(episode)
+        self._continue(episode, obs)
         version = self._link.latest_version
-        episode.open_step = _Step(obs, taken, version, "log")
+        episode.open_step = Step(obs, taken, version, "log")
 
     def log_returns(self, episode_id: str, reward: SupportsFloat, info: object = None) -> None:
         """Add a reward to the latest step; several are summed. `info` is not used.
 
         Raises:
-            LinkError: If the episode is not open, or the reward is not a finite number.
+            LinkError: If the episode is not open, or the reward is not a finite number of float32.
         """
         del info
         episode = self._get_episode(episode_id)
-        value = float(reward)
+        try:
+            value = float(reward)
+        except (TypeError, ValueError, OverflowError):
+            raise LinkError(
+                f"The reward of episode {episode.id!r} must be a number, got {reward!r:.80}."
+            ) from None
         if not math.isfinite(value):
             raise LinkError(
                 f"The reward of episode {episode.id!r} is {value}, which is not finite."
+            )
+        if abs(episode.reward + value) > _MAX_REWARD:
+            raise LinkError(
+                f"The reward of episode {episode.id!r} is {episode.reward + value:g}, and float32, "
+                f"in which it is sent, ends at {_MAX_REWARD:g}."
             )
         if episode.open_step is None:
             raise LinkError(
@@ -403,8 +395,8 @@ class PolicyClient:
         with self._link.changed:
             episodes, self._episodes = list(self._episodes.values()), {}
         for episode in episodes:
-            if episode.open_step is not None and episode.training_enabled:
-                self._link.num_recorded -= 1  # without a successor, it is no transition
+            if episode.open_step is not None:
+                self._release_step(episode)  # without a successor, it is no transition
             episode.open_step = None
             if episode.steps and episode.id not in self._link.refused:
                 self._send_part(episode, "cut")
@@ -423,7 +415,7 @@ class PolicyClient:
             raise LinkError("This PolicyClient is closed: create another one.")
         self._link.raise_if_failed()
 
-    def _get_episode(self, episode_id: str) -> _Episode:
+    def _get_episode(self, episode_id: str) -> Episode:
         self._check_open()
         name = str(episode_id)
         if name in self._link.refused:
@@ -444,19 +436,41 @@ class PolicyClient:
             for name, episode in self._episodes.items()
         }
 
-    def _reserve_step(self, episode: _Episode) -> None:
+    def _continue(self, episode: Episode, obs: Arrays) -> None:
+        """Complete the open step, and wait until the run accepts another one.
+
+        A client that does not wait raises before anything is changed, so that the caller may still
+        end the episode by the open step.
+        """
+        with self._link.changed:
+            if not self._block:
+                self._reserve_step(episode)
+            self._complete_step(episode, obs)
+            if len(episode.steps) >= int(self._link.welcome["part_length"]):
+                self._send_part(episode, None)
+            if self._block:
+                self._reserve_step(episode)
+
+    def _reserve_step(self, episode: Episode) -> None:
         """Wait until the run accepts another step; what is complete is sent before waiting."""
-        if len(episode.steps) >= int(self._link.welcome["part_length"]):
-            self._send_part(episode, None)
         if not episode.training_enabled:
             return
         with self._link.changed:
             if self._link.num_recorded >= self._link.max_steps:
-                for other in list(self._episodes.values()):
+                others = list(self._episodes.values())
+                for other in others:
                     self._send_part(other, None)
+                is_open = [e.open_step is not None and e.training_enabled for e in others]
+                self._link.send_num_open(sum(is_open))
             self._link.wait_for_credit(self._block)
 
-    def _complete_step(self, episode: _Episode, successor: Arrays) -> None:
+    def _release_step(self, episode: Episode) -> None:
+        """Count a step no longer that was reserved and does not come about."""
+        if episode.training_enabled:
+            with self._link.changed:
+                self._link.num_recorded -= 1
+
+    def _complete_step(self, episode: Episode, successor: Arrays) -> None:
         """Complete the open step, now that its successor is known."""
         with self._link.changed:
             step = episode.open_step
@@ -470,29 +484,10 @@ class PolicyClient:
             episode.last_reward, episode.reward = episode.reward, 0.0
             episode.successor = successor
 
-    def _send_part(self, episode: _Episode, end: str | None) -> None:
+    def _send_part(self, episode: Episode, end: str | None) -> None:
         """Send the complete steps of an episode."""
         with self._link.changed:
-            steps, rewards = episode.steps, episode.rewards
-            if not steps:
-                return
-            episode.t_started, episode.steps, episode.rewards = episode.t, [], []
-            part = {
-                "episode_id": episode.id,
-                "t_started": episode.t_started - len(steps),
-                "length": len(steps),
-                "training_enabled": episode.training_enabled,
-                "end": end,
-                "source": steps[0].source,
-            }
-            last = episode.successor
-            arrays: Arrays = {
-                f"0.{name}": stack_rows([*(step.obs[name] for step in steps), last[name]])
-                for name in last
-            }
-            for name in steps[0].columns:
-                arrays[f"0.{name}"] = stack_rows([step.columns[name] for step in steps])
-            arrays["0.reward"] = np.asarray(rewards, np.float32)
-            arrays["0.version"] = np.asarray([step.version for step in steps], np.int64)
-            head = {"num_recorded": self._link.num_recorded, "parts": [part]}
-            self._link.send_numbered(head, arrays)
+            if episode.steps:
+                part, arrays = make_part(episode, end)
+                head = {"num_recorded": self._link.num_recorded, "parts": [part]}
+                self._link.send_numbered(head, arrays)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from .episodes import Numbered
 from .frames import (
     HEADER,
     MINOR,
@@ -29,6 +30,8 @@ from .frames import (
     Kind,
     Limits,
     LinkError,
+    RefusedError,
+    RunEndedError,
     decode_header,
     decode_payload,
     encode,
@@ -42,6 +45,9 @@ _SILENCE_S = 60.0
 _SEND_TIMEOUT_S = 30.0
 _HANDSHAKE_TIMEOUT_S = 10.0
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0
+_PONG_TIMEOUT_S = 1.0
+_MAX_HEAD_BYTES = 16 * 2**20
+"""Limit of heads that the run sends: WELCOME has the descriptions of the spaces."""
 
 
 class Address(NamedTuple):
@@ -158,14 +164,6 @@ class Channel:
             self._socket.close()
 
 
-class RefusedError(LinkError):
-    """Refusal of the run, in its own words."""
-
-
-class RunEndedError(RefusedError):
-    """End of the run, after which a simulator has nothing to do."""
-
-
 def open_channel(address: Address, identity: Identity, state: Head) -> tuple[Channel, Head]:
     """Connect, and prove to each other that both sides have the token.
 
@@ -186,7 +184,7 @@ def open_channel(address: Address, identity: Identity, state: Head) -> tuple[Cha
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if identity.ssl_context is not None:
             sock = identity.ssl_context.wrap_socket(sock, server_hostname=address.host)
-        channel = Channel(sock, Limits())
+        channel = Channel(sock, Limits(max_head_bytes=_MAX_HEAD_BYTES))
         sock.settimeout(_HANDSHAKE_TIMEOUT_S)
         welcome = _shake_hands(channel, identity, state)
         sock.settimeout(_SEND_TIMEOUT_S)
@@ -211,14 +209,6 @@ def _shake_hands(channel: Channel, identity: Identity, state: Head) -> Head:
     if not is_proof(make_proof(token, "server", client_id, minor, nonces), welcome.get("proof")):
         raise RefusedError("The run could not prove that it has the token: it is another one.")
     return welcome
-
-
-class _Numbered(NamedTuple):
-    """Message with a part, which is kept until it is acknowledged."""
-
-    number: int
-    frame: bytes
-    part: Head
 
 
 class Link:
@@ -247,8 +237,9 @@ class Link:
         self.refused: dict[str, str] = {}
         self._error: LinkError | None = None
         self._outbox: collections.deque[bytes] = collections.deque()
-        self._unacknowledged: collections.deque[_Numbered] = collections.deque()
+        self._unacknowledged: collections.deque[Numbered] = collections.deque()
         self._next_number, self._next_request, self._num_delivered = 0, 0, 0
+        self._num_open, self._num_pongs = 0, 0
         self._requests: dict[int, bytes] = {}
         self._replies: dict[int, tuple[Head, Arrays] | LinkError] = {}
         self._is_closing, self._is_connected = False, False
@@ -275,7 +266,7 @@ class Link:
                 raise LinkError(
                     f"A part of {len(frame)} bytes exceeds the run's max_message_bytes={limit}."
                 )
-            self._unacknowledged.append(_Numbered(number, frame, head["parts"][0]))
+            self._unacknowledged.append(Numbered(number, frame, head["parts"][0]))
             self._post(frame)
 
     def request(self, kind: Kind, head: Head, arrays: Arrays | None = None) -> tuple[Head, Arrays]:
@@ -315,6 +306,19 @@ class Link:
                 )
             self._wait(lambda: self.num_recorded < self.max_steps)
             self.num_recorded += 1
+
+    def send_num_open(self, number: int) -> None:
+        """Tell the run how many recorded steps wait for their successors, and hear its answer."""
+        with self.changed:
+            self._num_open, num_before = number, self._num_pongs
+            self._post(encode(Kind.PING, self._count_steps()))
+            self.changed.wait_for(
+                lambda: self._num_pongs > num_before or self._error or not self._is_connected,
+                _PONG_TIMEOUT_S,
+            )
+
+    def _count_steps(self) -> Head:
+        return {"num_recorded": self.num_recorded, "num_open": self._num_open}
 
     def raise_if_failed(self) -> None:
         """Raise the error that ended the connection, if there is one."""
@@ -397,18 +401,20 @@ class Link:
             episodes = self._get_open_episodes()
             for message in reversed(self._unacknowledged):
                 part = message.part
-                episodes[part["episode_id"]] = [part["t_started"], part["training_enabled"]]
+                # The first part of an episode that has ended says itself that it starts one.
+                if part["t_started"] or part["episode_id"] in episodes:
+                    episodes[part["episode_id"]] = [part["t_started"], part["training_enabled"]]
             state: Head = {
                 "secret": self.welcome.get("secret"),
                 "open_episodes": episodes,
                 "next_number": waiting[0] if waiting else self._next_number,
                 "num_delivered": self._num_delivered,
-                "num_recorded": self.num_recorded,
+                **self._count_steps(),
             }
         channel, welcome = open_channel(self._address, self._identity, state)
         limits = welcome["limits"]
         largest = max(int(limits["max_message_bytes"]), int(limits["max_policy_bytes"]))
-        channel.limits = Limits(max_message_bytes=largest)
+        channel.limits = Limits(max_message_bytes=largest, max_head_bytes=_MAX_HEAD_BYTES)
         with self.changed:
             if welcome["secret"] != self.welcome.get("secret"):
                 self.max_steps = 0
@@ -441,7 +447,7 @@ class Link:
                 raise ConnectionError("the run is silent")
             if now - max(heard, asked) >= _PING_INTERVAL_S:
                 asked = now
-                channel.send(encode(Kind.PING, {"num_recorded": self.num_recorded}))
+                channel.send(encode(Kind.PING, self._count_steps()))
 
     def _flush(self, channel: Channel) -> None:
         while True:
@@ -458,6 +464,8 @@ class Link:
             elif kind in (Kind.ACTIONS, Kind.POLICY):
                 if head["request"] in self._requests:
                     self._replies[head["request"]] = head, arrays
+            elif kind == Kind.PONG:
+                self._num_pongs += 1
             elif kind == Kind.NEW_VERSION:
                 self.latest_version = int(head["version"])
             elif kind == Kind.REFUSED:

@@ -42,6 +42,14 @@ class BusyError(LinkError):
     """Refusal of a connection for which there is no room at the moment."""
 
 
+class RefusedError(LinkError):
+    """Refusal of the run, in its own words."""
+
+
+class RunEndedError(RefusedError):
+    """End of the run, after which a simulator has nothing to do."""
+
+
 class FrameError(LinkError):
     """Bytes that are not a frame of this protocol, or exceed a limit."""
 
@@ -104,11 +112,12 @@ MESSAGES: Mapping[Kind, Message] = {
             "proof": "HMAC-SHA256 of role, versions, client_id and both nonces, in hexadecimal",
             "secret": "the secret of WELCOME when it was connected before; null for none",
             "spaces_hash": "hash of the simulator's spaces; null to accept those of the run",
-            "open_episodes": "for each episode that is open or not acknowledged: the time step that "
-            "is sent next, and training_enabled",
+            "open_episodes": "for each episode that is open, or has unacknowledged parts of which none "
+            "begins at 0: the time step that is sent next, and training_enabled",
             "next_number": "number of the first EPISODES message that was not acknowledged",
             "num_delivered": "environment steps in acknowledged messages",
             "num_recorded": "environment steps recorded so far",
+            "num_open": "as in PING",
         },
         {},
     ),
@@ -223,7 +232,11 @@ MESSAGES: Mapping[Kind, Message] = {
     Kind.PING: Message(
         "client",
         "Sign of life.",
-        {"num_recorded": "environment steps recorded so far"},
+        {
+            "num_recorded": "environment steps recorded so far",
+            "num_open": "how many of them wait for their successors, and cannot be sent before the "
+            "client may record on; absent for 0",
+        },
         {},
     ),
     Kind.PONG: Message("server", "Answer to PING.", {}, {}),

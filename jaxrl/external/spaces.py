@@ -89,8 +89,8 @@ class Leaf(NamedTuple):
     path: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    low: np.ndarray | None
-    high: np.ndarray | None
+    low: np.ndarray
+    high: np.ndarray
     is_choice: bool
 
 
@@ -215,28 +215,36 @@ def _make_leaf(space: dict[str, Any], name: str, path: str) -> Leaf:
     shape = tuple(space["shape"])
     if kind == "MultiBinary":
         return Leaf(name, path, np.dtype("|i1"), shape, np.asarray(0), np.asarray(1), True)
-    low, high = (_read_bounds(space[side], shape) for side in ("low", "high"))
     dtype = np.dtype(space["dtype"])
-    if low is not None and high is not None:
-        # Bounds are finite, so that what is within them is.
-        most = np.finfo(dtype if dtype.kind == "f" else np.float64).max
-        low = np.maximum(low - BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(low)), -most)
-        high = np.minimum(high + BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(high)), most)
-        if dtype.kind == "f":
-            low, high = low.astype(dtype), high.astype(dtype)
-    return Leaf(name, path, dtype, shape, low, high, False)
+    low = _read_bounds(space["low"], shape, -np.inf)
+    high = _read_bounds(space["high"], shape, np.inf)
+    # Values within the bounds are finite, and fit the type.
+    if dtype.kind != "f":
+        limits = np.iinfo(dtype) if dtype.kind in "iu" else np.iinfo(np.uint8)
+        low, high = np.maximum(low, limits.min), np.minimum(high, limits.max)
+        return Leaf(name, path, dtype, shape, low, high, False)
+    most = np.finfo(dtype).max
+    low = np.maximum(low - BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(low)), -most)
+    high = np.minimum(high + BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(high)), most)
+    return Leaf(name, path, dtype, shape, low.astype(dtype), high.astype(dtype), False)
 
 
-def _read_bounds(bounds: object, shape: tuple[int, ...]) -> np.ndarray | None:
+def _read_bounds(bounds: object, shape: tuple[int, ...], unlisted: float) -> np.ndarray:
+    """Return the bounds of a description; those that it does not list are not checked."""
     if isinstance(bounds, dict):
-        return None
+        return np.asarray(unlisted)
     values = np.asarray(bounds, np.float64)
     return values.reshape(shape) if values.ndim else values
 
 
 def _convert(leaf: Leaf, value: object) -> np.ndarray:
     """Return a value as an array of the leaf's type."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise LinkError(
+            f"{leaf.path} must be {leaf.dtype} of shape {leaf.shape}, got a list of unequal parts."
+        ) from None
     if array.shape != leaf.shape or array.dtype.kind not in "biuf":
         raise LinkError(
             f"{leaf.path} must be {leaf.dtype} of shape {leaf.shape}, got {array.dtype} of shape "
@@ -250,21 +258,17 @@ def _convert(leaf: Leaf, value: object) -> np.ndarray:
 
 def _find_problem(leaf: Leaf, values: np.ndarray) -> str | None:
     """Return a sentence on the first of several values that is not in the space, None if all are."""
-    is_bounded = leaf.low is not None and leaf.high is not None and not leaf.is_choice
-    if is_bounded:
-        is_inside = (values >= leaf.low) & (values <= leaf.high)
-        if np.count_nonzero(is_inside) == is_inside.size:
-            return None
+    is_inside = (values >= leaf.low) & (values <= leaf.high)
+    must_be_whole = leaf.dtype.kind != "f" and values.dtype.kind == "f"
+    if np.count_nonzero(is_inside) == is_inside.size and not must_be_whole:
+        return None
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         index = np.argwhere(~np.isfinite(values))[0]
         return (
             f"{leaf.path} is {values[tuple(index)]} at {index[1:].tolist()}, which is not finite."
         )
-    if leaf.is_choice and values.dtype.kind == "f" and (values % 1).any():
+    if must_be_whole and (values % 1).any():
         return f"{leaf.path} must be whole numbers, got {str(values[0])[:80]}."
-    if leaf.low is None or leaf.high is None:
-        return None
-    is_inside = (values >= leaf.low) & (values <= leaf.high)
     if is_inside.all():
         return None
     index = tuple(np.argwhere(~is_inside)[0])

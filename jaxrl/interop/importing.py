@@ -11,7 +11,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.distributions.base import DiagGaussian
-from jaxrl.errors import ModuleError, UnknownNameError, did_you_mean
+from jaxrl.errors import ConfigError, ModuleError, UnknownNameError, did_you_mean
 from jaxrl.interop.filters import split_filter_arrays, with_filter_arrays
 from jaxrl.interop.matching import Assignment, match_by_naming
 from jaxrl.interop.module_layers import Path, Tree
@@ -108,8 +108,13 @@ def _raise_problems(problems: Sequence[str]) -> None:
 
 
 def _match(arrays: Arrays, params: Tree, mapping: Mapped, module: RLModule) -> Assignment:
-    if not isinstance(mapping, str):
+    if isinstance(mapping, Mapping):
         return match_by_own_mapping(arrays, params, mapping)
+    if not isinstance(mapping, str):
+        raise ConfigError(
+            "mapping must be 'sb3', 'rllib', or a dict {'name of their layer': 'path/of/yours'}, got "
+            f"{mapping!r:.80}."
+        )
     naming = get_naming(mapping)
     space = cast("gymnasium.Space[object]", module.observation_space)
     if isinstance(module, EncoderModule):

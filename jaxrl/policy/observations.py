@@ -79,7 +79,7 @@ def _to_numeric_array(space: gymnasium.Space[Any], obs: object, path: str) -> np
         raise SpaceError(
             f"{path} has shape {array.shape}, but the observation space {space} has {space.shape}."
         )
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in "biuf":
         raise SpaceError(f"{path} must be numeric, got dtype {array.dtype}.")
     return array
 
@@ -94,12 +94,19 @@ def _conform_box(space: spaces.Box, path: str) -> Conformer:
     low = space.low - BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(space.low))
     high = space.high + BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(space.high))
     dtype = get_leaf_dtype(space)
+    is_integral = np.dtype(space.dtype).kind in "iu"
 
     def check(obs: object) -> np.ndarray:
         array = _to_numeric_array(space, obs, path)
         is_inside = (array >= low) & (array <= high)  # False for NaN
         if not is_inside.all():
             _raise_out_of_bounds(space, array, is_inside, path)
+        if is_integral and array.dtype.kind == "f" and (fraction := array % 1).any():
+            index = _find_first(fraction != 0)
+            raise SpaceError(
+                f"{path}{list(index)} is {array[index]:g}, and {space} has whole numbers alone: pass "
+                "the observation as the environment returns it."
+            )
         return array.astype(dtype, copy=False)
 
     return check

@@ -37,6 +37,7 @@ MAX_ERROR_LENGTH = 500
 BYTES_PER_NUMBER, BYTES_PER_ROW = 32, 1024
 """Upper bounds for JSON: a number with its separators, and names, ids and flags of a row."""
 MIN_BODY_BYTES, MAX_BODY_BYTES, MAX_DISCARDED_BYTES = 2**16, 2**26, 2**20
+_MAX_REWARD = float(np.finfo(np.float32).max)
 _METHODS = {ACTIONS: "POST", SPACES: "GET", HEALTH: "GET", METRICS: "GET", EPISODES: "DELETE"}
 
 
@@ -341,8 +342,8 @@ def _make_rows(
     has_past = any(state is not None for state in states)
     if "prev_reward" in backend.reads and rewards is None and has_past:
         raise RequestError("The policy reads the reward of the previous step: send prev_reward.")
-    if rewards is not None and not np.isfinite(rewards).all():
-        raise RequestError("prev_reward must be finite.")
+    if rewards is not None and not all(abs(reward) <= _MAX_REWARD for reward in rewards):
+        raise RequestError("prev_reward must be a finite number of float32.")
     actions = request.prev_actions
     try:
         observations = [backend.conform(obs) for obs in request.observations]

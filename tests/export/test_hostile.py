@@ -120,6 +120,19 @@ def change_weight(change: Callable[[dict[str, np.ndarray]], object]) -> dict[str
     return weights
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [({"kind": "randint"}, "low"), ({"kind": "dice"}, "dice"), ({"shape": [2**40]}, "too large")],
+)
+def test_draws_that_cannot_be_made(folder: Path, change: Manifest, match: str) -> None:
+    def add(manifest: Manifest) -> None:
+        draws = manifest["signature"]["draws"]
+        draws.append({**draws[0], "name": "draws/9", **change})
+
+    rewrite(folder, add)
+    assert match in refused(folder)
+
+
 def test_weights_that_do_not_fit(folder: Path) -> None:
     policy = NumpyPolicy(folder)
     before = policy.get_weights()
@@ -223,6 +236,7 @@ def test_random_damage_is_one_sentence(tmp_path: Path) -> None:
         (np.asarray([9.0, 0, 0, 0]), r"obs\[0, 0\] is 9.0, which is not in its space"),
         (np.asarray(["a"] * 4), "numeric"),
         (None, "shape"),
+        ([[1.0], [2.0, 3.0]], "obs must be an array, got a list of unequal parts"),
     ],
 )
 def test_observations_that_do_not_fit(folder: Path, obs: Any, match: str) -> None:

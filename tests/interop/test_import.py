@@ -288,6 +288,8 @@ def test_no_pickle_in_an_npz_file_is_loaded(algorithm: Any, tmp_path: Path) -> N
 def test_an_unknown_mapping_is_an_error(algorithm: Any) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'rllib'"):
         import_weights(algorithm, FIXTURES / "sb3-ppo.npz", "rlib")
+    with pytest.raises(ConfigError, match=r"mapping must be 'sb3', 'rllib', or a dict .* got 3"):
+        import_weights(algorithm, FIXTURES / "sb3-ppo.npz", 3)  # type: ignore[arg-type]
 
 
 def test_the_conversion_that_is_proposed_writes_what_is_read(tmp_path: Path) -> None:

@@ -260,6 +260,21 @@ def test_one_episode_has_one_request_at_a_time() -> None:
         client.close()
 
 
+def test_rewards_beyond_float32_are_refused() -> None:
+    backend = Counting(memory=0)
+    backend.reads = ("prev_reward",)
+    with serving(backend) as port:
+        client = Client(port)
+        for value, expected in ((1e39, 400), (10**400, 400), (-2.5, 200)):
+            body = json.dumps({"observation": 1.0, "prev_reward": value}).encode()
+            status, _, answer = client.request(
+                "POST", "/v1/actions", body, Content_Type="application/json"
+            )
+            assert status == expected
+            assert (b"finite number of float32" in answer) == (status == 400)
+        client.close()
+
+
 def test_an_overload_is_answered_at_once() -> None:
     backend = Counting(memory=0)
     with serving(backend, max_batch=2, max_waiting=2) as port:

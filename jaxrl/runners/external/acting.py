@@ -31,11 +31,13 @@ class ActingEpisode:
         slot: Place among the episodes of the run, which determines its random draws.
         explore: Whether to explore.
         latest_t: Time step of the latest action, whose answer is repeated if asked for again.
+        is_resumed: Whether another process may have acted in it, with a memory that is lost.
     """
 
     slot: int
     explore: bool
     latest_t: int = -1
+    is_resumed: bool = False
     carry: PyTree = None
     latest: "Answer | None" = None
 

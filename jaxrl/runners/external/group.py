@@ -116,7 +116,7 @@ class ExternalEnvRunnerGroup(FormerNames):
                     "explore": {"training": explores[True], "evaluation": explores[False]},
                     "max_weights_lag": max_lag,
                     "why_no_own_actions": why_no_own,
-                    "part_length": plan.rollout_fragment_length,
+                    "part_length": min(plan.rollout_fragment_length, self._schema.max_part_length),
                 },
             )
         except BaseException:
@@ -160,6 +160,7 @@ class ExternalEnvRunnerGroup(FormerNames):
         """
         reported = gone_since = time.monotonic()
         while (fragment := self._inbox.take(_POLL_S)) is None:
+            self._server.grant()  # discarded steps have made room
             had_clients, connected = self._server.ask(_count_clients)
             now = time.monotonic()
             gone_since = now if connected or not had_clients else gone_since

@@ -1,6 +1,7 @@
 """Arrays of a step in frames, and their conversion to the trees that a rollout is made of."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from jaxrl.training.rollout import PolicyStep, make_blank_rollout
 _STEPS_PER_MESSAGE = 10_000
 _MIN_MESSAGE_BYTES = 2**20
 _MAX_MESSAGE_BYTES = 64 * 2**20
+_HEAD_BYTES, _HEAD_BYTES_PER_ARRAY, _STEP_BYTES = 2**12, 64, 12
+"""Room for a head, with its padding, and for the reward and the version of a step."""
 _PROGRAM_BYTES = 64 * 2**20
 """Room for the program of a policy and its constants, beside its weights."""
 
@@ -86,6 +89,7 @@ class Schema:
     extras: NamedLeaves
     state: NamedLeaves
     limits: Limits
+    max_part_length: int
     max_policy_bytes: int
     policy_step: PolicyStep
 
@@ -109,6 +113,7 @@ class Schema:
         env_action = jax.eval_shape(lambda: make_zeros(action_space, (1,)))
         recorded = rows.action, rows.extras, rows.carry_in
         step_bytes = count_bytes(observation_space) + _count_bytes(recorded)
+        limits = Limits(max_message_bytes=_choose_max_bytes(max_message_bytes, step_bytes))
         return Schema(
             observation=observation,
             action=action,
@@ -119,7 +124,10 @@ class Schema:
             module_action=NamedLeaves.from_shapes("action", rows.action, 2),
             extras=_name_extras(rows.extras),
             state=NamedLeaves.from_shapes("state", rows.carry_in, 1),
-            limits=Limits(max_message_bytes=_choose_max_bytes(max_message_bytes, step_bytes)),
+            limits=limits,
+            max_part_length=_count_steps(
+                limits.max_message_bytes, step_bytes, jax.tree.leaves((rows.obs, recorded))
+            ),
             max_policy_bytes=_PROGRAM_BYTES + 2 * _count_bytes(actor),
             policy_step=policy_step,
         )
@@ -203,11 +211,17 @@ def _name_extras(extras: dict[str, jax.ShapeDtypeStruct]) -> NamedLeaves:
 def _choose_max_bytes(setting: int | str, step_bytes: int) -> int:
     """Return the limit of messages; 'auto' holds some thousand steps."""
     if isinstance(setting, int):
-        if setting < 2 * step_bytes + 2**12:
+        if setting < 2 * step_bytes + _HEAD_BYTES:
             raise ConfigError(
                 f"max_message_bytes={setting} cannot hold one step of these spaces, which takes "
-                f"{2 * step_bytes + 2**12} bytes: raise it, or leave it at 'auto'."
+                f"{2 * step_bytes + _HEAD_BYTES} bytes: raise it, or leave it at 'auto'."
             )
         return setting
     wanted = max(_STEPS_PER_MESSAGE * step_bytes, _MIN_MESSAGE_BYTES)
-    return max(min(wanted, _MAX_MESSAGE_BYTES), 2 * step_bytes + 2**12)
+    return max(min(wanted, _MAX_MESSAGE_BYTES), 2 * step_bytes + _HEAD_BYTES)
+
+
+def _count_steps(max_bytes: int, step_bytes: int, leaves: Sequence[object]) -> int:
+    """Return the number of steps of the longest part that a message holds, with its successor."""
+    room = max_bytes - _HEAD_BYTES - _HEAD_BYTES_PER_ARRAY * len(leaves)
+    return max(1, room // (step_bytes + _STEP_BYTES) - 1)

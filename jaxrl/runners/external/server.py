@@ -46,6 +46,7 @@ _MAX_HANDSHAKES = 32
 """Number of connections in addition to `max_clients` that may be in their handshake."""
 _MAX_UNSENT_BYTES = 16 * 2**20
 """Bytes that a client may leave unread, beside a policy, before its connection is closed."""
+_MAX_AUTH_BYTES = 2**18
 _EXPIRE_INTERVAL_S = 0.25
 _DRAIN_TIMEOUT_S = 1.0
 """Seconds that clients have to read that the run has ended, and to leave."""
@@ -257,6 +258,8 @@ class ExternalServer:
         needs_token = bool(options.token)
         challenge = {"minor": minor, "nonce": nonces[1], "needs_token": needs_token}
         self._write(writer, Kind.CHALLENGE, challenge)
+        # Room for the names of as many episodes as may be open.
+        limits = Limits(max_message_bytes=_MAX_AUTH_BYTES, max_head_bytes=_MAX_AUTH_BYTES)
         _, auth, _ = await self._read(reader, limits, Kind.AUTH)
         # Without a token of its own, a server asks for none, and a client's proves nothing.
         token = options.token.encode()
@@ -279,8 +282,8 @@ class ExternalServer:
         if theirs is not None and theirs != ours:
             raise LinkError(
                 "The simulator's spaces are not those of the run, which has "
-                f"observation_space={self._schema.observation} and "
-                f"action_space={self._schema.action}."
+                f"observation_space={self._schema.observation!s:.300} and "
+                f"action_space={self._schema.action!s:.300}."
             )
 
     def _check_room(self, client_id: str) -> None:
@@ -421,6 +424,8 @@ class ExternalServer:
     def _handle_ping(self, session: Session, head: Head, arrays: Arrays) -> None:
         del arrays
         self._sessions.note_recorded(session, head)
+        self._sessions.note_open(session, head)
+        self._grant()
         self._send(session, Kind.PONG, {})
 
     def _refuse(self, session: Session, error: LinkError, **about: object) -> None:

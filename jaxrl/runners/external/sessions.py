@@ -54,7 +54,9 @@ class Session:
 
     `secret` is known to the connected client alone, so that nobody else takes its place.
     `num_received` counts messages, `num_steps` the steps in them, and `max_steps` those it may
-    record. `lost_at` is the time at which its connection was lost; None while it is connected.
+    record. `num_open` steps wait for successors and cannot be sent yet, of which the client says how
+    many when it waits. `lost_at` is the time at which its connection was lost; None while it is
+    connected.
     """
 
     client_id: str
@@ -63,6 +65,7 @@ class Session:
     num_steps: int = 0
     num_recorded: int = 0
     max_steps: int = 0
+    num_open: int = 0
     lost_at: float | None = None
     episodes: dict[str, Episode] = dataclasses.field(default_factory=dict[str, Episode])
     given_up: set[str] = dataclasses.field(default_factory=set[str])
@@ -130,6 +133,7 @@ class Sessions:
             self.by_id[client_id] = session
         session.lost_at = None
         session.num_recorded = max(session.num_recorded, _get_count(head, "num_recorded"))
+        self.note_open(session, head)
         self.had_clients = True
         return session
 
@@ -153,6 +157,7 @@ class Sessions:
             if t and self._schema.has_state:  # what the policy remembered is lost
                 session.given_up.add(name)
                 self._close_episode(session, name)
+            episode.acting.is_resumed = self._schema.has_state
 
     def disconnect(self, session: Session, now: float) -> None:
         """Note that a client's connection was lost."""
@@ -182,14 +187,24 @@ class Sessions:
                 f"{session.max_steps} that it was granted."
             )
 
+    def note_open(self, session: Session, head: Head) -> None:
+        """Note the number of steps that a client cannot send yet, if its message says so."""
+        if "num_open" in head:
+            limit = self._schema.limits.max_open_episodes
+            session.num_open = min(limit, _get_count(head, "num_open"))
+
     def grant(self) -> list[Session]:
-        """Divide the room in the queue among the connected clients; return those that got more."""
+        """Divide the room in the queue among the connected clients; return those that got more.
+
+        Steps that cannot be sent yet take no room, or a client would wait for what it has itself.
+        """
         connected = [session for session in self.by_id.values() if session.lost_at is None]
         room = self._inbox.capacity - self._inbox.ledger.queued
         share = math.ceil(max(0, room) / max(1, len(connected)))
         granted: list[Session] = []
         for session in connected:
-            allowed = session.num_steps + share
+            unsent = max(0, session.num_recorded - session.num_steps)
+            allowed = session.num_steps + min(session.num_open, unsent) + share
             if allowed > session.max_steps:
                 session.max_steps = allowed
                 granted.append(session)
@@ -217,6 +232,13 @@ class Sessions:
                 raise LinkError(
                     f"The episode {name!r} had an action for time step {acting.latest_t}, and one "
                     f"for {t} was asked for."
+                )
+            if acting.is_resumed and acting.latest_t < 0 < t:
+                self.give_up(session, name)
+                raise BadPartError(
+                    f"The policy's memory of the episode {name!r} went with the former process of "
+                    "the run: start another one.",
+                    name,
                 )
             found.append(acting)
         return found

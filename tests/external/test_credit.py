@@ -1,0 +1,232 @@
+"""Credit, names and sizes: a client that may record always can, and loses nothing when it may not."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import gymnasium
+import numpy as np
+import pytest
+
+from jaxrl.external import LinkError, PolicyClient
+from jaxrl.external import connection as client_connection
+from jaxrl.external.spaces import SpaceLeaves, describe_space
+from jaxrl.runners.external.schema import Schema
+from tests.external.served import Served, make_config
+
+X = np.zeros(2, np.float32)
+
+
+@pytest.fixture(scope="module")
+def assembly():
+    return Served(make_config())
+
+
+@pytest.fixture
+def served(assembly: Served) -> Iterator[Served]:
+    """A server of its own for each test; what is compiled is shared."""
+    assembly.group.stop()
+    new = Served(make_config().external(resume_window_s=60.0), assembly.assembly)
+    new.group._acting._policies.update(assembly.group._acting._policies)
+    yield new
+    new.group.stop()
+    assembly.group._acting._policies.update(new.group._acting._policies)
+
+
+def wait_for(condition, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.01)
+
+
+def play(client: PolicyClient, name: str, num_steps: int) -> None:
+    for _ in range(num_steps):
+        client.get_action(name, X)
+        client.log_returns(name, 1.0)
+
+
+def test_one_thread_plays_several_episodes_in_turns(served: Served) -> None:
+    with served.connect(timeout_s=5.0) as client, served.learning():
+        names = [client.start_episode() for _ in range(4)]
+        for _ in range(12):  # more steps than wait for the learner
+            for name in names:
+                play(client, name, 1)
+        assert client._link.max_steps <= client._link.num_recorded + 32
+
+
+def test_room_that_stale_steps_leave_is_granted(served: Served) -> None:
+    slow, fast = served.connect(), served.connect()
+    name = slow.start_episode()
+    play(slow, name, 10)
+    for _ in range(3):
+        served.publish()
+    slow.end_episode(name, X, truncated=True)
+    slow.close()
+
+    def record() -> None:
+        for _ in range(10):
+            name = fast.start_episode()
+            play(fast, name, 4)
+            fast.end_episode(name, X, truncated=True)
+
+    thread = threading.Thread(target=record, daemon=True)
+    thread.start()
+    wait_for(lambda: served.ledger.queued == 32)
+    served.take()
+    thread.join(10.0)
+    fast.close()
+    assert served.ledger.discarded == {"stale": 10}
+
+
+def test_an_episode_that_may_not_go_on_can_end(served: Served) -> None:
+    client = served.connect(block=False)
+    name = client.start_episode()
+    with pytest.raises(LinkError, match="accepts no more than"):
+        play(client, name, 100)
+    client.end_episode(name, X, terminated=True)
+    client.close()
+    assert [part.terminated for part in served.group._inbox._parts if part.is_last] == [True]
+    assert not any(s.episodes for s in served.sessions.by_id.values())
+
+
+def lose_connection(served: Served, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Cut all connections, until the event is set, and forget the clients as a new process does."""
+    server, is_back = served.group._server, threading.Event()
+    connect = client_connection.open_channel
+
+    def open_channel(*args):
+        if not is_back.is_set():
+            raise OSError("nobody is there")
+        return connect(*args)
+
+    monkeypatch.setattr(client_connection, "open_channel", open_channel)
+    writers = [connection.writer for connection in server._connections.values()]
+    server._call(lambda: [writer.close() for writer in writers])
+    wait_for(lambda: all(s.lost_at is not None for s in served.sessions.by_id.values()))
+    server.ask(lambda sessions: sessions.by_id.clear())
+    return is_back
+
+
+def test_many_unacknowledged_episodes_survive_a_restart(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.group._inbox.capacity = 2000
+    client = served.connect(inference_mode="local")
+    wait_for(lambda: client._link.max_steps >= 1100 or served.group._server.grant())
+    is_back = lose_connection(served, monkeypatch)
+    for _ in range(1100):
+        name = client.start_episode()
+        client.get_action(name, X)
+        client.end_episode(name, X, terminated=True)
+    is_back.set()
+    wait_for(lambda: served.ledger.received == 1100)
+    client.close()
+
+
+def test_open_episodes_with_long_names_survive_a_restart(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = served.connect(inference_mode="local")
+    for i in range(1000):
+        client.start_episode(f"{i:0200}")
+    lose_connection(served, monkeypatch).set()
+    wait_for(lambda: client._link.get_state()["is_connected"])
+    play(client, f"{0:0200}", 1)
+    client.close()
+
+
+def test_memory_of_an_episode_is_not_begun_anew(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Schema, "has_state", True)
+    client = served.connect()
+    name, other = client.start_episode(), client.start_episode()
+    play(client, name, 2)
+    lose_connection(served, monkeypatch).set()
+    with pytest.raises(LinkError, match=r"memory of the episode .* start another one"):
+        play(client, name, 1)
+    play(client, other, 1)  # which had no action
+    client.close()
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201])
+def test_names_are_checked_where_they_arise(served: Served, name: str) -> None:
+    with served.connect() as client:
+        with pytest.raises(LinkError, match="1 to 200 characters"):
+            client.start_episode(name)
+        play(client, client.start_episode("x" * 200), 1)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"), [(1e39, "float32"), (None, "must be a number"), ("one", "must be a")]
+)
+def test_rewards_are_checked_where_they_arise(served: Served, reward, message: str) -> None:
+    with served.connect() as client:
+        name = client.start_episode()
+        play(client, name, 1)
+        with pytest.raises(LinkError, match=message):
+            client.log_returns(name, reward)
+
+
+def test_a_step_without_an_action_is_not_counted(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served.connect() as client:
+
+        def fail(*args):
+            raise LinkError("no answer")
+
+        monkeypatch.setattr(client, "_act_remotely", fail)
+        with pytest.raises(LinkError, match="no answer"):
+            client.get_action(client.start_episode(), X)
+        assert client._link.num_recorded == 0
+
+
+def test_parts_of_large_observations_fit_into_messages() -> None:
+    space = gymnasium.spaces.Box(-1.0, 1.0, (1000,), np.float32)
+    config = make_config(train_batch_size=64).environment(observation_space=space)
+    served = Served(config.external(max_message_bytes=50_000))
+    obs = np.zeros(space.shape, np.float32)
+    with served.connect() as client:
+        assert 8 <= client._link.welcome["part_length"] < 16
+        name = client.start_episode()
+        for _ in range(17):
+            client.get_action(name, obs)
+        client.end_episode(name, obs, truncated=True)
+    assert served.ledger.received == 17
+    served.group.stop()
+
+
+def test_long_descriptions_of_spaces_are_received(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = {"kind": "Box", "low": [1 / 3] * 10_000}
+    welcome = {**served.group._server._welcome, "unused": text}
+    monkeypatch.setattr(served.group._server, "_welcome", welcome)
+    served.connect(timeout_s=2.0).close()
+
+
+INTEGERS = gymnasium.spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32)
+PIXELS = gymnasium.spaces.Box(0, (1 + np.arange(2000) % 99).astype(np.uint8), dtype=np.uint8)
+REALS = gymnasium.spaces.Box(-np.arange(2000, dtype=np.float32), 1.0, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "message"),
+    [
+        (INTEGERS, [0.5, 1], "whole numbers"),
+        (INTEGERS, [2**31 + 100, 1], "outside its bounds"),
+        (PIXELS, np.full(2000, 300), r"is 300 at \[0\], outside its bounds \[0, 255\]"),
+        (REALS, np.full(2000, 1e39), "outside its bounds"),
+        (INTEGERS, [[1], [2, 3]], "unequal parts"),
+    ],
+)
+def test_values_that_a_type_cannot_hold_are_refused(space, value, message: str) -> None:
+    with pytest.raises(LinkError, match=message):
+        SpaceLeaves(describe_space(space), "obs").flatten(value)
+
+
+def test_whole_numbers_may_be_floats() -> None:
+    leaves = SpaceLeaves(describe_space(INTEGERS), "obs").flatten(np.asarray([3.0, -1.0]))
+    np.testing.assert_array_equal(leaves["obs.0"], [3, -1])
