@@ -12,7 +12,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvError
 
 
-def check_space(label: str, space: object, *, for_actions: bool) -> None:
+def check_space(label: str, space: object) -> None:
     """Raise if no module can be built for the space.
 
     Raises:
@@ -20,13 +20,11 @@ def check_space(label: str, space: object, *, for_actions: bool) -> None:
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, child in get_children(space):
-            check_space(f"{label}[{key!r}]", child, for_actions=for_actions)
+            check_space(f"{label}[{key!r}]", child)
         return
     if not isinstance(space, gymnasium.Space):
         raise EnvError(f"{label} must be a gymnasium space, got {space!r}.")
     if isinstance(space, spaces.Box):
-        if for_actions and space.dtype != np.float32:
-            raise EnvError(f"{label} must be float32, got {space.dtype}.")
         if space.dtype.itemsize > 4:
             narrow = "float32" if space.dtype.kind == "f" else "int32"
             raise EnvError(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from jaxrl.core.types import TimeStep
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
+    from jaxrl.envs.multi.base import MultiAgentJaxEnv
+    from jaxrl.envs.multi.host_env import MultiAgentEnv
     from jaxrl.envs.registry import list_envs, register_env
     from jaxrl.errors import JaxrlError
     from jaxrl.interop.importing import import_weights
@@ -49,6 +51,8 @@ __all__ = [  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
     "JaxEnv",
     "JaxrlError",
     "League",
+    "MultiAgentEnv",
+    "MultiAgentJaxEnv",
     "MultiRLModuleSpec",
     "Policy",
     "PolicySpec",
@@ -86,6 +90,8 @@ _MODULES = {
     "HostReplayBuffer": "jaxrl.buffers.host",
     "JaxEnv": "jaxrl.envs.base",
     "JaxrlError": "jaxrl.errors",
+    "MultiAgentEnv": "jaxrl.envs.multi.host_env",
+    "MultiAgentJaxEnv": "jaxrl.envs.multi.base",
     "MultiRLModuleSpec": "jaxrl.modules.rl_module",
     "Policy": "jaxrl.policy.policy",
     **dict.fromkeys(

@@ -289,7 +289,7 @@ def _get_space(env: gymnasium.Env[Any, Any], env_id: str, kind: str) -> gymnasiu
         raise EnvError(f"{what} is missing; set self.{kind}_space in __init__.") from None
     if not isinstance(space, gymnasium.Space):
         raise EnvError(f"{what} must be a gymnasium space, got {space!r}.")
-    check_space(what, to_runner_space(space), for_actions=False)
+    check_space(what, to_runner_space(space))
     return space
 
 

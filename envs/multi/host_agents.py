@@ -9,7 +9,12 @@ import numpy as np
 
 from jaxrl.core.spaces import is_same_space, map_leaves
 from jaxrl.core.types import PyTree
-from jaxrl.envs.adapters.host_spaces import Converter, make_converter, to_runner_space
+from jaxrl.envs.adapters.host_spaces import (
+    Converter,
+    make_converter,
+    to_runner_actions,
+    to_runner_space,
+)
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_env import COMMON, AgentID, MultiAgentEnv
 from jaxrl.envs.space_checks import check_space, check_values
@@ -178,7 +183,7 @@ class _Agent:
             env, env_name, agent
         )
         self.observation_space = to_runner_space(observation_space)
-        self.action_space = to_runner_space(self.own_action_space)
+        self.action_space = to_runner_actions(self.own_action_space)
         self.label = f"{env_name}: the observation of agent {agent!r}"
         self._convert_own: Converter = make_converter(self.label, observation_space)
         self._is_cast = self.observation_space is not observation_space
@@ -220,7 +225,7 @@ def _get_space(
             f"{label} is missing, got {space!r}: set self.{kind}_spaces to a dictionary by agent, or "
             f"return it by get_{kind}_space({agent!r})."
         )
-    check_space(label, to_runner_space(space), for_actions=kind == "action")
+    check_space(label, to_runner_space(space))
     return space
 
 

@@ -27,8 +27,8 @@ def make_data_env(config: "AlgorithmConfig") -> MadeHostEnv:
             "environment(env=...)."
         )
 
-    check_space("observation_space", spaces[0], for_actions=False)
-    check_space("action_space", to_runner_space(spaces[1]), for_actions=False)
+    check_space("observation_space", spaces[0])
+    check_space("action_space", to_runner_space(spaces[1]))
     return MadeHostEnv(
         id="recorded data",
         create=create,
@@ -51,8 +51,8 @@ def make_external_env(config: "AlgorithmConfig") -> MadeHostEnv:
 
     assert settings.observation_space is not None
     assert settings.action_space is not None
-    check_space("observation_space", settings.observation_space, for_actions=False)
-    check_space("action_space", to_runner_space(settings.action_space), for_actions=False)
+    check_space("observation_space", settings.observation_space)
+    check_space("action_space", to_runner_space(settings.action_space))
     return MadeHostEnv(
         id="external",
         create=create,

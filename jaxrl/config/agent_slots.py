@@ -9,7 +9,7 @@ from jaxrl.config.host_mapping import call_host_mapping
 from jaxrl.config.settings.multi_agent import PolicySpec
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.barrier import close_quietly
-from jaxrl.envs.adapters.host_spaces import to_runner_space
+from jaxrl.envs.adapters.host_spaces import to_runner_actions, to_runner_space
 from jaxrl.envs.adapters.precheck_multi import make_checked, sample_actions
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
@@ -92,7 +92,7 @@ def _find_spaces(
         if isinstance(spec, PolicySpec) and spec.observation_space and spec.action_space:
             found[module] = (
                 to_runner_space(spec.observation_space),
-                to_runner_space(spec.action_space),
+                to_runner_actions(spec.action_space),
             )
     for module in found:
         if ids and module not in ids:

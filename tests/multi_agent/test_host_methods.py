@@ -1,14 +1,15 @@
 """Methods of a run whose environments of several agents are in Python: what they take and refuse."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from jaxrl import Algorithm, import_weights
+from jaxrl import Algorithm, MultiAgentEnv, PPOConfig, import_weights
 from jaxrl.cli.evaluation import _evaluate_and_record
 from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.runs.checkpoint import get_named_leaves
@@ -71,3 +72,43 @@ def test_weights_are_imported_into_a_module(run: Algorithm) -> None:
         import_weights(run, source, own, module_id="tw")
     with pytest.raises(UnknownNameError, match="'default_policy'"):
         import_weights(run, source, own)
+
+
+class Boxes(MultiAgentEnv):
+    """Two agents whose actions are Boxes of whole numbers from 0 to 5; keeps what it got."""
+
+    received: ClassVar[list[np.ndarray]] = []
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.agents = self.possible_agents = ["left", "right"]
+        whole = spaces.Box(0, 5, (2,), config["dtype"])
+        self.observation_spaces = dict.fromkeys(self.agents, spaces.Box(-1.0, 1.0, (1,)))
+        self.action_spaces = dict.fromkeys(self.agents, whole)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        return dict.fromkeys(self.agents, np.zeros(1, np.float32)), {}
+
+    def step(self, action_dict: dict[str, Any]) -> tuple[Any, ...]:
+        self.received.extend(action_dict.values())
+        obs, _ = self.reset()
+        never = {"__all__": False}
+        return obs, dict.fromkeys(self.agents, 0.0), never, never, {}
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_boxes_of_whole_numbers_get_the_nearest_ones(dtype: str) -> None:
+    Boxes.received.clear()
+    config = PPOConfig().environment(Boxes, env_config={"dtype": dtype})
+    config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=200)
+    config.training(train_batch_size=400, num_epochs=1).debugging(loggers=[])
+    with config.rl_module(model_config={"fcnet_hiddens": [4]}).build() as algorithm:
+        algorithm.train()
+        obs = dict.fromkeys(("left", "right"), np.zeros(1, np.float32))
+        assert algorithm.compute_actions(obs)["left"].dtype.kind in "iu"
+    values = np.stack(Boxes.received)
+    assert values.dtype == dtype
+    low, *_, high = np.bincount(values.ravel(), minlength=6)
+    assert 0.8 < low / high < 1.25  # a new policy is symmetric, and cut fractions are not
