@@ -22,7 +22,7 @@ def check_signatures(made: MadeEnv) -> None:
     name = made.id
     _check_class(made.env, name)
     observation_space, action_space = made.env.get_spaces(made.params)
-    check_space(f"{name}: observation_space", observation_space, for_actions=False)
+    check_space(f"{name}: observation_space", observation_space)
     check_space(f"{name}: action_space", action_space, for_actions=True)
     action = abstract_value(action_space)
     env = made.env.env if isinstance(made.env, TimeLimit) else made.env

@@ -12,19 +12,26 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvError
 
 
-def check_space(label: str, space: object) -> None:
+def check_space(label: str, space: object, *, for_actions: bool = False) -> None:
     """Raise if no module can be built for the space.
+
+    Args:
+        label: What the space is, for messages.
+        space: Space to check.
+        for_actions: Whether it is one of actions in a program, whose Boxes are float32.
 
     Raises:
         EnvError: If the space, or a part of it, is not a supported gymnasium space.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for key, child in get_children(space):
-            check_space(f"{label}[{key!r}]", child)
+            check_space(f"{label}[{key!r}]", child, for_actions=for_actions)
         return
     if not isinstance(space, gymnasium.Space):
         raise EnvError(f"{label} must be a gymnasium space, got {space!r}.")
     if isinstance(space, spaces.Box):
+        if for_actions and space.dtype != np.float32:
+            raise EnvError(f"{label} must be float32, got {space.dtype}.")
         if space.dtype.itemsize > 4:
             narrow = "float32" if space.dtype.kind == "f" else "int32"
             raise EnvError(

@@ -226,6 +226,6 @@ def _check_global_state(
     space = env.state_space(params)
     if space is None:
         return
-    check_space(f"{name}: state_space", space, for_actions=False)
+    check_space(f"{name}: state_space", space)
     value = trace_abstractly(f"{name}: global_state", env.global_state, state, params)
     check_struct(f"{name}: global_state", space, value)
