@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
 ENV_RUNNERS = "env_runners"
@@ -218,19 +216,18 @@ def get_score(result: Mapping[str, Any], path: str) -> float | None:
     value = lookup(result, path)
     if value is None:
         return None
-    if not isinstance(value, int | float) and (isinstance(value, str) or np.ndim(value) > 0):
-        raise ConfigError(f"'{path}' of the result is {str(value)[:80]!r}, which is not a number.")
     if isinstance(value, Mapping):
         names = list(flatten(value, f"{path}/"))  # pyright: ignore[reportUnknownArgumentType]
         raise ConfigError(
             f"'{path}' of the result holds several values; name one of them: {', '.join(names[:20])}."
         )
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(
-            f"'{path}' of the result is {str(value)[:80]!r}, which is not a number."
-        ) from None
+        is_single = not isinstance(value, str | bytes) and getattr(value, "shape", ()) == ()
+        number = float(value) if is_single else None
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None:
+        raise ConfigError(f"'{path}' of the result is {str(value)[:80]!r}, which is not a number.")
     return None if math.isnan(number) else number
 
 

@@ -285,6 +285,7 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
             for name, value in self._settings.items()
             if name not in current or current[name] != saved.get(name, missing)
         }
+        overrides.pop("seed", None)  # random keys go on from the checkpoint
         # Tune stores pickles next to the checkpoint, so whoever can write there is trusted already.
         self._algorithm = Algorithm.from_checkpoint(
             path, run_folder=self._folder, trust=True, **overrides

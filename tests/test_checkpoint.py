@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.algorithms.cql import CQLConfig
 from jaxrl.errors import CheckpointError, RunFolderError
 from jaxrl.runs import checkpoint as ckpt
+from jaxrl.runs import host_state
 from jaxrl.runs.checkpoint import (
     read_leaves,
     read_metadata,
@@ -254,3 +256,22 @@ def test_overridden_hyperparameters_are_the_given_ones(tmp_path: Path) -> None:
         assert keys
         for name in keys:
             assert np.array_equal(found[name], saved[name]) == (seed == 0)
+
+
+def test_only_leaves_of_overridden_settings_are_replaced() -> None:
+    """Not a state that has the name of a setting, nor a part of observations with a colon."""
+    kind = str(jax.random.key_impl(jax.random.key(0)))
+    kept = (
+        "learner.temperature.params.log_alpha",
+        "connectors.obs.0.a:b.count",
+        "learner.kl_coeff",
+    )
+    replaced = ("learner.hparams.temperature", f"key:{kind}", f"env.key:{kind}")
+    saved = {name: np.ones(()) for name in (*kept, *replaced)}
+    current = {name: np.zeros(()) for name in saved}
+    overrides = {"temperature": 2.0, "seed": 5}
+    config = CQLConfig().update_from_dict(overrides)
+    found = host_state.apply_overrides(saved, current, config, overrides, {"seed": 0})
+    assert {name for name, leaf in found.items() if leaf == 0.0} == set(replaced)
+    again = host_state.apply_overrides(saved, current, config, {"seed": 5}, {"seed": 5})
+    assert again == saved

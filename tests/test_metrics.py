@@ -1,12 +1,14 @@
 """Result keys: nested and flat."""
 
 import pickle
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from jaxrl import metrics
-from jaxrl.errors import UnknownNameError
+from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.runs import results
 
 RESULT = {"a": {"b": {"c": 1}, "d": None}, "e": 2.0, "empty": {}}
@@ -87,3 +89,14 @@ def test_unknown_keys_are_refused() -> None:
         metrics.check_key(path, "stop")
     with pytest.raises(UnknownNameError, match=r"stop names 'time_totl_s'.*'time_total_s'"):
         metrics.check_key("time_totl_s", "stop")
+
+
+@pytest.mark.parametrize("value", ["3", [[1], [1, 2]], np.ones(1), {"b": 1.0}, None, 10**400])
+def test_scores_are_numbers(value: Any) -> None:
+    result = {"a": {"x": value, "y": np.float32(2.0), "z": float("nan")}}
+    if value is None:
+        assert metrics.get_score(result, "a/x") is None
+    else:
+        with pytest.raises(ConfigError, match=r"'a/x' of the result (is|holds)"):
+            metrics.get_score(result, "a/x")
+    assert (metrics.get_score(result, "a/y"), metrics.get_score(result, "a/z")) == (2.0, None)

@@ -13,7 +13,7 @@ from jaxrl.errors import ModuleError
 from jaxrl.modules.autoregressive import check_exact_entropy
 from jaxrl.modules.encoder_module import EncoderModule, explain_axes
 from jaxrl.modules.encoders import is_image
-from jaxrl.modules.rl_module import RLModule
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec, check_module
 from jaxrl.modules.scripted import ParameterFreeModule
 
 if TYPE_CHECKING:
@@ -33,7 +33,11 @@ def make_module(
     training = config.training_settings
     is_parameter_free = _is_subclass(spec.module_class, ParameterFreeModule)
     needs_values = config.is_trained and training.needs_values and not is_parameter_free
-    module = spec.build(needs_values=needs_values)
+    if type(spec).build is RLModuleSpec.build:
+        module = spec.build(needs_values=needs_values)
+    else:  # of a user's class
+        module = spec.build()
+        check_module(module, needs_values=needs_values)
     if isinstance(module, EncoderModule):
         warn_if_flattened(module)
     if _ignores_carry(module):

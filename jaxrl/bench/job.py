@@ -54,7 +54,8 @@ class Job:
     def describe(self) -> dict[str, Any]:
         """Return what outcomes depend on; an outcome with another description is not reused."""
         values = dataclasses.asdict(self)
-        return {name: values[name] for name in values if name not in ("seeds", "folder", "entrant")}
+        left_out = {"seeds", "folder", "entrant", *(() if self.module else ("module",))}
+        return {name: values[name] for name in values if name not in left_out}
 
     @property
     def return_key(self) -> str:

@@ -165,13 +165,13 @@ class Setting:
             ConfigError: If the value has a wrong type, range or name.
         """
         if isinstance(value, Marker):
-            parsed = value.map_values(self.parse)
-            if value.kind in ("uniform", "loguniform") and int in map(type, parsed.values):
+            draws_any = value.kind in ("uniform", "loguniform")
+            if draws_any and self._accepts(1) and not self._accepts(0.5):
                 raise ConfigError(
                     f"{self.name} must be a whole number, and {value!r} draws any numbers: write "
-                    f"choice({list(value.values)}) with the values to draw from."
+                    "choice([...]) with the whole numbers to draw from."
                 )
-            return parsed
+            return value.map_values(self.parse)
         if contains_tune_marker(value):
             return copy_containers(value)
         if self.import_path:
@@ -221,6 +221,14 @@ class Setting:
             else entry
             for key, entry in typing.cast(Mapping[Any, Any], value).items()
         }
+
+    def _accepts(self, value: object) -> bool:
+        """Return whether a value has a type of the setting."""
+        try:
+            coerce(value, self.annotation)
+        except MismatchError:
+            return False
+        return True
 
     @property
     def _takes_floats(self) -> bool:

@@ -141,7 +141,7 @@ class MetricsLogger:
 
     def delete(self, *key: str) -> None:
         """Delete a key, given by its parts, and all keys below it."""
-        path = "/".join(key)
+        path = "/".join(map(str, key))
         for name in [p for p in self._stats if p == path or p.startswith(path + "/")]:
             del self._stats[name]
 
@@ -205,16 +205,13 @@ class MetricsLogger:
 
 
 def _to_path(key: Key) -> str:
-    path = key if isinstance(key, str) else "/".join(map(str, key))
-    if not path:
-        raise ConfigError(f"A value is logged under a name, or a tuple of names, got {key!r}.")
-    return path
+    return key if isinstance(key, str) else "/".join(map(str, key))
 
 
 def _to_number(key: Key, value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"'{_to_path(key)}' was logged with {str(value)[:80]!r}, which is not a number; "
             "reduce='item' keeps the latest value of any kind."
@@ -243,18 +240,20 @@ def _check_settings(
         ConfigError: If a setting is invalid or requires another reduction.
     """
     path = _to_path(key)
+    if not path:
+        raise ConfigError(f"A value is logged under a name, or a tuple of names, got {key!r}.")
     known = get_args(Reduce)
-    percentiles = None if percentiles is None else list(percentiles)
     if reduction not in known:
         raise ConfigError(
             f"reduce={reduction!r} of '{path}' is not one of {', '.join(known)}."
             f"{did_you_mean(reduction, known)}"
         )
-    is_invalid = window is not None and (type(window) is not int or window < 1)
-    if is_invalid or (window is not None and reduction not in (*_REDUCERS, "percentiles")):
+    if window is not None and not (_is_number(window) and window == int(window) >= 1):
+        raise ConfigError(f"window of '{path}' must be a number of values above 0, got {window!r}.")
+    if window is not None and reduction not in (*_REDUCERS, "percentiles"):
         raise ConfigError(
-            f"window={window} of '{path}' must be a positive number of values, and requires "
-            f"{', '.join(_REDUCERS)} or percentiles, not {reduction}."
+            f"window={window} of '{path}' requires {', '.join(_REDUCERS)} or percentiles, not "
+            f"{reduction}."
         )
     if ema_coeff is not None and reduction != "ema":
         raise ConfigError(f"ema_coeff of '{path}' requires reduce='ema', got {reduction!r}.")
@@ -266,15 +265,24 @@ def _check_settings(
         raise ConfigError(
             f"ema_coeff of '{path}' must be above 0 and at most 1, got {ema_coeff!r}."
         )
-    wrong = [p for p in percentiles or () if not (_is_number(p) and 0 <= p <= 100)]
-    if wrong:
-        raise ConfigError(f"percentiles of '{path}' must be between 0 and 100, got {wrong[0]!r}.")
+    window = None if window is None else int(window)
     settings: dict[str, Any] = {"reduce": reduction, "window": window}
     if reduction == "ema":
-        settings["ema_coeff"] = DEFAULT_EMA_COEFF if ema_coeff is None else ema_coeff
+        settings["ema_coeff"] = DEFAULT_EMA_COEFF if ema_coeff is None else float(ema_coeff)
     if reduction == "percentiles":
-        settings["percentiles"] = list(DEFAULT_PERCENTILES if percentiles is None else percentiles)
+        settings["percentiles"] = _list_percentiles(path, percentiles)
     return settings
+
+
+def _list_percentiles(path: str, percentiles: Iterable[float] | None) -> list[float]:
+    """Return percentiles as plain numbers."""
+    given = DEFAULT_PERCENTILES if percentiles is None else percentiles
+    listed = list(given) if isinstance(given, Iterable) else [None]
+    if not all(_is_number(p) and 0 <= p <= 100 for p in listed):
+        raise ConfigError(
+            f"percentiles of '{path}' must be a list of numbers from 0 to 100, got {given!r}."
+        )
+    return [p if isinstance(p, int) else float(p) for p in listed]
 
 
 def _init_data(settings: Mapping[str, Any], value: object) -> list[Any]:
@@ -378,7 +386,8 @@ def _is_valid_data(settings: Mapping[str, Any], data: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    numbers = (int, float, np.integer, np.floating)
+    return isinstance(value, numbers) and not isinstance(value, bool)
 
 
 def _to_nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -461,26 +461,24 @@ def apply_overrides(
     names = {table.find_current_name(name) or name for name in overrides}
     modules = {name.split(".")[1] for name in leaves if name.startswith("modules.")}
     roots = [f"modules.{module}." for module in sorted(modules)] or [""]
-    prefixes = [
-        f"{root}{parent}.{name}"
-        for root in roots
-        for name in names
-        for parent in HYPERPARAMETER_PATHS
-    ]
+    owned = [(root, name) for root in roots for name in names]
+    prefixes = [f"{root}{parent}.{name}" for root, name in owned for parent in HYPERPARAMETER_PATHS]
+    adapted = {f"{root}{parent}.{name}" for root, name in owned for parent in ADAPTED_PATHS}
     if names & {"env_config", "curriculum", "env_task_fn"}:
         prefixes.append("env_params")
 
     is_reseeded = "seed" in names and config.debugging_settings.seed != saved_settings.get("seed")
 
     def is_overridden(leaf: str) -> bool:
-        is_key = ":" in leaf  # followed by the kind of random keys
-        return (is_key and is_reseeded) or any(
-            leaf == prefix or leaf.startswith(f"{prefix}.") for prefix in prefixes
-        )
+        if leaf in adapted or (is_reseeded and ckpt.is_key_name(leaf)):
+            return True
+        return any(leaf == prefix or leaf.startswith(f"{prefix}.") for prefix in prefixes)
 
     saved = {name: leaf for name, leaf in leaves.items() if not is_overridden(name)}
     return {**saved, **{name: leaf for name, leaf in current.items() if is_overridden(name)}}
 
 
-HYPERPARAMETER_PATHS = ("learner.hparams", "guard.snapshot.hparams", "learner", "guard.snapshot")
-"""Paths of the values of traced settings, and of those that the learner adapts, as `kl_coeff`."""
+HYPERPARAMETER_PATHS = ("learner.hparams", "guard.snapshot.hparams")
+"""Paths of a state's hyperparameters: the values of traced settings."""
+ADAPTED_PATHS = ("learner", "guard.snapshot")
+"""Paths of single values that start at a setting of their name and are adapted, as `kl_coeff`."""

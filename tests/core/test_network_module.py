@@ -239,3 +239,13 @@ def test_continuous_actions_and_several_parts(tmp_path: Path) -> None:
     obs = {"a": jnp.ones((2, 4)), "b": jnp.ones((2, 4))}
     out = module.forward_train(module.init(jax.random.key(0)), {"obs": obs})
     assert out["action_dist_inputs"].shape == (2, 6)
+
+
+def test_a_spec_of_ones_own_builds_as_it_says() -> None:
+    class Own(RLModuleSpec):
+        def build(self) -> RLModule:
+            return super().build()
+
+    config = small().rl_module(rl_module_spec=Own())
+    with config.build() as algorithm:
+        assert isinstance(algorithm.get_module(), RLModule)

@@ -108,10 +108,11 @@ def test_time_is_logged() -> None:
     [
         ({"reduce": "meen"}, "Did you mean 'mean'"),
         ({"reduce": "item", "window": 3}, "window=3 of 'x'"),
-        ({"window": 0}, "window=0 of 'x'"),
-        ({"window": "3"}, "window=3 of 'x'"),
+        ({"window": 0}, "window of 'x' must be a number of values above 0, got 0"),
+        ({"window": "3"}, "window of 'x' must be a number of values above 0, got '3'"),
         ({"reduce": "ema", "ema_coeff": 2}, "ema_coeff of 'x' must be above 0 and at most 1"),
-        ({"reduce": "percentiles", "percentiles": [200]}, "between 0 and 100, got 200"),
+        ({"reduce": "percentiles", "percentiles": [200]}, r"numbers from 0 to 100, got \[200\]"),
+        ({"reduce": "percentiles", "percentiles": 50}, "numbers from 0 to 100, got 50"),
         ({"ema_coeff": 0.1}, "ema_coeff of 'x'"),
         ({"percentiles": [5]}, "percentiles of 'x'"),
         ({"clear_on_reduce": False}, "clear_on_reduce=False of 'x'"),
@@ -127,12 +128,22 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], words: s
     assert logger.peek("x") == 1.0
 
 
-@pytest.mark.parametrize("value", ["y", None, [1.0, 2.0], np.arange(2)])
+@pytest.mark.parametrize("value", ["y", None, [1.0, 2.0], np.arange(2), 10**400])
 def test_what_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"'a/0' was logged with .*reduce='item'"):
         MetricsLogger().log_value(("a", 0), value)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="under a name"):
         MetricsLogger().log_value("", 1.0)
+
+
+def test_settings_are_numbers_of_numpy_too() -> None:
+    logger = MetricsLogger()
+    logger.log_value(("a", 0), 1.0, window=np.int64(2))
+    logger.log_value("b", 1.0, reduce="ema", ema_coeff=np.float32(0.5))
+    logger.log_value("c", 1.0, reduce="percentiles", percentiles=np.array([50]))
+    assert json.loads(json.dumps(logger.get_state()))["a/0"]["window"] == 2
+    logger.delete("a", 0)  # pyright: ignore[reportArgumentType]
+    assert list(logger.peek()) == ["b", "c"]
 
 
 @pytest.mark.parametrize(("first", "second"), [("a/b", "a/b/c"), ("a/b/c", "a")])

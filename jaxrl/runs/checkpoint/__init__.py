@@ -28,6 +28,7 @@ from jaxrl.runs.checkpoint.leaves import (
     find_first_difference,
     format_leaf_name,
     get_named_leaves,
+    is_key_name,
 )
 from jaxrl.runs.checkpoint.reader import is_own, read_leaves, read_metadata
 from jaxrl.runs.checkpoint.writer import CheckpointWriter
@@ -46,6 +47,7 @@ __all__ = [
     "format_leaf_name",
     "get_named_leaves",
     "is_checkpoint",
+    "is_key_name",
     "is_own",
     "list_checkpoints",
     "read_leaves",

@@ -37,6 +37,11 @@ def _is_key(leaf: object) -> TypeGuard[jax.Array]:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def is_key_name(name: str) -> bool:
+    """Return whether a name is that of random keys, and not one with a colon of its own."""
+    return name.rpartition(":")[2] == str(jax.random.key_impl(jax.random.key(0)))
+
+
 def fetch_leaves(tree: PyTree) -> dict[str, np.ndarray]:
     """Return the named leaves as NumPy copies."""
     return {name: np.array(leaf) for name, leaf in jax.device_get(get_named_leaves(tree)).items()}
