@@ -248,7 +248,9 @@ def _check_settings(
             f"reduce={reduction!r} of '{path}' is not one of {', '.join(known)}."
             f"{did_you_mean(reduction, known)}"
         )
-    if window is not None and not (_is_number(window) and window == int(window) >= 1):
+    if window is not None and not (
+        _is_number(window) and float(window).is_integer() and window >= 1
+    ):
         raise ConfigError(f"window of '{path}' must be a number of values above 0, got {window!r}.")
     if window is not None and reduction not in (*_REDUCERS, "percentiles"):
         raise ConfigError(
@@ -277,7 +279,7 @@ def _check_settings(
 def _list_percentiles(path: str, percentiles: Iterable[float] | None) -> list[float]:
     """Return percentiles as plain numbers."""
     given = DEFAULT_PERCENTILES if percentiles is None else percentiles
-    listed = list(given) if isinstance(given, Iterable) else [None]
+    listed = list(given) if isinstance(given, Iterable) else [float("nan")]
     if not all(_is_number(p) and 0 <= p <= 100 for p in listed):
         raise ConfigError(
             f"percentiles of '{path}' must be a list of numbers from 0 to 100, got {given!r}."
