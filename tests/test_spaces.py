@@ -16,6 +16,7 @@ from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.callbacks import Callbacks
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
+from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.errors import JaxrlError
 from jaxrl.export.numpy_program import Leaf, NumpyPolicy, PolicyInputError
 from jaxrl.policy.observations import conform
@@ -357,3 +358,26 @@ def test_what_a_type_cannot_hold_is_refused(value: np.ndarray) -> None:
     with pytest.raises(PolicyInputError, match=r"not in its space|must be numeric"):
         leaf.conform(value[None], 1)
     np.testing.assert_array_equal(conform(image, np.full((2, 2), 3.0)), 3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high", "value"),
+    [
+        ("uint16", 0, 65535, 65540),
+        ("int32", -(2**31), 2**31 - 1, 2**31 + 100),
+        ("int64", 0, 2**62, 2**40),
+    ],
+)
+def test_whole_numbers_beyond_the_type_of_the_program_are_refused(
+    dtype: str, low: int, high: int, value: int
+) -> None:
+    """65540 would be 4, since a tolerance is for real numbers."""
+    space = spaces.Box(low, high, (1,), dtype)
+    with pytest.raises(JaxrlError, match=r"obs\[0\]"):
+        conform(space, np.array([value]))
+    described = {"kind": "Box", "low": low, "high": high, "dtype": dtype}
+    leaf = Leaf(described, "obs", str(get_leaf_dtype(space)), (1,))
+    with pytest.raises(PolicyInputError, match="not in its space"):
+        leaf.conform(np.array([[value]]), 1)
+    for valid in (low, min(high, 2**31 - 1)):
+        assert conform(space, np.array([valid])) == leaf.conform(np.array([[valid]]), 1) == valid

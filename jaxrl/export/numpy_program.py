@@ -903,7 +903,10 @@ class Leaf:
         low, high = (np.asarray(space[name], np.float64) for name in ("low", "high"))
         is_box = space["kind"] == "Box"
         self.is_integral = not is_box or np.dtype(space["dtype"]).kind in "iu"
-        if is_box:
+        if is_box and self.is_integral and self.dtype.kind in "iu":
+            limits = np.iinfo(self.dtype)
+            low, high = np.maximum(low, limits.min), np.minimum(high, limits.max)
+        elif is_box:
             low = low - BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(low))
             high = high + BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(high))
         self.low, self.high = np.broadcast_to(low, self.shape), np.broadcast_to(high, self.shape)
@@ -1039,9 +1042,9 @@ def _check_draws(specs: Sequence[Mapping[str, Any]]) -> None:
     for spec in specs:
         if spec["kind"] not in DRAW_KINDS:
             raise ValueError(f"there is no random input of the kind {spec['kind']!r}")
-        if math.prod([*spec["shape"], np.dtype(spec["dtype"]).itemsize]) > 8 * MAX_ELEMENTS:
+        if math.prod(spec["shape"]) > MAX_ELEMENTS:
             raise ValueError(f"the random input {spec['name']!r} is too large")
-        draw(np.random.default_rng(0), spec, 1)
+        draw(np.random.default_rng(0), {**spec, "shape": []}, 1)
 
 
 # --- policies ---

@@ -91,20 +91,25 @@ def _describe(obs: object) -> str:
 
 
 def _conform_box(space: spaces.Box, path: str) -> Conformer:
-    low = space.low - BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(space.low))
-    high = space.high + BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(space.high))
     dtype = get_leaf_dtype(space)
     is_integral = np.dtype(space.dtype).kind in "iu"
+    low, high = space.low, space.high
+    if is_integral and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        low, high = np.clip(low, limits.min, None), np.clip(high, None, limits.max)
+    else:
+        low = low - BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(low))
+        high = high + BOUNDS_TOLERANCE * np.maximum(1.0, np.abs(high))
 
     def check(obs: object) -> np.ndarray:
         array = _to_numeric_array(space, obs, path)
         is_inside = (array >= low) & (array <= high)  # False for NaN
         if not is_inside.all():
             _raise_out_of_bounds(space, array, is_inside, path)
-        if is_integral and array.dtype.kind == "f" and (fraction := array % 1).any():
-            index = _find_first(fraction != 0)
+        if is_integral and array.dtype.kind == "f" and (is_cut := array != np.floor(array)).any():
+            index = _find_first(is_cut)
             raise SpaceError(
-                f"{path}{list(index)} is {array[index]:g}, and {space} has whole numbers alone: pass "
+                f"{path}{list(index)} is {array[index]!s}, and {space} has whole numbers alone: pass "
                 "the observation as the environment returns it."
             )
         return array.astype(dtype, copy=False)
