@@ -14,7 +14,8 @@ from typing import Any, Protocol, SupportsFloat
 
 import numpy as np
 
-from .connection import Identity, Link, parse_address
+from .channel import Identity, parse_address
+from .connection import Link
 from .episodes import Episode, Step, make_part
 from .frames import Arrays, Kind, Limits, LinkError, RunEndedError
 from .local import LocalPolicy
@@ -96,7 +97,7 @@ class PolicyClient:
             ssl_context,
             spaces_hash,
         )
-        self._link = Link(where, identity, timeout_s, self._get_open_episodes)
+        self._link = Link(where, identity, timeout_s, self._get_open_episodes, self._get_num_open)
         welcome = self._link.welcome
         self._obs = SpaceLeaves(welcome["observation_space"], "obs")
         self._action = SpaceLeaves(welcome["action_space"], "env_action")
@@ -161,14 +162,16 @@ class PolicyClient:
         """
         episode = self._get_episode(episode_id)
         obs = self._obs.flatten(observation)
-        self._continue(episode, obs)
+        self._reserve_step(episode, obs)
         act = self._act_remotely if self._local is None else self._act_locally
         try:
             action, columns, version = act(episode, obs)
         except BaseException:
-            self._release_step(episode)
+            with self._link.changed:
+                self._link.release_credit(int(episode.is_reserved))
+                episode.is_reserved = False
             raise
-        episode.open_step = Step(obs, columns, version, "policy")
+        self._open_step(episode, Step(obs, columns, version, "policy"))
         return self._action.unflatten(action)
 
     def _act_remotely(self, episode: Episode, obs: Arrays) -> tuple[Arrays, Arrays, int]:
@@ -179,7 +182,7 @@ class PolicyClient:
             "num_recorded": self._link.num_recorded,
         }
         arrays = {name: array[None] for name, array in obs.items()}
-        arrays["reward"] = np.asarray([episode.last_reward], np.float32)
+        arrays["reward"] = np.asarray([episode.past_reward], np.float32)
         reply, got = self._link.request(Kind.ACT, head, arrays)
         action = {leaf.name: got[leaf.name][0] for leaf in self._action.leaves}
         columns = {name: got[name][0] for name in self._link.welcome["columns"]}
@@ -188,7 +191,7 @@ class PolicyClient:
     def _act_locally(self, episode: Episode, obs: Arrays) -> tuple[Arrays, Arrays, int]:
         assert self._local is not None
         leaves, columns, version = self._local.act(
-            episode.id, episode.training_enabled, obs, episode.last_reward
+            episode.id, episode.training_enabled, obs, episode.past_reward
         )
         names = [leaf.name for leaf in self._action.leaves]
         return {name: leaves[i] for i, name in enumerate(names)}, columns, version
@@ -207,9 +210,8 @@ class PolicyClient:
                 f"cannot learn from: {reason}; use get_action()."
             )
         obs, taken = self._obs.flatten(observation), self._action.flatten(action)
-        self._continue(episode, obs)
-        version = self._link.latest_version
-        episode.open_step = Step(obs, taken, version, "log")
+        self._reserve_step(episode, obs)
+        self._open_step(episode, Step(obs, taken, self._link.latest_version, "log"))
 
     def log_returns(self, episode_id: str, reward: SupportsFloat, info: object = None) -> None:
         """Add a reward to the latest step; several are summed. `info` is not used.
@@ -277,10 +279,10 @@ class PolicyClient:
             self._complete_step(episode, obs)
             self._send_part(episode, "terminated" if terminated else "truncated")
             del self._episodes[episode.id]
-            if self._local is not None:
-                self._local.forget(episode.id)
             if self._single == episode.id:
                 self._single = None
+        if self._local is not None:
+            self._local.forget(episode.id)
 
     def _warn_of_end(self) -> None:
         """Warn, once, that the end of an episode was taken for the end of its task."""
@@ -324,14 +326,20 @@ class PolicyClient:
         Returns:
             Action; None if the episode has ended.
         """
-        name = self._single
-        if name is None:
-            name = self._single = self.start_episode()
-        else:
-            self.log_returns(name, reward)
-        if not (terminated or truncated):
-            return self.get_action(name, observation)
-        self.end_episode(name, observation, terminated=terminated, truncated=truncated)
+        if self._single is None:
+            self._single = self.start_episode()
+        episode = self._get_episode(self._single)
+        latest, reward_before = episode.open_step, episode.reward
+        if latest is not None:
+            self.log_returns(episode.id, reward)
+        try:
+            if not (terminated or truncated):
+                return self.get_action(episode.id, observation)
+            self.end_episode(episode.id, observation, terminated=terminated, truncated=truncated)
+        except BaseException:
+            if episode.open_step is latest:
+                episode.reward = reward_before  # the call may be repeated
+            raise
         return None
 
     def run(
@@ -395,11 +403,11 @@ class PolicyClient:
         with self._link.changed:
             episodes, self._episodes = list(self._episodes.values()), {}
         for episode in episodes:
-            if episode.open_step is not None:
-                self._release_step(episode)  # without a successor, it is no transition
-            episode.open_step = None
-            if episode.steps and episode.id not in self._link.refused:
+            if episode.id not in self._link.refused:
                 self._send_part(episode, "cut")
+            self._link.release_credit(
+                episode.num_unsent
+            )  # without a successor, it is no transition
         self._link.close(timeout_s)
 
     def __enter__(self) -> PolicyClient:
@@ -420,7 +428,8 @@ class PolicyClient:
         name = str(episode_id)
         if name in self._link.refused:
             with self._link.changed:
-                self._episodes.pop(name, None)
+                if (episode := self._episodes.pop(name, None)) is not None:
+                    self._link.release_credit(episode.num_unsent)
                 self._single = None if self._single == name else self._single
             raise LinkError(self._link.refused[name])
         if name not in self._episodes:
@@ -436,39 +445,36 @@ class PolicyClient:
             for name, episode in self._episodes.items()
         }
 
-    def _continue(self, episode: Episode, obs: Arrays) -> None:
-        """Complete the open step, and wait until the run accepts another one.
+    def _get_num_open(self) -> int:
+        return sum(episode.num_open for episode in self._episodes.values())
 
-        A client that does not wait raises before anything is changed, so that the caller may still
-        end the episode by the open step.
+    def _reserve_step(self, episode: Episode, obs: Arrays) -> None:
+        """Wait until the run accepts another step, and count it; what is complete is sent before.
+
+        Where this raises without waiting nothing has changed, so that the caller may repeat the call
+        or end the episode by the open step.
         """
-        with self._link.changed:
-            if not self._block:
-                self._reserve_step(episode)
-            self._complete_step(episode, obs)
-            if len(episode.steps) >= int(self._link.welcome["part_length"]):
-                self._send_part(episode, None)
-            if self._block:
-                self._reserve_step(episode)
-
-    def _reserve_step(self, episode: Episode) -> None:
-        """Wait until the run accepts another step; what is complete is sent before waiting."""
         if not episode.training_enabled:
             return
         with self._link.changed:
             if self._link.num_recorded >= self._link.max_steps:
-                others = list(self._episodes.values())
-                for other in others:
-                    self._send_part(other, None)
-                is_open = [e.open_step is not None and e.training_enabled for e in others]
-                self._link.send_num_open(sum(is_open))
+                if self._block:
+                    self._complete_step(episode, obs)
+                for each in list(self._episodes.values()):
+                    self._send_part(each, None)
             self._link.wait_for_credit(self._block)
+            episode.is_reserved = True
+            self._link.changed.notify_all()
 
-    def _release_step(self, episode: Episode) -> None:
-        """Count a step no longer that was reserved and does not come about."""
-        if episode.training_enabled:
-            with self._link.changed:
-                self._link.num_recorded -= 1
+    def _open_step(self, episode: Episode, step: Step) -> None:
+        """Complete the former step, now that its successor was acted on, and open the next one."""
+        with self._link.changed:
+            self._complete_step(episode, step.obs)
+            episode.open_step, episode.is_reserved = step, False
+            is_full = len(episode.steps) >= int(self._link.welcome["part_length"])
+            if is_full or self._link.num_waiting:
+                self._send_part(episode, None)
+            self._link.changed.notify_all()
 
     def _complete_step(self, episode: Episode, successor: Arrays) -> None:
         """Complete the open step, now that its successor is known."""

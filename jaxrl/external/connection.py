@@ -1,4 +1,4 @@
-"""Connection of a simulator to a run: handshake, reconnection, requests, and numbered messages.
+"""Connection of a simulator to a run: reconnection, requests, credit, and numbered messages.
 
 This file of jaxrl-link imports the standard library and NumPy alone, and is copied to simulators.
 """
@@ -8,207 +8,21 @@ from __future__ import annotations
 import collections
 import contextlib
 import random
-import secrets
 import select
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from typing import Any
 
-from .episodes import Numbered
-from .frames import (
-    HEADER,
-    MINOR,
-    NONCE_BYTES,
-    Arrays,
-    BusyError,
-    FrameError,
-    Head,
-    Kind,
-    Limits,
-    LinkError,
-    RefusedError,
-    RunEndedError,
-    decode_header,
-    decode_payload,
-    encode,
-    is_proof,
-    make_proof,
-)
+from .channel import MAX_HEAD_BYTES, Address, Channel, Identity, open_channel
+from .episodes import Numbered, list_continued
+from .frames import Arrays, Head, Kind, Limits, LinkError, RefusedError, RunEndedError, encode
 
-DEFAULT_PORT = 9900
 _PING_INTERVAL_S = 5.0
 _SILENCE_S = 60.0
-_SEND_TIMEOUT_S = 30.0
-_HANDSHAKE_TIMEOUT_S = 10.0
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0
 _PONG_TIMEOUT_S = 1.0
-_MAX_HEAD_BYTES = 16 * 2**20
-"""Limit of heads that the run sends: WELCOME has the descriptions of the spaces."""
-
-
-class Address(NamedTuple):
-    """Host and port of a run, and whether it is reached by TLS."""
-
-    host: str
-    port: int
-    is_tls: bool
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def parse_address(text: str) -> Address:
-    """Parse 'host:port', also as a URL such as 'http://host:port'; 'https' and 'tls' are TLS.
-
-    Raises:
-        LinkError: If it is none.
-    """
-    url = text if "://" in text else f"tcp://{text}"
-    try:
-        parts = urlsplit(url)
-        port = parts.port or DEFAULT_PORT
-    except ValueError:
-        parts, port = urlsplit("tcp://"), 0
-    if not parts.hostname or parts.scheme not in ("tcp", "http", "https", "tls"):
-        raise LinkError(
-            f"address must be 'host:port', such as 'localhost:{DEFAULT_PORT}', got {text!r}."
-        )
-    return Address(parts.hostname, port, parts.scheme in ("https", "tls"))
-
-
-class Identity(NamedTuple):
-    """Identity of a client: its name, the token, TLS, and the hash of its spaces."""
-
-    client_id: str
-    token: str
-    ssl_context: ssl.SSLContext | None
-    spaces_hash: str | None
-
-
-class Channel:
-    """Socket that sends and receives frames, used by one thread.
-
-    Args:
-        sock: Connected socket.
-        limits: Limits of frames.
-    """
-
-    def __init__(self, sock: socket.socket, limits: Limits) -> None:
-        self._socket, self._buffer, self.limits = sock, bytearray(), limits
-        sock.settimeout(_SEND_TIMEOUT_S)
-
-    def fileno(self) -> int:
-        """Return the descriptor, for select."""
-        return self._socket.fileno()
-
-    def send(self, frame: bytes) -> None:
-        """Send a frame.
-
-        Raises:
-            OSError: If the connection is broken.
-        """
-        self._socket.sendall(frame)
-
-    def receive(self) -> Iterator[tuple[Kind, Head, Arrays]]:
-        """Read what has arrived, and yield the messages that are complete.
-
-        Raises:
-            OSError: If the connection is broken.
-            FrameError: If the other side does not speak the protocol.
-        """
-        while True:
-            data = self._socket.recv(2**18)
-            if not data:
-                raise ConnectionError("the other side closed the connection")
-            self._buffer += data
-            yield from self._split()
-            # TLS may hold decrypted bytes that select does not know of.
-            if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
-                return
-
-    def _split(self) -> Iterator[tuple[Kind, Head, Arrays]]:
-        while len(self._buffer) >= HEADER.size:
-            kind, length = decode_header(bytes(self._buffer[: HEADER.size]), self.limits)
-            end = HEADER.size + length
-            if len(self._buffer) < end:
-                return
-            payload = bytes(self._buffer[HEADER.size : end])
-            del self._buffer[:end]
-            yield (kind, *decode_payload(payload, self.limits))
-
-    def wait_for(self, *kinds: Kind) -> tuple[Head, Arrays]:
-        """Return the next message, which must be of one of these kinds.
-
-        Raises:
-            RefusedError: If the other side refuses.
-            BusyError: If it refuses at the moment.
-        """
-        message = None
-        while message is None:
-            message = next(iter(self.receive()), None)
-        kind, head, arrays = message
-        if kind == Kind.REFUSED:
-            error = BusyError if head.get("is_temporary") else RefusedError
-            raise error(str(head.get("error")))
-        if kind not in kinds:
-            raise FrameError(f"The run sent {kind.name} in place of {kinds[0].name}.")
-        return head, arrays
-
-    def close(self) -> None:
-        """Close the socket."""
-        with contextlib.suppress(OSError):
-            self._socket.close()
-
-
-def open_channel(address: Address, identity: Identity, state: Head) -> tuple[Channel, Head]:
-    """Connect, and prove to each other that both sides have the token.
-
-    Args:
-        address: Address of the run.
-        identity: Who connects.
-        state: Entries of AUTH about what the client continues.
-
-    Returns:
-        The channel and the head of WELCOME.
-
-    Raises:
-        OSError: If the run cannot be reached.
-        LinkError: If it refuses, or cannot prove that it has the token.
-    """
-    sock = socket.create_connection((address.host, address.port), timeout=_HANDSHAKE_TIMEOUT_S)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if identity.ssl_context is not None:
-            sock = identity.ssl_context.wrap_socket(sock, server_hostname=address.host)
-        channel = Channel(sock, Limits(max_head_bytes=_MAX_HEAD_BYTES))
-        sock.settimeout(_HANDSHAKE_TIMEOUT_S)
-        welcome = _shake_hands(channel, identity, state)
-        sock.settimeout(_SEND_TIMEOUT_S)
-    except BaseException:
-        sock.close()
-        raise
-    return channel, welcome
-
-
-def _shake_hands(channel: Channel, identity: Identity, state: Head) -> Head:
-    nonce = secrets.token_hex(NONCE_BYTES)
-    client_id, token = identity.client_id, identity.token.encode()
-    channel.send(encode(Kind.HELLO, {"minor": MINOR, "client_id": client_id, "nonce": nonce}))
-    challenge, _ = channel.wait_for(Kind.CHALLENGE)
-    if challenge["needs_token"] and not token:
-        raise RefusedError("The run asks for a token: pass token=..., or set JAXRL_EXTERNAL_TOKEN.")
-    minor, nonces = int(challenge["minor"]), (nonce, str(challenge["nonce"]))
-    proof = make_proof(token, "client", client_id, minor, nonces)
-    head = {**state, "proof": proof, "spaces_hash": identity.spaces_hash}
-    channel.send(encode(Kind.AUTH, head))
-    welcome, _ = channel.wait_for(Kind.WELCOME)
-    if not is_proof(make_proof(token, "server", client_id, minor, nonces), welcome.get("proof")):
-        raise RefusedError("The run could not prove that it has the token: it is another one.")
-    return welcome
 
 
 class Link:
@@ -220,6 +34,7 @@ class Link:
         timeout_s: Seconds without a connection after which calls fail.
         get_open_episodes: Function that returns, for each open episode, the time step of what is
             sent next and whether it is one to train on.
+        get_num_open: Function that returns how many recorded steps cannot be sent yet.
     """
 
     def __init__(
@@ -228,9 +43,10 @@ class Link:
         identity: Identity,
         timeout_s: float,
         get_open_episodes: Callable[[], dict[str, list[Any]]],
+        get_num_open: Callable[[], int],
     ) -> None:
         self._address, self._identity, self._timeout_s = address, identity, timeout_s
-        self._get_open_episodes = get_open_episodes
+        self._get_open_episodes, self._get_num_open = get_open_episodes, get_num_open
         self.changed = threading.Condition(threading.RLock())
         self.welcome: Head = {}
         self.max_steps, self.num_recorded, self.latest_version = 0, 0, -1
@@ -239,7 +55,8 @@ class Link:
         self._outbox: collections.deque[bytes] = collections.deque()
         self._unacknowledged: collections.deque[Numbered] = collections.deque()
         self._next_number, self._next_request, self._num_delivered = 0, 0, 0
-        self._num_open, self._num_pongs = 0, 0
+        self.num_waiting, self._num_pongs = 0, 0
+        self._told: Head | None = None
         self._requests: dict[int, bytes] = {}
         self._replies: dict[int, tuple[Head, Arrays] | LinkError] = {}
         self._is_closing, self._is_connected = False, False
@@ -296,29 +113,49 @@ class Link:
             LinkError: If it may not be, and `should_block` is False.
         """
         with self.changed:
-            if self._error is None and self.num_recorded < self.max_steps:
-                self.num_recorded += 1
-                return
-            if self.num_recorded >= self.max_steps and not should_block:
-                raise LinkError(
-                    f"The run accepts no more than {self.max_steps} steps until it has trained on "
-                    "them: call again later, or pass block=True to wait."
-                )
-            self._wait(lambda: self.num_recorded < self.max_steps)
+            self.num_waiting += 1
+            try:
+                if should_block or self.num_recorded < self.max_steps:
+                    self._wait(self._has_credit)
+                else:
+                    self._ask_for_credit()
+            finally:
+                self.num_waiting -= 1
             self.num_recorded += 1
 
-    def send_num_open(self, number: int) -> None:
-        """Tell the run how many recorded steps wait for their successors, and hear its answer."""
-        with self.changed:
-            self._num_open, num_before = number, self._num_pongs
-            self._post(encode(Kind.PING, self._count_steps()))
-            self.changed.wait_for(
-                lambda: self._num_pongs > num_before or self._error or not self._is_connected,
-                _PONG_TIMEOUT_S,
+    def _has_credit(self) -> bool:
+        """Return whether another step may be recorded; if not, the run knows the present counts."""
+        if self.num_recorded < self.max_steps:
+            return True
+        if self._is_connected and self._told != self._count_steps():
+            self._told = self._count_steps()
+            self._post(encode(Kind.PING, self._told))
+        return False
+
+    def _ask_for_credit(self) -> None:
+        """Hear at once whether the run accepts another step."""
+        num_before, self._told = self._num_pongs, None
+        self._has_credit()
+        self.changed.wait_for(
+            lambda: self._num_pongs > num_before or self._error or not self._is_connected,
+            _PONG_TIMEOUT_S,
+        )
+        self.raise_if_failed()
+        if self.num_recorded >= self.max_steps:
+            raise LinkError(
+                f"The run accepts no more than {self.max_steps} steps until it has trained on "
+                "them: call again later, or pass block=True to wait."
             )
 
+    def release_credit(self, number: int) -> None:
+        """Count recorded steps no longer that are never sent."""
+        with self.changed:
+            self.num_recorded -= number
+            self.changed.notify_all()
+
     def _count_steps(self) -> Head:
-        return {"num_recorded": self.num_recorded, "num_open": self._num_open}
+        with self.changed:
+            return {"num_recorded": self.num_recorded, "num_open": self._get_num_open()}
 
     def raise_if_failed(self) -> None:
         """Raise the error that ended the connection, if there is one."""
@@ -398,15 +235,10 @@ class Link:
     def _connect(self) -> Channel:
         with self.changed:
             waiting = [message.number for message in self._unacknowledged]
-            episodes = self._get_open_episodes()
-            for message in reversed(self._unacknowledged):
-                part = message.part
-                # The first part of an episode that has ended says itself that it starts one.
-                if part["t_started"] or part["episode_id"] in episodes:
-                    episodes[part["episode_id"]] = [part["t_started"], part["training_enabled"]]
+            parts = [message.part for message in self._unacknowledged]
             state: Head = {
                 "secret": self.welcome.get("secret"),
-                "open_episodes": episodes,
+                "open_episodes": list_continued(self._get_open_episodes(), parts),
                 "next_number": waiting[0] if waiting else self._next_number,
                 "num_delivered": self._num_delivered,
                 **self._count_steps(),
@@ -414,7 +246,7 @@ class Link:
         channel, welcome = open_channel(self._address, self._identity, state)
         limits = welcome["limits"]
         largest = max(int(limits["max_message_bytes"]), int(limits["max_policy_bytes"]))
-        channel.limits = Limits(max_message_bytes=largest, max_head_bytes=_MAX_HEAD_BYTES)
+        channel.limits = Limits(max_message_bytes=largest, max_head_bytes=MAX_HEAD_BYTES)
         with self.changed:
             if welcome["secret"] != self.welcome.get("secret"):
                 self.max_steps = 0
@@ -423,7 +255,7 @@ class Link:
             self._acknowledge(welcome)
             self._outbox = collections.deque(message.frame for message in self._unacknowledged)
             self._outbox += self._requests.values()
-            self._is_connected = True
+            self._is_connected, self._told = True, None
             self.changed.notify_all()
         return channel
 

@@ -267,8 +267,12 @@ def _find_problem(leaf: Leaf, values: np.ndarray) -> str | None:
         return (
             f"{leaf.path} is {values[tuple(index)]} at {index[1:].tolist()}, which is not finite."
         )
-    if must_be_whole and (values % 1).any():
-        return f"{leaf.path} must be whole numbers, got {str(values[0])[:80]}."
+    if must_be_whole and (is_part := values != np.floor(values)).any():
+        index = tuple(np.argwhere(is_part)[0])
+        return (
+            f"{leaf.path} must be whole numbers, got {values[index].item()!r} at "
+            f"{[int(i) for i in index[1:]]}."
+        )
     if is_inside.all():
         return None
     index = tuple(np.argwhere(~is_inside)[0])

@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl.external import LinkError, PolicyClient
 from jaxrl.external import connection as client_connection
+from jaxrl.external.episodes import list_continued
 from jaxrl.external.spaces import SpaceLeaves, describe_space
 from jaxrl.runners.external.schema import Schema
 from tests.external.served import Served, make_config
@@ -90,6 +91,33 @@ def test_an_episode_that_may_not_go_on_can_end(served: Served) -> None:
     assert not any(s.episodes for s in served.sessions.by_id.values())
 
 
+def test_a_step_that_is_refused_can_be_repeated(served: Served) -> None:
+    with served.connect(block=False) as client:
+
+        def play_on() -> None:
+            while client._link.num_recorded < 100:
+                client.step(X, 1.0)
+
+        def refuse() -> None:
+            for _ in range(2):
+                with pytest.raises(LinkError, match="accepts no more than"):
+                    play_on()
+
+        refuse()
+        client.step(X, 1.0, truncated=True)
+        number = client._link.num_recorded
+        wait_for(lambda: served.ledger.queued == number)
+        rewards = [part.reward for part in served.group._inbox._parts]
+        np.testing.assert_array_equal(np.concatenate(rewards), np.ones(number))
+        refuse()  # at the first step of an episode
+        served.take()
+        wait_for(lambda: client._link.max_steps > client._link.num_recorded)
+        client.step(X, 1.0)
+        client.step(X, 2.0, truncated=True)
+        wait_for(lambda: served.ledger.queued == number - 32 + 1)
+        assert served.group._inbox._parts[-1].reward.tolist() == [2.0]
+
+
 def lose_connection(served: Served, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Cut all connections, until the event is set, and forget the clients as a new process does."""
     server, is_back = served.group._server, threading.Event()
@@ -148,6 +176,120 @@ def test_memory_of_an_episode_is_not_begun_anew(
         play(client, name, 1)
     play(client, other, 1)  # which had no action
     client.close()
+
+
+def give_up(served: Served, name: str) -> None:
+    served.group._server.ask(
+        lambda sessions: [sessions.give_up(session, name) for session in sessions.by_id.values()]
+    )
+
+
+def test_steps_of_an_episode_that_was_given_up_take_no_credit(served: Served) -> None:
+    with served.connect(timeout_s=2.0) as client:
+        for _ in range(2):
+            name = client.start_episode()
+            play(client, name, 8)
+            give_up(served, name)
+            for _ in range(2):
+                with pytest.raises(LinkError, match="was given up"):
+                    client.get_action(name, X)
+            assert client._link.num_recorded == 0
+        name = client.start_episode()
+        play(client, name, 8)
+        give_up(served, name)
+        with pytest.raises(LinkError, match="was given up"):
+            client.get_action(name, X)
+    assert served.ledger.maybe_lost == 0
+
+
+@pytest.mark.parametrize("num_threads", [3, 5, 7])
+def test_threads_in_lockstep_do_not_wait_for_each_other(served: Served, num_threads: int) -> None:
+    barrier = threading.Barrier(num_threads, timeout=10.0)
+    num_played = [0] * num_threads
+
+    def run(client: PolicyClient, i: int) -> None:
+        name = client.start_episode()
+        for _ in range(30):
+            play(client, name, 1)
+            num_played[i] += 1
+            barrier.wait()
+
+    client = served.connect(timeout_s=5.0)
+    with served.learning():
+        threads = [
+            threading.Thread(target=run, args=(client, i), daemon=True) for i in range(num_threads)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(15.0)
+    assert num_played == [30] * num_threads
+    client.close()
+
+
+def test_an_episode_can_end_after_a_failed_action(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = served.connect()
+    client._link.welcome["part_length"] = 4
+    name = client.start_episode()
+    play(client, name, 4)
+
+    def fail(*args):
+        raise LinkError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "_act_remotely", fail)
+        with pytest.raises(LinkError, match="no answer"):
+            client.get_action(name, X)
+    client.end_episode(name, X, terminated=True)
+    client.close()
+    (part,) = served.group._inbox._parts
+    assert (len(part), part.terminated) == (4, True)
+
+
+def test_the_end_of_an_episode_does_not_hold_up_a_fetch_of_weights(served: Served) -> None:
+    with served.connect(inference_mode="local") as client:
+        name = client.start_episode()
+        play(client, name, 1)
+        assert client._local is not None
+        with client._local._lock:  # as another thread has it while it fetches
+            thread = threading.Thread(
+                target=client.end_episode, args=(name, X), kwargs={"truncated": True}, daemon=True
+            )
+            thread.start()
+            wait_for(lambda: not client._episodes)
+            assert client._link.changed.acquire(timeout=5.0)
+            client._link.changed.release()
+        thread.join(5.0)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_a_server_need_not_know_episodes_that_are_sent_from_their_start(num_parts: int) -> None:
+    def part(name: str, t: int) -> dict[str, object]:
+        return {"episode_id": name, "t_started": t, "training_enabled": True}
+
+    parts = [part(name, t) for name in ("a", "open") for t in range(num_parts)]
+    continued = list_continued({"open": [num_parts, True]}, [part("b", 1), part("b", 2), *parts])
+    assert continued == {"open": [0, True], "b": [1, True]}
+
+
+@pytest.mark.parametrize("name", ["num_recorded", "num_open"])
+def test_wrong_counts_leave_nothing_at_the_run(
+    served: Served, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    known = served.connect()
+    secret = known._link.welcome["secret"]
+    (session,) = served.sessions.by_id.values()
+    for client_id, head in ((known.client_id, {"secret": secret}), ("new", {})):
+        with pytest.raises(LinkError, match=f"{name} must be a whole number"):
+            served.group._server.ask(lambda s: s.open(client_id, {**head, name: "x"}))  # noqa: B023
+    assert list(served.sessions.by_id.values()) == [session]
+    episodes = {"a": [0, True], "b": "wrong"}
+    with pytest.raises(LinkError, match="must map names"):
+        served.group._server.ask(lambda s: s.open("new", {"open_episodes": episodes}))
+    assert not served.sessions._slots
+    known.close()
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])
@@ -216,6 +358,7 @@ REALS = gymnasium.spaces.Box(-np.arange(2000, dtype=np.float32), 1.0, dtype=np.f
     ("space", "value", "message"),
     [
         (INTEGERS, [0.5, 1], "whole numbers"),
+        (INTEGERS, [29, 4 + 2**-40], r"whole numbers, got 4\.0000000000009\d* at \[1\]"),
         (INTEGERS, [2**31 + 100, 1], "outside its bounds"),
         (PIXELS, np.full(2000, 300), r"is 300 at \[0\], outside its bounds \[0, 255\]"),
         (REALS, np.full(2000, 1e39), "outside its bounds"),

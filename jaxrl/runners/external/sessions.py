@@ -118,6 +118,8 @@ class Sessions:
         Raises:
             LinkError: If another client of that name is connected.
         """
+        num_recorded = _get_count(head, "num_recorded")
+        num_open = _get_count(head, "num_open")
         session = self.by_id.get(client_id)
         if session is not None and session.secret != head.get("secret"):
             if session.lost_at is None:
@@ -129,11 +131,16 @@ class Sessions:
             session = None
         if session is None:
             session = Session(client_id=client_id)
-            self._resume_elsewhere(session, head)
+            try:
+                self._resume_elsewhere(session, head)
+            except LinkError:
+                for name in list(session.episodes):
+                    self._close_episode(session, name)
+                raise
             self.by_id[client_id] = session
         session.lost_at = None
-        session.num_recorded = max(session.num_recorded, _get_count(head, "num_recorded"))
-        self.note_open(session, head)
+        session.num_recorded = max(session.num_recorded, num_recorded)
+        session.num_open = self._limit_open(num_open)
         self.had_clients = True
         return session
 
@@ -190,8 +197,11 @@ class Sessions:
     def note_open(self, session: Session, head: Head) -> None:
         """Note the number of steps that a client cannot send yet, if its message says so."""
         if "num_open" in head:
-            limit = self._schema.limits.max_open_episodes
-            session.num_open = min(limit, _get_count(head, "num_open"))
+            session.num_open = self._limit_open(_get_count(head, "num_open"))
+
+    def _limit_open(self, num_open: int) -> int:
+        """Return a number of open steps that a client may have: one of each episode, and the next."""
+        return min(2 * self._schema.limits.max_open_episodes, num_open)
 
     def grant(self) -> list[Session]:
         """Divide the room in the queue among the connected clients; return those that got more.
