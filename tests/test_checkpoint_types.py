@@ -46,7 +46,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "runner_counts.logged.sum.data": ([1],),
     "runner_counts.logged.a/mean.data": (),
     "runner_counts.logged.a/last.window": (9, 10**400),
-    "runner_counts.logged.ema.ema_coeff": (9.5, -1, 9, 10**400),
+    "runner_counts.logged.ema.ema_coeff": (),
     "runner_counts.logged.all.percentiles": ([], [1]),
     "runner_counts.logged.item.data": ([1], ["a"]),
     "last_result.training_iteration": (9,),

@@ -108,6 +108,7 @@ def test_time_is_logged() -> None:
     [
         ({"reduce": "meen"}, "Did you mean 'mean'"),
         ({"reduce": "item", "window": 3}, "window=3 of 'x'"),
+        ({"window": float("inf")}, "window of .x. must be a number of values above 0, got inf"),
         ({"window": 0}, "window of 'x' must be a number of values above 0, got 0"),
         ({"window": "3"}, "window of 'x' must be a number of values above 0, got '3'"),
         ({"reduce": "ema", "ema_coeff": 2}, "ema_coeff of 'x' must be above 0 and at most 1"),
