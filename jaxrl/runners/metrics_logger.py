@@ -248,9 +248,7 @@ def _check_settings(
             f"reduce={reduction!r} of '{path}' is not one of {', '.join(known)}."
             f"{did_you_mean(reduction, known)}"
         )
-    if window is not None and not (
-        _is_number(window) and float(window).is_integer() and window >= 1
-    ):
+    if window is not None and not (_is_number(window) and window >= 1 and window % 1 == 0):
         raise ConfigError(f"window of '{path}' must be a number of values above 0, got {window!r}.")
     if window is not None and reduction not in (*_REDUCERS, "percentiles"):
         raise ConfigError(
