@@ -405,9 +405,8 @@ class PolicyClient:
         for episode in episodes:
             if episode.id not in self._link.refused:
                 self._send_part(episode, "cut")
-            self._link.release_credit(
-                episode.num_unsent
-            )  # without a successor, it is no transition
+            # Without a successor, the open step is no transition.
+            self._link.release_credit(episode.num_unsent)
         self._link.close(timeout_s)
 
     def __enter__(self) -> PolicyClient:
