@@ -19,6 +19,7 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust
 from jaxrl.datasets.make import make_missing
+from jaxrl.metrics import ENV_RUNNERS
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import SWEEP_FILE, list_checkpoints
 from jaxrl.runs.run_folder import RunFolder
@@ -45,6 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for seed in job.find_missing_seeds():
             _run(job, _SingleRun(job, config, seed))
     return 0
+
+
+def get_return_key(job: Job) -> str:
+    """Return the path of the return that counts, in the result of an iteration or evaluation."""
+    if job.module:
+        return f"{ENV_RUNNERS}/module_episode_returns_mean/{job.module}"
+    return results.RETURN_MEAN
 
 
 class Runs(Protocol):
@@ -170,7 +178,7 @@ class _ProgressTracker:
         steps, means = 0, []
         for seed, run in by_seed.items():
             steps = results.get_steps(run)
-            mean = results.get_number(run, self._job.return_key)
+            mean = results.get_number(run, get_return_key(self._job))
             if mean is not None:
                 iteration = int(run[results.ITERATION])
                 self.curves[seed].add(steps, mean, round(self.seconds, 3), iteration)
@@ -215,7 +223,7 @@ def _run(job: Job, runs: Runs) -> None:
     for seed, why in runs.get_failures().items():
         job.write_outcome(seed, {**shared, "failure": why})
     for seed, evaluation in evaluations.items():
-        curve, score = progress.curves[seed], results.get_number(evaluation, job.return_key)
+        curve, score = progress.curves[seed], results.get_number(evaluation, get_return_key(job))
         if score is None:
             job.write_outcome(seed, {**shared, "failure": "no episode ended in the evaluation"})
             continue

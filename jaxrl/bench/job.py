@@ -57,13 +57,6 @@ class Job:
         left_out = {"seeds", "folder", "entrant", *(() if self.module else ("module",))}
         return {name: values[name] for name in values if name not in left_out}
 
-    @property
-    def return_key(self) -> str:
-        """Path of the return in the result of an iteration or evaluation."""
-        if self.module:
-            return f"env_runners/module_episode_returns_mean/{self.module}"
-        return "env_runners/episode_return_mean"
-
     def get_outcome_path(self, seed: int) -> Path:
         """Return the path of the outcome of a seed."""
         return Path(self.folder) / f"seed_{seed}.json"

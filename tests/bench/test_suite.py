@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl.bench.cell import get_return_key
 from jaxrl.bench.suite import find_suite_file, load_suite
 from jaxrl.config.registry import find_shipped_configs
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
@@ -70,7 +71,7 @@ configs:
   - classic/cartpole-ppo
 """
     suite = load_suite(written(tmp_path, text))
-    keys = [suite.make_job(cell, tmp_path).return_key for cell in suite.cells]
+    keys = [get_return_key(suite.make_job(cell, tmp_path)) for cell in suite.cells]
     assert keys == [
         "env_runners/module_episode_returns_mean/learned",
         "env_runners/module_episode_returns_mean/beat_last",
