@@ -1,21 +1,31 @@
 """Search in sorted arrays, and selection from short ones."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-MAX_COMPARISONS = 2**17
+MAX_COMPARISONS = {"cpu": 2**12, "default": 2**17}
+"""Largest numbers of comparisons, by platform, that cost less than the loop of a binary search."""
 
 
 def searchsorted(sorted_values: Int[Array, " N"], wanted: Int[Array, " K"]) -> Int[Array, " K"]:
     """Return the first index where the ascending `sorted_values` reaches each wanted value.
 
     The index is N where no entry reaches it.
-
-    Small problems compare everything with everything: on a CPU the loop of a binary search costs
-    more than a hundred thousand comparisons at once.
     """
-    is_small = sorted_values.shape[0] * wanted.shape[0] <= MAX_COMPARISONS
-    return jnp.searchsorted(sorted_values, wanted, method="compare_all" if is_small else "scan")
+    comparisons = sorted_values.shape[0] * wanted.shape[0]
+    methods = {
+        name: "compare_all" if comparisons <= most else "scan"
+        for name, most in MAX_COMPARISONS.items()
+    }
+    search = {
+        name: functools.partial(jnp.searchsorted, method=method) for name, method in methods.items()
+    }
+    if len(set(methods.values())) == 1:
+        return search["default"](sorted_values, wanted)
+    return jax.lax.platform_dependent(sorted_values, wanted, **search)
 
 
 def smallest_k(x: Float[Array, "*batch n"], k: int) -> Float[Array, "*batch k"]:
