@@ -35,17 +35,15 @@ Numbers = dict[str, Float[Array, " B *members"]]
 class MultiVectorState:
     """State of `B` running copies; dictionaries have the environment's entries.
 
-    `acts` says who acts on `obs`. `is_first` marks an agent that is not present yet: if it acts, it
-    begins an agent-episode, and it is present from then to its end. `agent_return` and
-    `agent_length` (its own actions) count the current agent-episode, `episode_return` (the sum over
-    agents) and `episode_length` (steps) the copy's episode. `global_state` is None if it is not
-    kept. `index` and `faulty` are those of `VectorState`.
+    `acts` says who acts on `obs`. `agent_return` and `agent_length` (its own actions) count the
+    current agent-episode, `episode_return` (the sum over agents) and `episode_length` (steps) the
+    copy's episode. `global_state` is None if it is not kept. `index` and `faulty` are those of
+    `VectorState`.
     """
 
     env: PyTree
     obs: dict[str, PyTree]
     acts: Flags
-    is_first: Flags
     global_state: PyTree
     key: Keys
     index: Int[Array, " B"]
@@ -55,6 +53,11 @@ class MultiVectorState:
     agent_length: dict[str, Int[Array, " B *members"]]
     episode_return: Float[Array, " B"]
     episode_length: Int[Array, " B"]
+
+    @property
+    def is_first(self) -> Flags:
+        """Return who is not present yet: one that acts begins an agent-episode, to its end."""
+        return {name: length == 0 for name, length in self.agent_length.items()}
 
 
 @pytree
@@ -130,7 +133,6 @@ class MultiVectorEnv(AutoReset):
             env=env_state,
             obs=zero_non_finite(start.obs),
             acts=start.acts,
-            is_first={name: jnp.ones(acts.shape, bool) for name, acts in start.acts.items()},
             global_state=zero_non_finite(global_state),
             faulty=~_all_finite(start.obs, start.acts, global_state),
             key=streams,
@@ -154,7 +156,8 @@ class MultiVectorEnv(AutoReset):
             inputs.step_key, state.env, actions, params
         )
         names = list(state.acts)
-        present = {name: ~state.is_first[name] | state.acts[name] for name in names}
+        is_first = state.is_first
+        present = {name: ~is_first[name] | state.acts[name] for name in names}
         global_state = self._global_state(env_state, params)
         # Rewards may be integers, or weakly typed.
         reward = {name: jnp.asarray(out.reward[name]).astype(jnp.float32) for name in names}
@@ -209,7 +212,6 @@ class MultiVectorEnv(AutoReset):
             env=env_state,
             obs=zero_non_finite(after.obs),
             acts=after.acts,
-            is_first={name: gone[name] | ~step.present[name] for name in names},
             global_state=zero_non_finite(global_state),
             faulty=~_all_finite(after.obs, after.acts, global_state),
             count=state.count + 1,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from jaxrl.core.types import Keys, PyTree
 from jaxrl.envs.multi.base import Entry
@@ -257,12 +257,6 @@ def make_sharing_matrix(
         index = [agents.index(agent) for agent in members]
         matrix[np.ix_(index, index)] = 1.0 / len(index)
     return matrix
-
-
-def any_rows(mask: Bool[Array, "T R"], axis_name: str | None) -> Bool[Array, ""]:
-    """Return whether any row, on any device, is a transition."""
-    found = mask.any()
-    return found if axis_name is None else jax.lax.pmax(found.astype(jnp.int32), axis_name) > 0
 
 
 def _select_members(part: _Part, values: Array) -> Array:

@@ -15,7 +15,7 @@ from jaxrl.core.keys import RunKeys, split_run_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, strip_weak_types
 from jaxrl.learners.learner import select
-from jaxrl.training.agent_rows import AgentRows, any_rows
+from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.episode_stats import (
     AgentStats,
     AgentSums,
@@ -160,7 +160,7 @@ class MultiLearning:
         A gradient of zero would still move the parameters of Adam, and a KL of zero the penalty.
         """
         step = self.steps[m]
-        has_rows = any_rows(data.rollout.mask, self.axis_name)
+        has_rows = self._count_steps(data.rollout.mask) > 0
         if step.replay is not None:
             received, batch = step.receive(state, data)
             received = step.add_to_buffer(received, batch)

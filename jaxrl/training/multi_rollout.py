@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.struct import pytree, replace, where_rows
@@ -118,12 +118,14 @@ class _ScanCarry:
 
 
 @pytree
-class _AgentEnds:
-    """Agent-episodes that a step ended, `[B, A]`; the numbers are valid where `ended`."""
+class _Ends:
+    """Episodes of environments `[B]` or of agents `[B, A]` that a step ended.
 
-    ended: Bool[Array, "B A"]
-    episode_return: Float[Array, "B A"]
-    episode_length: Int[Array, "B A"]
+    `episode_length` is 0 where none ended, and the return is valid where it is not.
+    """
+
+    episode_return: Float[Array, " B *agents"]
+    episode_length: Int[Array, " B *agents"]
 
 
 @pytree
@@ -131,9 +133,9 @@ class _Recorded:
     """Part of a `MultiRollout` that each step adds."""
 
     rollouts: dict[str, Rollout]
-    record: EpisodeRecord
-    agents: _AgentEnds
-    mask: Bool[Array, " B"]
+    episodes: _Ends
+    agents: _Ends
+    fault: Int[Array, " B"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -267,9 +269,12 @@ class MultiRolloutWorker(MultiPolicyStep):
             )
             recorded = _Recorded(
                 rollouts=rows,
-                record=_record_episodes(c.env, step),
+                episodes=_Ends(
+                    episode_return=step.episode_return,
+                    episode_length=jnp.where(step.ended, step.episode_length, 0),
+                ),
                 agents=self._record_agents(step),
-                mask=step.mask,
+                fault=step.fault,
             )
             return _ScanCarry(env=new_state, carry=new_carry), recorded
 
@@ -279,14 +284,15 @@ class MultiRolloutWorker(MultiPolicyStep):
             m: rows if m == DRAWN else self._finish(m, rows, carry)
             for m, rows in recorded.rollouts.items()
         }
-        agents = _complete_record(recorded.agents, recorded.record)
-        return (
-            end.env,
-            end.carry,
-            MultiRollout(
-                rollouts=rollouts, record=recorded.record, agents=agents, mask=recorded.mask
-            ),
+        steps = state.count[None] + jnp.arange(num_steps, dtype=state.count.dtype)[:, None]
+        agent_fault = jnp.full(recorded.agents.episode_length.shape, NO_FAULT, jnp.int32)
+        complete = MultiRollout(
+            rollouts=rollouts,
+            record=_complete_record(recorded.episodes, steps, recorded.fault),
+            agents=_complete_record(recorded.agents, steps[..., None], agent_fault),
+            mask=recorded.fault == NO_FAULT,
         )
+        return end.env, end.carry, complete
 
     def make_agent_returns(self) -> AgentReturns:
         """Return the returns of no agent-episodes."""
@@ -434,12 +440,13 @@ class MultiRolloutWorker(MultiPolicyStep):
             is_valid=self.rows.repeat(step.mask, m),
         )
 
-    def _record_agents(self, step: MultiVectorStep) -> _AgentEnds:
-        lengths = self.rows.gather_all(step.agent_length)
-        return _AgentEnds(
-            ended=self.rows.gather_all(step.agent_ended) & (lengths > 0),
+    def _record_agents(self, step: MultiVectorStep) -> _Ends:
+        ended, lengths = step.agent_ended, step.agent_length
+        return _Ends(
             episode_return=self.rows.gather_all(step.agent_return),
-            episode_length=lengths,
+            episode_length=self.rows.gather_all(
+                {name: jnp.where(ended[name], lengths[name], 0) for name in ended}
+            ),
         )
 
     def _finish(self, m: str, rows: Rollout, carry: MultiCarry) -> Rollout:
@@ -475,23 +482,14 @@ def _make_begun(
     )
 
 
-def _record_episodes(state: MultiVectorState, step: MultiVectorStep) -> EpisodeRecord:
+def _complete_record(
+    ends: _Ends, env_step: UInt32[Array, " T B *_"], fault: Int[Array, " T B *agents"]
+) -> EpisodeRecord:
+    """Return the record of a rollout, given the count of its environments' steps before each."""
     return EpisodeRecord(
-        ended=step.ended,
-        episode_return=step.episode_return,
-        episode_length=step.episode_length,
-        env_step=state.count,
-        fault=step.fault,
-    )
-
-
-def _complete_record(agents: _AgentEnds, record: EpisodeRecord) -> EpisodeRecord:
-    """Return the record of agent-episodes `[T, B, A]`, with the steps of their environments."""
-    shape = agents.ended.shape
-    return EpisodeRecord(
-        ended=agents.ended,
-        episode_return=agents.episode_return,
-        episode_length=agents.episode_length,
-        env_step=jnp.broadcast_to(record.env_step[..., None], shape),
-        fault=jnp.full(shape, NO_FAULT, jnp.int32),
+        ended=ends.episode_length > 0,
+        episode_return=ends.episode_return,
+        episode_length=ends.episode_length,
+        env_step=jnp.broadcast_to(env_step, fault.shape),
+        fault=fault,
     )
