@@ -151,6 +151,15 @@ class PartStitcher:
         if progress is not None and progress.count_rows() >= self._max_length:
             yield from self._emit(env, progress)
 
+    def _name(self, env: int, number: int) -> dict[str, str]:
+        """Return the fields of a part that say which episode it is of.
+
+        Args:
+            env: Index of the environment.
+            number: Number of its episode.
+        """
+        return {"episode_id": f"{self._run}-{env}-{number}"}
+
     def _begin(self, env: int, t_started: int) -> _Progress:
         number = self._numbers.get(env, 0)
         self._numbers[env] = number + 1
@@ -185,7 +194,7 @@ class PartStitcher:
             lambda leaf, last: np.concatenate([leaf, last]), rows.pop("obs"), progress.final_obs
         )
         yield EpisodePart(
-            episode_id=f"{self._run}-{env}-{progress.number}",
+            **self._name(env, progress.number),
             t_started=progress.t - len(rows["reward"]),
             obs=obs,
             **rows,

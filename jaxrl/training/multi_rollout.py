@@ -59,6 +59,8 @@ class MultiRollout:
     `rollouts` are `[T, R, ...]`; `record` `[T, B]` has the environments' episodes, and `agents`
     `[T, B, A]` those of each agent. `mask` `[T, B]` is whether a step of an environment counts.
     `plays` `[T, R]` is whether a row's agent was played by the module, None if that never changes.
+    `completed` `[T, R]` is whether a step completed a row, which is then among the first rows; None
+    where every row is that of its step.
     """
 
     rollouts: dict[str, Rollout]
@@ -66,6 +68,7 @@ class MultiRollout:
     agents: EpisodeRecord
     mask: Bool[Array, "T B"]
     plays: dict[str, Bool[Array, "T R"]] | None = None
+    completed: dict[str, Bool[Array, "T R"]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -279,14 +282,18 @@ class MultiRolloutWorker(MultiPolicyStep):
             m: rows if m == DRAWN else self._finish(m, rows, carry)
             for m, rows in recorded.rollouts.items()
         }
-        agents = _complete_record(recorded.agents, recorded.record)
-        return (
-            end.env,
-            end.carry,
-            MultiRollout(
-                rollouts=rollouts, record=recorded.record, agents=agents, mask=recorded.mask
+        played = MultiRollout(
+            rollouts=rollouts,
+            record=recorded.record,
+            agents=_complete_record(recorded.agents, recorded.record),
+            mask=recorded.mask,
+            completed=(
+                None
+                if carry.pending is None
+                else {m: rows.mask for m, rows in recorded.rollouts.items() if m != DRAWN}
             ),
         )
+        return end.env, end.carry, played
 
     def make_agent_returns(self) -> AgentReturns:
         """Return the returns of no agent-episodes."""
