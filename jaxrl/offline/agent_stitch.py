@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.episodes.packing import EpisodePart
-from jaxrl.offline.stitch import MAX_PART_LENGTH, PartStitcher
+from jaxrl.offline.stitch import MAX_PART_LENGTH, PartStitcher, Progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,7 +138,7 @@ class _AgentParts(PartStitcher):
         """Add episodes of an environment that ended."""
         self._episodes[env] = self.get_episode(env) + number
 
-    def _begin(self, env: int, t_started: int) -> Any:
+    def _begin(self, env: int, t_started: int) -> Progress:
         self._begun[env] = self.episode
         return super()._begin(env, t_started)
 

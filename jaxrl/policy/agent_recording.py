@@ -23,7 +23,7 @@ from jaxrl.policy.rollouts import Rows, check_steps, compute_length, play_compil
 from jaxrl.runners.agent_recording import open_module_writers, split_rollout
 from jaxrl.runners.recording import choose_run_name, make_blank_part, make_writer
 from jaxrl.training.evaluate import EvaluationInputs
-from jaxrl.training.multi_rollout import MultiPolicyStep
+from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
 from jaxrl.training.rollout import ActorState
 
 if TYPE_CHECKING:
@@ -69,15 +69,9 @@ def record_policies(
             if writer.counts.num_steps:
                 step = assembly.modules[m].policy_step
                 writer.check_columns(make_blank_part(step, lambda _, m=m: actors[m]))
-        length = compute_length(num_steps, num_envs)
-        recorded = 0
-        with contextlib.closing(_play(config, assembly, inputs, num_envs, length)) as played:
-            while recorded < num_steps:
-                rollout, env_index, steps = next(played)
-                check_steps(assembly.agents_env.id, steps, length, num_envs)
-                for m, rows in split_rollout(rollout, assembly.agent_rows).items():
-                    writers[m].add_parts(stitchers[m].add(rows, env_index, version=0))
-                recorded += steps
+        for rollout, env_index in _play(config, assembly, inputs, num_envs, num_steps):
+            for m, rows in split_rollout(rollout, assembly.agent_rows).items():
+                writers[m].add_parts(stitchers[m].add(rows, env_index, version=0))
         for m, writer in writers.items():
             writer.add_parts(stitchers[m].flush())
             writer.close()
@@ -85,6 +79,23 @@ def record_policies(
 
 
 def _play(
+    config: "AlgorithmConfig",
+    assembly: MultiAgentAssembly,
+    inputs: EvaluationInputs,
+    num_envs: int,
+    num_steps: int,
+) -> Generator[tuple[MultiRollout, np.ndarray]]:
+    """Yield rollouts of all modules and the indices of their environments, for a number of steps."""
+    length, done = compute_length(num_steps, num_envs), 0
+    with contextlib.closing(_play_on(config, assembly, inputs, num_envs, length)) as played:
+        while done < num_steps:
+            rollout, env_index, steps = next(played)
+            check_steps(assembly.agents_env.id, steps, length, num_envs)
+            done += steps
+            yield rollout, env_index
+
+
+def _play_on(
     config: "AlgorithmConfig",
     assembly: MultiAgentAssembly,
     inputs: EvaluationInputs,

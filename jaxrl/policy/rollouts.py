@@ -1,7 +1,7 @@
 """Rollouts of policies that no longer learn, in environments in JAX or on the host."""
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import jax
 import numpy as np
@@ -15,8 +15,9 @@ from jaxrl.errors import EnvError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import NoHooks
 from jaxrl.training.evaluate import EvaluationInputs
+from jaxrl.training.multi_rollout import MultiRolloutWorker
 from jaxrl.training.report import to_host
-from jaxrl.training.rollout import make_env_index
+from jaxrl.training.rollout import RolloutWorker, make_env_index
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -48,7 +49,7 @@ def check_steps(env_id: str, steps: int, length: int, num_envs: int) -> None:
 
 def play_compiled(
     config: "AlgorithmConfig",
-    worker: Any,
+    worker: RolloutWorker | MultiRolloutWorker,
     default_params: PyTree,
     inputs: EvaluationInputs,
     num_envs: int,
@@ -67,15 +68,16 @@ def play_compiled(
     current = to_host(inputs.env_params)
     params = current if jax.tree.leaves(current) else default_params
     actor = to_host(inputs.actor)
+    acting = cast("RolloutWorker", worker)
     env_index, explore = make_env_index(num_envs), config.env_runners_settings.explore
 
     @jax.jit
     def start(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
-        return worker.env.reset(key, env_index, params), worker.initial_carry(num_envs)
+        return acting.env.reset(key, env_index, params), acting.initial_carry(num_envs)
 
     @jax.jit
     def play(actor: PyTree, env: PyTree, carry: PyTree, params: PyTree) -> PyTree:
-        return worker.rollout(actor, env, carry, params, length, explore)[:3]
+        return acting.rollout(actor, env, carry, params, length, explore)[:3]
 
     env, carry = start(make_key(config.debugging_settings.run_seed), params)
     while True:

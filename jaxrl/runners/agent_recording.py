@@ -158,17 +158,17 @@ def open_module_writers(
 
 def split_rollout(rollout: MultiRollout, rows: AgentRows) -> dict[str, AgentRollout]:
     """Return the rows of each module as they are recorded, without what critics see."""
-    record, num_envs = rollout.record, rollout.mask.shape[1]
+    record, num_envs, completed = rollout.record, rollout.mask.shape[1], rollout.completed
+    assert completed is not None
     env_ended = np.asarray(record.ended | (record.fault != NO_FAULT))
     agent_ended = np.asarray(rollout.agents.ended)
     found: dict[str, AgentRollout] = {}
     for m, own in rollout.rollouts.items():
         if m == DRAWN:
             continue
-        completed = own.mask if rollout.completed is None else rollout.completed[m]
         found[m] = AgentRollout(
             rollout=without_critics(own),
-            completed=np.asarray(completed),
+            completed=np.asarray(completed[m]),
             cells=rows.get_cells(m, num_envs),
             env_ended=env_ended,
             agent_ended=agent_ended,

@@ -60,7 +60,7 @@ class Converter(Protocol):
 class Writing(Protocol):
     """Thread or threads that write what they are given, with a state to go back to."""
 
-    def put(self, item: Any) -> None:
+    def put(self, item: PyTree) -> None:
         """Add an item; raise the error of a thread, if there was one."""
         ...
 
@@ -131,7 +131,7 @@ class Recorder(abc.ABC):
             _restore(thread, state)
         return thread
 
-    def _put(self, item: object) -> None:
+    def _put(self, item: PyTree) -> None:
         began = time.perf_counter()
         self._open().put(item)
         self._seconds += time.perf_counter() - began
@@ -416,6 +416,6 @@ class WriterThread:
                 return
 
 
-def join_batches(rollouts: PyTree, number: int) -> Any:
+def join_batches(rollouts: PyTree, number: int) -> PyTree:
     """Return the first train batches of `[n, T, B, ...]` rollouts as one rollout."""
     return jax.tree.map(lambda x: np.asarray(x)[:number].reshape((-1, *x.shape[2:])), rollouts)

@@ -59,8 +59,7 @@ class MultiRollout:
     `rollouts` are `[T, R, ...]`; `record` `[T, B]` has the environments' episodes, and `agents`
     `[T, B, A]` those of each agent. `mask` `[T, B]` is whether a step of an environment counts.
     `plays` `[T, R]` is whether a row's agent was played by the module, None if that never changes.
-    `completed` `[T, R]` is whether a step completed a row, which is then among the first rows; None
-    where every row is that of its step.
+    `completed` `[T, R]` is whether a step completed a row; None in a Fragment, which has it itself.
     """
 
     rollouts: dict[str, Rollout]
@@ -287,11 +286,7 @@ class MultiRolloutWorker(MultiPolicyStep):
             record=recorded.record,
             agents=_complete_record(recorded.agents, recorded.record),
             mask=recorded.mask,
-            completed=(
-                None
-                if carry.pending is None
-                else {m: rows.mask for m, rows in recorded.rollouts.items() if m != DRAWN}
-            ),
+            completed={m: rows.mask for m, rows in recorded.rollouts.items() if m != DRAWN},
         )
         return end.env, end.carry, played
 
