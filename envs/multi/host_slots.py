@@ -217,8 +217,10 @@ class SlottedEnv:
             number = self._plan.number
             raise EnvError(
                 f"{self.name}: the agent {own_id!r} comes while all {number} slots of the module "
-                f"{module!r} are taken: set max_agents={2 * number} or more, since an agent has its slot "
-                "from its first observation to the step after its end."
+                f"{module!r} are taken, since an agent has its slot from its first observation to the step "
+                f"after its end: set max_agents={2 * number} or more; what a saved run has learned goes on "
+                f"with Algorithm.from_checkpoint(path, policy_ids={sorted(self._plan.spaces)}, "
+                f"max_agents={2 * number})."
             )
         slot = self._free[module].pop()
         self._slots[name], self._own[slot] = slot, own_id

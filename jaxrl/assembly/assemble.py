@@ -238,7 +238,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
             "broadcast_interval": config.training_settings.weights_interval,
             "own_step": get_compiled_step(config),
             "fragments_per_env": plan.fragments_per_env,
-            "max_recorded_batches": count_recorded_batches(config, sampler),
+            "max_recorded_batches": count_recorded_batches(config, [(sampler, plan.num_envs)]),
             **make_train_step_fields(config, made, sampler, in_graph=True),
         }
         if config.is_mixed and not config.in_evaluation:

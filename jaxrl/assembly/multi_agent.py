@@ -16,6 +16,7 @@ from jaxrl.assembly.assemble import (
     make_train_step_fields,
     with_sequences,
 )
+from jaxrl.assembly.offline import count_recorded_batches
 from jaxrl.assembly.opponents import check_drawn_spaces, make_opponent_pool
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.config.agent_mapping import DRAWN, merge_patterns
@@ -239,6 +240,13 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
         runner = MultiAgentRunner(
             rollout_worker=policy_step.with_envs(vector, for_training=True),
             explore=config.env_runners_settings.explore,
+            max_recorded_batches=count_recorded_batches(
+                config,
+                [
+                    (own.policy_step, rows.count_rows(m, plan.num_envs))
+                    for m, own in modules.items()
+                ],
+            ),
             **fields,
         )
     else:

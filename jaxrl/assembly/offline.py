@@ -363,14 +363,23 @@ def select_parts(
         yield part
 
 
-def count_recorded_batches(config: "AlgorithmConfig", policy_step: PolicyStep) -> int:
-    """Return the maximum number of train batches whose rollouts one dispatch records; 0 for none."""
+def count_recorded_batches(
+    config: "AlgorithmConfig", rows: Iterable[tuple[PolicyStep, int]]
+) -> int:
+    """Return the maximum number of train batches whose rollouts one dispatch records; 0 for none.
+
+    Args:
+        config: Config of the run.
+        rows: Modules with their connectors, and the number of columns of each in a rollout.
+    """
     if config.offline_data_settings.output is None:
         return 0
-    plan, pipeline = config.plan(), policy_step.obs_pipeline
-    spaces = pipeline.space, pipeline.space, policy_step.module.action_space
-    row = sum(map(count_bytes, spaces)) + 4 * policy_step.module.distribution.input_dim + 16
-    size = row * plan.num_envs * plan.rollout_fragment_length
+    size = 1
+    for policy_step, number in rows:
+        space, module = policy_step.obs_pipeline.space, policy_step.module
+        own = sum(map(count_bytes, (space, space, module.action_space)))
+        size += (own + 4 * module.distribution.input_dim + 16) * number
+    size *= config.plan().rollout_fragment_length
     return max(1, min(MAX_RECORDED_BATCHES, MAX_RECORDED_BYTES // size))
 
 

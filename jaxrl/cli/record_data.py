@@ -42,7 +42,13 @@ def record(
         )
     typer.echo(f"checkpoint  {path}")
     typer.echo(f"data        {folder}")
-    if data.counts is not None:
-        counts = data.counts
-        mean = format_mean_return(counts.returns.mean if counts.returns.num_episodes else None)
-        typer.echo(f"            {counts.num_steps} steps, {counts.num_episodes} episodes, {mean}")
+    by_module = data if isinstance(data, dict) else {"": data}
+    for module, own in by_module.items():
+        if own.counts is not None:
+            counts = own.counts
+            known = counts.returns.num_episodes
+            mean = format_mean_return(counts.returns.mean if known else None)
+            name = f"{module}: " if module else ""
+            typer.echo(
+                f"            {name}{counts.num_steps} steps, {counts.num_episodes} episodes, {mean}"
+            )

@@ -30,8 +30,10 @@ _ALLOWED: dict[str, tuple[tuple[object, ...], str]] = {
     "curriculum": ((None,), "tasks are chosen for environments of a single agent; leave it out"),
     "env_task_fn": ((None,), "tasks are chosen for environments of a single agent; leave it out"),
     "record_video": ((False, None), "only episodes of a single agent are recorded; leave it out"),
-    "input_": (("sampler",), "recorded rows are those of a single agent; leave it out"),
-    "output": ((None,), "only steps of a single agent are recorded; leave it out"),
+    "input_": (
+        ("sampler",),
+        "recorded rows are those of one module; learn from them without env, for example with BC",
+    ),
 }
 """Settings with their values that a run of several agents supports, and the reason."""
 _ALLOWED_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
@@ -63,8 +65,14 @@ _ALLOWED_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
 }
 """The same where the environment is written in Python."""
 
+_NOT_OF_TEAMS: dict[str, tuple[tuple[object, ...], str]] = {
+    "output": ((None,), "a team's steps are those of all its members; leave it out"),
+}
+"""The same for a team, wherever its environment is."""
+
 _ALLOWED_FOR_TEAM_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
     **{name: rule for name, rule in _ALLOWED.items() if name != "placement"},
+    **_NOT_OF_TEAMS,
     **dict.fromkeys(
         ("num_env_runners", "num_learners", "evaluation_num_env_runners"),
         ((0,), "a team in Python is stepped and trained in this process; set 0"),
@@ -134,7 +142,7 @@ def _check_evaluated(config: "AlgorithmConfig", agents: AgentMapping) -> None:
 def check_placed(config: "AlgorithmConfig", made: AnyMadeMulti) -> None:
     """Raise ConfigError if a setting asks for what is not there where the environment is stepped."""
     if isinstance(made, MadeMultiEnv):
-        check_compiled(config)
+        _check_allowed(config, _ALLOWED)
         return
     _check_allowed(config, _ALLOWED_ON_HOST)
     number, runners = config.multi_agent_settings.max_agents, config.env_runners_settings
@@ -152,8 +160,8 @@ def check_team_on_host(config: "AlgorithmConfig") -> None:
 
 
 def check_compiled(config: "AlgorithmConfig") -> None:
-    """Raise ConfigError if a setting asks for what the compiled program of agents does not do."""
-    _check_allowed(config, _ALLOWED)
+    """Raise ConfigError if a setting asks for what the compiled program of a team does not do."""
+    _check_allowed(config, {**_ALLOWED, **_NOT_OF_TEAMS})
 
 
 def _check_allowed(

@@ -26,7 +26,8 @@ class EpisodePart:
     that ends is either terminated, truncated, or cut: one of which nothing more will come, though
     its task did not end. `carry` is the state that a policy with memory acted with, before each row,
     or before the first alone; None for one without, or where it is not known. `version` is that of
-    the weights that chose each action.
+    the weights that chose each action. In an episode of several agents, the part is one agent's, in
+    its own time.
     """
 
     episode_id: str
@@ -40,6 +41,9 @@ class EpisodePart:
     truncated: bool = False
     is_cut: bool = False
     carry: PyTree = None
+    agent_id: str | None = None
+    module_id: str | None = None
+    multi_agent_episode_id: str | None = None
 
     def __len__(self) -> int:
         return len(self.reward)

@@ -20,6 +20,8 @@ REWARDS, VERSION = "rewards", "weights_version"
 EPISODE_ID, T_STARTED, LENGTH = "episode_id", "t_started", "length"
 TERMINATED, TRUNCATED, IS_CUT = "terminated", "truncated", "is_cut"
 FLAGS = (TERMINATED, TRUNCATED, IS_CUT)
+AGENT_COLUMNS = ("agent_id", "module_id", "multi_agent_episode_id")
+"""Columns that recordings of several agents have, named as the fields of `EpisodePart`."""
 HAS_STATE, HEADER = "has_state", "jaxrl_header"
 RESERVED = (REWARDS, VERSION, EPISODE_ID, T_STARTED, LENGTH, *FLAGS, HAS_STATE, HEADER)
 

@@ -88,4 +88,7 @@ def _join(run: list[EpisodePart]) -> EpisodePart:
         terminated=last.terminated,
         truncated=last.truncated,
         is_cut=last.is_cut,
+        agent_id=first.agent_id,
+        module_id=first.module_id,
+        multi_agent_episode_id=first.multi_agent_episode_id,
     )

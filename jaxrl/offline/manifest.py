@@ -125,6 +125,7 @@ class Origin:
         algorithm: Name of the algorithm whose policy acted.
         seed: Seed of the run.
         checkpoint_sha256: Digest of the checkpoint that the policy came from.
+        module_id: Module that acted, of a run of several agents; parts then say their agents.
     """
 
     env: str | None = None
@@ -132,6 +133,7 @@ class Origin:
     algorithm: str | None = None
     seed: int | None = None
     checkpoint_sha256: str | None = None
+    module_id: str | None = None
 
 
 def merge_origins(origins: Sequence[Origin]) -> Origin:

@@ -16,6 +16,7 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline.checks import convert_rewards
 from jaxrl.offline.columns import (
+    AGENT_COLUMNS,
     EPISODE_ID,
     FLAGS,
     HAS_STATE,
@@ -74,6 +75,8 @@ class NpzSink:
             REWARDS: np.concatenate([np.asarray(part.reward, np.float32) for part in parts]),
             VERSION: np.concatenate([np.asarray(part.version, np.int64) for part in parts]),
         }
+        for name in AGENT_COLUMNS if self._header.origin.module_id is not None else ():
+            content[name] = np.asarray([getattr(part, name) or "" for part in parts], np.str_)
         for column in self._header.columns.leaves:
             leaves = [arrays[column.name] for arrays in self._arrays]
             blank = np.zeros((0, *column.shape), column.dtype)
@@ -173,6 +176,8 @@ def iter_npz(path: Path, columns: Columns, max_bytes: int) -> Iterator[EpisodePa
     plain = {EPISODE_ID: "U", T_STARTED: "i", LENGTH: "i", **dict.fromkeys(FLAGS, "b")}
     if has_state:
         plain[HAS_STATE] = "b"
+    is_own = set(arrays).difference(column.name for column in columns.leaves)
+    plain.update(dict.fromkeys([name for name in AGENT_COLUMNS if name in is_own], "U"))
     expected = {*plain, REWARDS, VERSION, *(column.name for column in columns.leaves)}
     missing = sorted(expected - arrays.keys())
     if missing:

@@ -16,6 +16,7 @@ import numpy as np
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline.columns import (
+    AGENT_COLUMNS,
     EPISODE_ID,
     FLAGS,
     LENGTH,
@@ -76,11 +77,12 @@ class ParquetSink:
         self._pyarrow, parquet = import_pyarrow()
         self._file = file
         self._columns = header.columns
+        self._texts = (EPISODE_ID, *(AGENT_COLUMNS if header.origin.module_id is not None else ()))
         empty = self._encode([], [])
         metadata = {HEADER_KEY: dump_json(header.to_data()).encode()}
         self._schema: Table = empty.schema.with_metadata(metadata)
         self._writer = parquet.ParquetWriter(
-            file, self._schema, compression="zstd", use_dictionary=[EPISODE_ID]
+            file, self._schema, compression="zstd", use_dictionary=list(self._texts)
         )
 
     def add(self, parts: Sequence[EpisodePart], arrays: Sequence[Mapping[str, Any]]) -> None:
@@ -103,7 +105,7 @@ class ParquetSink:
         pa = self._pyarrow
         flags = {name: pa.array([getattr(p, name) for p in parts], pa.bool_()) for name in FLAGS}
         fields = {
-            EPISODE_ID: pa.array([part.episode_id for part in parts], pa.string()),
+            **{x: pa.array([getattr(p, x) for p in parts], pa.string()) for x in self._texts},
             T_STARTED: pa.array([part.t_started for part in parts], pa.int64()),
             LENGTH: pa.array([len(part) for part in parts], pa.int64()),
             **flags,
@@ -209,6 +211,8 @@ def _check_schema(schema: Table, columns: Columns, path: Path) -> None:
     """Check the types of all columns of a file."""
     pa, _ = import_pyarrow()
     plain = {EPISODE_ID: pa.string(), T_STARTED: pa.int64(), LENGTH: pa.int64()}
+    has_agents = any(name in schema.names for name in AGENT_COLUMNS)
+    plain.update(dict.fromkeys(AGENT_COLUMNS if has_agents else (), pa.string()))
     expected = {**plain, **dict.fromkeys(FLAGS, pa.bool_())}
     for name, kind in expected.items():
         index = schema.get_field_index(name)
@@ -241,6 +245,8 @@ def _is_type(pa: ModuleType, found: Table, column: Column) -> bool:
 
 def _decode_group(table: Table, columns: Columns, path: Path) -> Iterator[EpisodePart]:
     plain = {name: table[name].to_pylist() for name in (EPISODE_ID, T_STARTED, LENGTH, *FLAGS)}
+    names = [name for name in AGENT_COLUMNS if name in table.column_names]
+    agents = {name: table[name].to_pylist() for name in names}
     num_parts = table.num_rows
     leaves = {
         column.name: _decode_leaf(table, column, path)
@@ -252,6 +258,7 @@ def _decode_group(table: Table, columns: Columns, path: Path) -> Iterator[Episod
         if any(value is None for value in row.values()) or row[LENGTH] < 1 or row[T_STARTED] < 0:
             raise DataError(f"{path} is damaged: row {i} has no valid id, length or flags.")
         arrays = {name: values[i] for name, values in leaves.items()}
+        row.update({name: values[i] for name, values in agents.items()})
         yield make_part(row, arrays, columns, path)
 
 
@@ -283,7 +290,7 @@ def make_part(
     """Return the part of one row of a file.
 
     Args:
-        row: Id, first time step, length and flags.
+        row: Id, first time step, length and flags, and whose the part is, if of several agents.
         arrays: Arrays by column; leaves without entries may be missing.
         columns: Columns of the file.
         path: File, for error messages.
@@ -309,6 +316,7 @@ def make_part(
         reward=reward,
         version=version,
         **{name: bool(row[name]) for name in FLAGS},
+        **{name: row.get(name) or None for name in AGENT_COLUMNS},
         **columns.unflatten(found),
     )
 

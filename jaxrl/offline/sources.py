@@ -8,6 +8,7 @@ from pathlib import Path
 from jaxrl.config.datasets import PREFIX, find_dataset
 from jaxrl.errors import DataError
 from jaxrl.offline import npz, parquet
+from jaxrl.offline.agents import check_one_module
 from jaxrl.offline.manifest import MANIFEST
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -51,6 +52,7 @@ def find_files(source: Source) -> list[Path]:
 
 def _find_entry(path: Path) -> list[Path]:
     if path.is_dir():
+        check_one_module(path)
         return _find_in_folder(path)
     if path.exists():
         return [path.absolute()]

@@ -18,7 +18,7 @@ _COLUMNS = ("obs", "action", "reward", "extras", "version")
 
 
 @dataclasses.dataclass(eq=False)
-class _Progress:
+class Progress:
     """Episode that an environment is in: its number, its next time step, and its open rows."""
 
     number: int
@@ -46,7 +46,7 @@ class PartStitcher:
     def __init__(self, run: str, *, max_part_length: int = MAX_PART_LENGTH) -> None:
         self._run = run
         self._max_length = max_part_length
-        self._progress: dict[int, _Progress] = {}
+        self._progress: dict[int, Progress] = {}
         self._numbers: dict[int, int] = {}
         self.num_dropped = 0
 
@@ -109,7 +109,7 @@ class PartStitcher:
         progress = cast("Mapping[str, list[int]]", state["progress"])
         self._numbers = {int(env): int(number) for env, number in numbers.items()}
         self._progress = {
-            int(env): _Progress(number=int(number), t=int(t))
+            int(env): Progress(number=int(number), t=int(t))
             for env, (number, t) in progress.items()
         }
 
@@ -151,10 +151,19 @@ class PartStitcher:
         if progress is not None and progress.count_rows() >= self._max_length:
             yield from self._emit(env, progress)
 
-    def _begin(self, env: int, t_started: int) -> _Progress:
+    def _name(self, env: int, number: int) -> dict[str, str]:
+        """Return the fields of a part that say which episode it is of.
+
+        Args:
+            env: Index of the environment.
+            number: Number of its episode.
+        """
+        return {"episode_id": f"{self._run}-{env}-{number}"}
+
+    def _begin(self, env: int, t_started: int) -> Progress:
         number = self._numbers.get(env, 0)
         self._numbers[env] = number + 1
-        progress = self._progress[env] = _Progress(number=number, t=t_started)
+        progress = self._progress[env] = Progress(number=number, t=t_started)
         return progress
 
     def _cut(self, env: int) -> Iterator[EpisodePart]:
@@ -166,7 +175,7 @@ class PartStitcher:
     def _emit(
         self,
         env: int,
-        progress: _Progress,
+        progress: Progress,
         *,
         terminated: bool = False,
         truncated: bool = False,
@@ -185,7 +194,7 @@ class PartStitcher:
             lambda leaf, last: np.concatenate([leaf, last]), rows.pop("obs"), progress.final_obs
         )
         yield EpisodePart(
-            episode_id=f"{self._run}-{env}-{progress.number}",
+            **self._name(env, progress.number),
             t_started=progress.t - len(rows["reward"]),
             obs=obs,
             **rows,
@@ -208,7 +217,7 @@ def _find_segments(rollout: Rollout, column: int) -> Iterator[tuple[int, int]]:
 
 
 def _append(
-    progress: _Progress,
+    progress: Progress,
     host: Rollout,
     versions: Int[np.ndarray, "T B"],
     column: int,

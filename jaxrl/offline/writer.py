@@ -19,6 +19,7 @@ from jaxrl.episodes.lookback import LookbackBuffer, stack_items
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.episodes.single_agent import SingleAgentEpisode
 from jaxrl.errors import DataError
+from jaxrl.offline.agents import check_agent_columns, check_module, check_same_module
 from jaxrl.offline.checks import OrderChecker, PartChecker, convert_rewards, locate
 from jaxrl.offline.columns import Columns, find_column_difference
 from jaxrl.offline.counting import EpisodeCounter
@@ -63,6 +64,8 @@ class EpisodeWriter:
         algorithm: Name of the algorithm, to record.
         seed: Seed of the run, to record.
         checkpoint_sha256: Digest of the checkpoint that the policy came from, to record.
+        module_id: Module whose steps these are, of a run of several agents; parts then have their
+            agents recorded.
         has_density: Whether the extra `action_logp` is the log-density of the actions, which
             importance sampling needs; None for whether there is such an extra.
         actions_are_normalized: Whether actions are those of a module, before the action connectors
@@ -87,6 +90,7 @@ class EpisodeWriter:
         algorithm: str | None = None,
         seed: int | None = None,
         checkpoint_sha256: str | None = None,
+        module_id: str | None = None,
         has_density: bool | None = None,
         actions_are_normalized: bool = False,
         state_like: PyTree = None,
@@ -104,6 +108,7 @@ class EpisodeWriter:
             algorithm=algorithm,
             seed=seed,
             checkpoint_sha256=checkpoint_sha256,
+            module_id=module_id,
         )
         self._has_density = has_density
         self._is_normalized = actions_are_normalized
@@ -176,6 +181,9 @@ class EpisodeWriter:
             version=np.full(len(episode), -1, np.int64),
             terminated=episode.is_terminated,
             truncated=episode.is_truncated,
+            agent_id=None if episode.agent_id is None else str(episode.agent_id),
+            module_id=episode.module_id,
+            multi_agent_episode_id=episode.multi_agent_episode_id,
         )
         self.add_parts([part])
 
@@ -194,6 +202,7 @@ class EpisodeWriter:
             if not len(part):
                 continue
             header = self._header or self._start(part)
+            check_module(part, header)
             assert self._checker is not None
             if self._is_after_others:
                 self.check_columns(part)
@@ -262,14 +271,9 @@ class EpisodeWriter:
             DataError: If a file of that time is missing or another one, or the folder cannot be
                 written.
         """
+        self.check_state(state)
         self._discard()
         run, kept = state.get("run"), cast("Mapping[str, str]", state["files"])
-        for name, digest in kept.items():
-            if name not in self._files or self._files[name].sha256 != digest:
-                raise DataError(
-                    f"{self.path / name} is not the file that the run had recorded: choose a new "
-                    "folder."
-                )
         removed = [
             name for name, entry in self._files.items() if name not in kept and entry.run == run
         ]
@@ -285,6 +289,19 @@ class EpisodeWriter:
                 self._write_manifest()
             for name in removed:
                 (self.path / name).unlink(missing_ok=True)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Check that the folder has the files of the time of `get_state`.
+
+        Raises:
+            DataError: If one is missing or another one.
+        """
+        for name, digest in cast("Mapping[str, str]", state["files"]).items():
+            if name not in self._files or self._files[name].sha256 != digest:
+                raise DataError(
+                    f"{self.path / name} is not the file that the run had recorded: choose a new "
+                    "folder."
+                )
 
     def _open_folder(self) -> None:
         with self._translating_errors():
@@ -321,6 +338,7 @@ class EpisodeWriter:
                 f"{self.path} has actions_are_normalized={header.actions_are_normalized}, and here it "
                 f"is {self._is_normalized}: record into another folder."
             )
+        check_same_module(self.path, header.origin.module_id, self._origin.module_id)
         self._origin = header.origin
         self._reference = manifest.reference
         self._files = dict(manifest.files)
@@ -344,6 +362,7 @@ class EpisodeWriter:
             actions_are_normalized=self._is_normalized,
             state_like=self._state_like,
         )
+        check_agent_columns(columns, self._origin.module_id)
         has_logp = "action_logp" in part.extras
         if self._has_density and not has_logp:
             raise DataError(

@@ -7,26 +7,21 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jax
-import numpy as np
-
-from jaxrl.assembly.assemble import make_env, make_vector_env
-from jaxrl.core.keys import make_key
-from jaxrl.core.types import Key, PyTree
+from jaxrl.assembly.assemble import Assembly, make_env, make_vector_env
+from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.envs.vector import VectorState
-from jaxrl.errors import ConfigError, EnvError
+from jaxrl.errors import ConfigError
+from jaxrl.offline.agents import find_module_folders
 from jaxrl.offline.manifest import read_manifest
 from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.offline.stitch import PartStitcher
 from jaxrl.offline.writer import EpisodeWriter
-from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.hooks import NoHooks
+from jaxrl.policy.agent_recording import record_policies
+from jaxrl.policy.rollouts import Rows, check_steps, compute_length, play_compiled, play_on_host
 from jaxrl.runners.recording import choose_run_name, make_blank_part
 from jaxrl.training.evaluate import EvaluationInputs
-from jaxrl.training.report import to_host
-from jaxrl.training.rollout import ActorCarry, PolicyStep, make_env_index
+from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -34,10 +29,6 @@ if TYPE_CHECKING:
 
 DEFAULT_NUM_STEPS = 10_000
 DEFAULT_NUM_ENVS = 8
-MAX_FRAGMENT_LENGTH = 256
-
-Rows = tuple[PyTree, np.ndarray, int]
-"""Rollout `[T, B, ...]`, the indices of its environments, and its number of steps."""
 
 
 class RecordingMethods:
@@ -45,6 +36,8 @@ class RecordingMethods:
 
     if TYPE_CHECKING:
         config: AlgorithmConfig
+
+        _assembly: Assembly
 
         def get_policy(self) -> Policy: ...
         def _make_evaluation_inputs(self) -> EvaluationInputs: ...
@@ -57,10 +50,10 @@ class RecordingMethods:
         num_envs: int = DEFAULT_NUM_ENVS,
         explore: bool | None = None,
         seed: int | None = None,
-    ) -> RecordedData:
+    ) -> RecordedData | dict[str, RecordedData]:
         """Record the current policy in its environment, without learning.
 
-        The environment has the run's current task. Without an environment to train in, that of the
+        Several agents have the policies of all modules recorded, each in the folder of its id. The environment has the run's current task. Without an environment to train in, that of the
         evaluation is taken.
 
         Args:
@@ -74,7 +67,7 @@ class RecordingMethods:
                 files in the folder is added, so that what is appended is new.
 
         Returns:
-            The data in the folder.
+            The data in the folder, by module for several agents.
 
         Raises:
             ConfigError: If there is no environment, or a number is below 1.
@@ -94,10 +87,14 @@ class RecordingMethods:
         default = own.env_runners_settings.explore
         config.env_runners(explore=default if explore is None else explore)
         if seed is None:
-            manifest = read_manifest(path) if path.is_dir() else None
-            added = 0 if manifest is None else len(manifest.files)
+            folders = [path, *find_module_folders(path).values()]
+            manifests = [read_manifest(folder) for folder in folders if folder.is_dir()]
+            added = max((len(own.files) for own in manifests if own is not None), default=0)
             seed = (config.debugging_settings.run_seed + added) % 2**63
         config.debugging(seed=seed)
+        assembly = self._assembly
+        if isinstance(assembly, MultiAgentAssembly):
+            return record_policies(config, assembly, inputs, path, num_steps, num_envs)
         step = self.get_policy().inference.policy_step
         return record_policy(config, step, inputs, path, num_steps, num_envs)
 
@@ -123,12 +120,8 @@ def record_policy(
     made, seed = make_env(config), config.debugging_settings.run_seed
     explore = config.env_runners_settings.explore
     settings, module = config.offline_data_settings, policy_step.module
-    per_env = -(-num_steps // num_envs)
-    length = -(-per_env // -(-per_env // MAX_FRAGMENT_LENGTH))
-    if isinstance(made, MadeEnv) and inputs.task is None:
-        rows = _play_compiled(config, made, policy_step, inputs, num_envs, length)
-    else:
-        rows = _play_on_host(config, made, inputs, num_envs, length)
+    length = compute_length(num_steps, num_envs)
+    rows = _play(config, made, policy_step, inputs, num_envs, length)
     writer = EpisodeWriter(
         path,
         *made.spaces,
@@ -147,64 +140,25 @@ def record_policy(
             writer.check_columns(make_blank_part(policy_step, lambda _: inputs.actor))
         while recorded < num_steps:
             rollout, env_index, steps = next(rows)
-            if not steps:
-                raise EnvError(
-                    f"{made.id} made no valid step in {length} steps of {num_envs} environments: its "
-                    "observations or rewards are not finite."
-                )
+            check_steps(made.id, steps, length, num_envs)
             writer.add_parts(stitcher.add(rollout, env_index, version=0))
             recorded += steps
         writer.add_parts(stitcher.flush())
     return open_data(path)
 
 
-def _play_compiled(
+def _play(
     config: "AlgorithmConfig",
-    made: MadeEnv,
+    made: MadeEnv | MadeHostEnv,
     policy_step: PolicyStep,
     inputs: EvaluationInputs,
     num_envs: int,
     length: int,
 ) -> Generator[Rows]:
-    """Yield rollouts of environments in JAX, without end."""
-    worker = policy_step.with_envs(make_vector_env(config, made))
-    current = to_host(inputs.env_params)
-    params = current if jax.tree.leaves(current) else made.params
-    actor = to_host(inputs.actor)
-    env_index, explore = make_env_index(num_envs), config.env_runners_settings.explore
-
-    @jax.jit
-    def start(key: Key, params: PyTree) -> tuple[VectorState, ActorCarry]:
-        return worker.env.reset(key, env_index, params), worker.initial_carry(num_envs)
-
-    @jax.jit
-    def play(actor: PyTree, env: VectorState, carry: ActorCarry, params: PyTree) -> PyTree:
-        return worker.rollout(actor, env, carry, params, length, explore)[:3]
-
-    env, carry = start(make_key(config.debugging_settings.run_seed), params)
-    while True:
-        env, carry, rollout = play(actor, env, carry, params)
-        rollout = to_host(rollout)
-        yield rollout, np.asarray(env_index), int(rollout.mask.sum())
-
-
-def _play_on_host(
-    config: "AlgorithmConfig",
-    made: MadeEnv | MadeHostEnv,
-    inputs: EvaluationInputs,
-    num_envs: int,
-    length: int,
-) -> Generator[Rows]:
-    """Yield rollouts of environments that are stepped from Python, without end."""
-    from jaxrl.runners.env_runner import make_env_runner
-
-    runner = make_env_runner(
-        config, num_envs=num_envs, first_env_index=0, made=made, hooks=NoHooks()
-    )
-    try:
-        runner.set_weights(Weights(version=0, actor=to_host(inputs.actor), task=inputs.task))
-        while True:
-            fragment: Fragment = runner.sample(length)
-            yield fragment.rollout, fragment.env_index, fragment.num_env_steps
-    finally:
-        runner.close()
+    """Yield rollouts, without end."""
+    if isinstance(made, MadeEnv) and inputs.task is None:
+        worker = policy_step.with_envs(make_vector_env(config, made))
+        yield from play_compiled(config, worker, made.params, inputs, num_envs, length)
+        return
+    for fragment in play_on_host(config, made, inputs, num_envs, length):
+        yield fragment.rollout, fragment.env_index, fragment.num_env_steps

@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING, cast
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.core.types import Device
+from jaxrl.runners.agent_recording import AgentsRecorder
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.curriculum import Curriculum
 from jaxrl.runners.hooks import DISPATCH_HOOKS, AlgorithmHooks, RunnerHooks
@@ -12,7 +14,7 @@ from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup, Loop
-from jaxrl.runners.recording import Recorder, make_recorder
+from jaxrl.runners.recording import Recorder, RolloutRecorder
 from jaxrl.training.mixed import MixedTrainStep
 
 if TYPE_CHECKING:
@@ -82,6 +84,17 @@ def _make_host_recorder(config: "AlgorithmConfig", assembly: Assembly) -> Record
     from jaxrl.runners.external.recording import PartRecorder
 
     return PartRecorder(config, assembly)
+
+
+def make_recorder(
+    config: "AlgorithmConfig", assembly: Assembly
+) -> RolloutRecorder | AgentsRecorder | None:
+    """Make the recorder of a run that jaxrl steps; None without an `output`."""
+    if config.offline_data_settings.output is None:
+        return None
+    if isinstance(assembly, MultiAgentAssembly):
+        return AgentsRecorder(config, assembly)
+    return RolloutRecorder(config, assembly)
 
 
 def make_in_graph_loop(

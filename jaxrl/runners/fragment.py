@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.training.episode_stats import EpisodeRecord
@@ -46,7 +46,8 @@ class Fragment:
     last (re)start. `metrics` holds the metrics logged by callbacks, in the form that
     `MetricsLogger` merges.
 
-    With several agents, `rollout` is a `MultiRollout`. `num_agent_steps_lost` counts the rows that
+    With several agents, `rollout` is a `MultiRollout`, and `completed` `[T, R]` is whether a step
+    completed a row of each module's column. `num_agent_steps_lost` counts the rows that
     were begun and never completed because a copy failed, `num_pending_rows` those that go on in the
     next fragment, and `rewards_without_action` the rewards of agents that were not present.
     """
@@ -62,6 +63,7 @@ class Fragment:
     env_seconds: float
     faults: tuple[RunnerFault, ...] = ()
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
+    completed: dict[str, Bool[np.ndarray, "T R"]] | None = None
     num_agent_steps_lost: int = 0
     num_pending_rows: int = 0
     rewards_without_action: int = 0

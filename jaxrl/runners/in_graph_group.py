@@ -21,7 +21,7 @@ from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LocalLearnerGroup
 from jaxrl.runtime.program import Program
 from jaxrl.training.batch_loop import MAX_REPORT_ROWS
-from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.report import TrainReport
 from jaxrl.training.sharding import RunnerPrograms, make_runner_programs
 from jaxrl.training.train_state import TrainState
@@ -59,7 +59,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
 
         shapes = traced() if kept is None else kept.get_or_make("first_state", traced)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-        records = isinstance(runner, InGraphRunner) and runner.max_recorded_batches > 0
+        records = not isinstance(runner, OfflineRunner) and runner.max_recorded_batches > 0
         self._has_snapshots = debugging.jit and size <= MAX_COPY_BYTES and not records
         self.runner_programs: RunnerPrograms = make_runner_programs(
             runner,

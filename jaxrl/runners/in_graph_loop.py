@@ -15,6 +15,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import ENV_RUNNERS, TIMERS
+from jaxrl.runners.agent_recording import AgentsRecorder
 from jaxrl.runners.compiled_runner import CompiledEnvRunner, CompiledRunnerGroup
 from jaxrl.runners.counts import OUTPUT
 from jaxrl.runners.curriculum import CURRICULUM, Curriculum
@@ -105,7 +106,7 @@ class InGraphLoop:
         strategy: DispatchStrategy,
         runner: CompiledEnvRunner,
         curriculum: Curriculum,
-        recorder: RolloutRecorder | None = None,
+        recorder: RolloutRecorder | AgentsRecorder | None = None,
         max_recorded_batches: int = 0,
     ) -> None:
         self._recorder, self._max_recorded_batches = recorder, max_recorded_batches

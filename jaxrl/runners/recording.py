@@ -57,6 +57,34 @@ class Converter(Protocol):
         ...
 
 
+class Writing(Protocol):
+    """Thread or threads that write what they are given, with a state to go back to."""
+
+    def put(self, item: PyTree) -> None:
+        """Add an item; raise the error of a thread, if there was one."""
+        ...
+
+    def raise_error(self) -> None:
+        """Raise the error of a thread, if there was one."""
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """Write everything, and return what `set_state` needs, as plain data."""
+        ...
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise DataError if the files of the time of `get_state` are missing."""
+        ...
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go back to the time of `get_state`."""
+        ...
+
+    def close(self) -> None:
+        """Complete the last files."""
+        ...
+
+
 class Recorder(abc.ABC):
     """Writer of what a run samples, in a thread.
 
@@ -75,7 +103,7 @@ class Recorder(abc.ABC):
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
         self._config, self._assembly = config, assembly
         self._seconds = 0.0
-        self._opened: tuple[_WriterThread, Callable[[], object]] | None = None
+        self._opened: tuple[Writing, Callable[[], object]] | None = None
         self._pending: Mapping[str, Any] | None = None
         if assembly.should_train:
             self._open()
@@ -89,30 +117,13 @@ class Recorder(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _make_converter(self, run: str) -> Converter:
-        """Return what makes parts of episodes, whose ids begin with the name of the run."""
+    def _start(self) -> Writing:
+        """Open the folder and start what writes to it."""
 
-    def _make_blank_part(self) -> EpisodePart | None:
-        """Return a part of zeros with the columns of all parts; None if they are not known."""
-        return None
-
-    @property
-    def _has_density(self) -> bool:
-        """Return whether all recorded actions have the probability in `ACTION_LOGP`."""
-        return self._assembly.module.has_density and self._config.env_runners_settings.explore
-
-    def _open(self) -> "_WriterThread":
-        """Return the thread, started on first use and set back to the restored state."""
+    def _open(self) -> Writing:
+        """Return what writes, started on first use and set back to the restored state."""
         if self._opened is None:
-            writer, run = _make_writer(self._config, self._assembly, self._has_density)
-            try:
-                part = self._make_blank_part() if writer.counts.num_steps else None
-                if part is not None:
-                    writer.check_columns(part)
-            except BaseException:
-                writer.close()
-                raise
-            thread = _WriterThread(writer, self._make_converter(run))
+            thread = self._start()
             self._opened = thread, weakref.finalize(self, thread.close)
         thread, _ = self._opened
         if self._pending is not None:
@@ -120,7 +131,7 @@ class Recorder(abc.ABC):
             _restore(thread, state)
         return thread
 
-    def _put(self, *item: object) -> None:
+    def _put(self, item: PyTree) -> None:
         began = time.perf_counter()
         self._open().put(item)
         self._seconds += time.perf_counter() - began
@@ -158,7 +169,40 @@ class Recorder(abc.ABC):
             thread.raise_error()
 
 
-class RolloutRecorder(Recorder):
+class FolderRecorder(Recorder):
+    """Recorder of a single agent, to one folder. See `Recorder`."""
+
+    @abc.abstractmethod
+    def _make_converter(self, run: str) -> Converter:
+        """Return what makes parts of episodes, whose ids begin with the name of the run."""
+
+    def _make_blank_part(self) -> EpisodePart | None:
+        """Return a part of zeros with the columns of all parts; None if they are not known."""
+        return None
+
+    @property
+    def _has_density(self) -> bool:
+        """Return whether all recorded actions have the probability in `ACTION_LOGP`."""
+        return self._assembly.module.has_density and self._config.env_runners_settings.explore
+
+    def _start(self) -> "WriterThread":
+        path = get_output_path(self._config)
+        writer = make_writer(self._config, self._assembly, path, has_density=self._has_density)
+        try:
+            part = self._make_blank_part() if writer.counts.num_steps else None
+            if part is not None:
+                writer.check_columns(part)
+        except BaseException:
+            writer.close()
+            raise
+        # The folder is locked now, so that no other run chooses the same name.
+        seed = self._config.debugging_settings.run_seed
+        return WriterThread(
+            writer, self._make_converter(choose_run_name(self._config.algo_name, seed, path))
+        )
+
+
+class RolloutRecorder(FolderRecorder):
     """Recorder of sampled rollouts, which have the environments' observations.
 
     Actions are the module's, whose memory is not recorded: modules that learn from the data compute
@@ -181,7 +225,7 @@ class RolloutRecorder(Recorder):
         Raises:
             DataError: If the folder cannot be written.
         """
-        self._put(replace(rollout, carry_in=None), env_index, version)
+        self._put((replace(rollout, carry_in=None), env_index, version))
 
     def add_fragments(self, fragments: Sequence[Fragment]) -> None:
         for fragment in fragments:
@@ -191,13 +235,18 @@ class RolloutRecorder(Recorder):
         return PartStitcher(run)
 
     def _make_blank_part(self) -> EpisodePart:
-        train_step, plan = self._assembly.train_step, self._assembly.plan
-        assert isinstance(train_step, TrainStep)
+        return make_untrained_part(self._assembly)
 
-        def make_actor(key: Key) -> ActorState:
-            return train_step.make_actor_state(train_step.init_without_envs(key, plan.total_envs))
 
-        return make_blank_part(self._assembly.policy_step, make_actor)
+def make_untrained_part(assembly: Assembly) -> EpisodePart:
+    """Make a part of one step of zeros, without observations, as a run's module is recorded."""
+    train_step, plan = assembly.train_step, assembly.plan
+    assert isinstance(train_step, TrainStep)
+
+    def make_actor(key: Key) -> ActorState:
+        return train_step.make_actor_state(train_step.init_without_envs(key, plan.total_envs))
+
+    return make_blank_part(assembly.policy_step, make_actor)
 
 
 def make_blank_part(
@@ -227,14 +276,15 @@ def make_blank_part(
     )
 
 
-def _restore(thread: "_WriterThread", state: Mapping[str, Any]) -> None:
-    """Set the thread back to a saved state.
+def _restore(thread: Writing, state: Mapping[str, Any]) -> None:
+    """Set what writes back to a saved state.
 
     Raises:
         CheckpointError: If the state is invalid.
         DataError: If the files of that time are missing.
     """
     try:
+        thread.check_state(state)
         thread.set_state(state)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, DataError):
@@ -245,42 +295,60 @@ def _restore(thread: "_WriterThread", state: Mapping[str, Any]) -> None:
         ) from error
 
 
-def _make_writer(
-    config: "AlgorithmConfig", assembly: Assembly, has_density: bool
-) -> tuple[EpisodeWriter, str]:
-    """Return the writer of a run's folder, and the name of the run in the ids of episodes."""
+def get_output_path(config: "AlgorithmConfig") -> Path:
+    """Return the folder that a run is recorded to."""
+    output = config.offline_data_settings.output
+    assert output is not None
+    return Path(output).expanduser().absolute()
+
+
+def make_writer(
+    config: "AlgorithmConfig",
+    assembly: Assembly,
+    path: Path,
+    *,
+    has_density: bool,
+    module_id: str | None = None,
+) -> EpisodeWriter:
+    """Make the writer of a module's steps.
+
+    Args:
+        config: Config of the run.
+        assembly: Functions of the module.
+        path: Folder.
+        has_density: Whether recorded actions have the probability in `ACTION_LOGP`.
+        module_id: Id of the module in a run of several agents.
+    """
     settings = config.offline_data_settings
-    assert settings.output is not None
-    path = Path(settings.output).expanduser().absolute()
-    writer = EpisodeWriter(
+    return EpisodeWriter(
         path,
         *assembly.made.spaces,
         env=assembly.made.id,
         algorithm=config.algo_name,
         seed=config.debugging_settings.run_seed,
+        module_id=module_id,
         has_density=has_density,
         actions_are_normalized=True,
         max_file_bytes=settings.output_max_file_size,
         max_rows_per_file=settings.output_max_rows_per_file,
     )
-    # The folder is locked now, so that no other run chooses the same name.
-    return writer, choose_run_name(config.algo_name, config.debugging_settings.run_seed, path)
 
 
-def choose_run_name(algorithm: str, seed: int, path: Path) -> str:
-    """Return a name for the ids of episodes that no other data in the folder have.
+def choose_run_name(algorithm: str, seed: int, *folders: Path) -> str:
+    """Return a name for the ids of episodes that no other data in the folders have.
 
     Args:
         algorithm: Name of the algorithm.
         seed: Seed of the run.
-        path: Folder that is recorded to.
+        *folders: Folders that are recorded to.
     """
-    manifest = read_manifest(path) if path.is_dir() else None
+    manifests = [read_manifest(path) for path in folders if path.is_dir()]
+    numbers = [manifest.next_number for manifest in manifests if manifest is not None]
     name = f"{algorithm}-{seed}"
-    return name if manifest is None else f"{name}-{manifest.next_number}"
+    return f"{name}-{max(numbers)}" if numbers else name
 
 
-class _WriterThread:
+class WriterThread:
     """Thread that makes parts of episodes and writes them."""
 
     def __init__(self, writer: EpisodeWriter, converter: Converter) -> None:
@@ -305,6 +373,11 @@ class _WriterThread:
         if parts := self._converter.flush():  # none, if the run has been stopped
             self._writer.add_parts(parts)
         return {"writer": self._writer.get_state(), "stitcher": self._converter.get_state()}
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        self._queue.join()
+        self.raise_error()
+        self._writer.check_state(state["writer"])
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self._queue.join()
@@ -343,13 +416,6 @@ class _WriterThread:
                 return
 
 
-def make_recorder(config: "AlgorithmConfig", assembly: Assembly) -> RolloutRecorder | None:
-    """Make the recorder of a run; None without an `output`."""
-    if config.offline_data_settings.output is None:
-        return None
-    return RolloutRecorder(config, assembly)
-
-
-def join_batches(rollouts: Rollout, number: int) -> Rollout:
+def join_batches(rollouts: PyTree, number: int) -> PyTree:
     """Return the first train batches of `[n, T, B, ...]` rollouts as one rollout."""
     return jax.tree.map(lambda x: np.asarray(x)[:number].reshape((-1, *x.shape[2:])), rollouts)

@@ -25,6 +25,7 @@ from jaxrl.runners.counts import COUNT, MAPPING, ValueKind, find_mismatch, find_
 from jaxrl.runners.metrics_logger import find_state_problem
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import results
+from jaxrl.runs.added_league import add_league
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.versions import EXACT_PACKAGES, get_versions
 
@@ -475,6 +476,8 @@ def apply_overrides(
         return any(leaf == prefix or leaf.startswith(f"{prefix}.") for prefix in prefixes)
 
     saved = {name: leaf for name, leaf in leaves.items() if not is_overridden(name)}
+    if "league" in names:
+        saved = add_league(saved, current)
     return {**saved, **{name: leaf for name, leaf in current.items() if is_overridden(name)}}
 
 

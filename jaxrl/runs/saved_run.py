@@ -10,8 +10,10 @@ import numpy as np
 
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import TrustSpec
+from jaxrl.errors import CheckpointError
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
+from jaxrl.runs.added_league import check_added_league
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -74,6 +76,30 @@ class SavedRun:
                 config.multi_agent(policies_to_train=as_saved)
         host.prepare_resumed_process(config, metadata)
         leaves = ckpt.read_leaves(found, metadata)  # raises, if damaged, before anything compiles
+        if is_whole and component is None:
+            if "league" in overrides:
+                check_added_league(config, leaves, found)
+            if "max_agents" in overrides:
+                _check_same_slots(config, metadata, leaves, found)
         return SavedRun(
             path=found, metadata=metadata, leaves=leaves, config=config, trained=trained
         )
+
+
+def _check_same_slots(
+    config: "AlgorithmConfig",
+    metadata: Mapping[str, Any],
+    leaves: Mapping[str, np.ndarray],
+    path: Path,
+) -> None:
+    """Raise CheckpointError if a run is to go on with another number of slots for agents."""
+    saved = metadata["config"]["settings"].get("max_agents")
+    wanted = config.multi_agent_settings.max_agents
+    if wanted == saved:
+        return
+    modules = sorted({name.split(".")[1] for name in leaves if name.startswith("modules.")})
+    raise CheckpointError(
+        f"{path} is of a run with max_agents={saved}, whose rows and statistics are those of its slots, "
+        f"and cannot go on with max_agents={wanted!r}: begin a new run with what its modules learned, "
+        f"Algorithm.from_checkpoint(path, policy_ids={modules}, max_agents={wanted!r})."
+    )

@@ -15,8 +15,8 @@ from jaxrl.config.settings.training import CriticKind
 from jaxrl.connectors.agent_ids import AgentIds
 from jaxrl.core.space_arrays import flatten, get_flat_size
 from jaxrl.core.spaces import without_part
-from jaxrl.core.struct import pytree
-from jaxrl.core.types import CentralObs, PyTree
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import CentralObs, PyTree, Rollout
 from jaxrl.envs.multi.base import Entry
 from jaxrl.envs.multi.vector import Flags, MultiVectorState, MultiVectorStep
 from jaxrl.training.agent_rows import AgentRows
@@ -195,3 +195,13 @@ class AgentView:
             return obs
         zeros = jnp.zeros((num_rows, *self.critic.space.shape), jnp.float32)
         return CentralObs(obs=obs, state=zeros)
+
+
+def without_critics(rollout: Rollout) -> Rollout:
+    """Return rows with the observations that agents act on, without their recurrent state."""
+
+    def strip(obs: PyTree) -> PyTree:
+        return obs.obs if isinstance(obs, CentralObs) else obs
+
+    plain = replace(rollout, obs=strip(rollout.obs), final_obs=strip(rollout.final_obs))
+    return replace(plain, carry_in=None)

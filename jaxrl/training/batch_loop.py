@@ -10,8 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.struct import pytree
+from jaxrl.core.types import PyTree
 from jaxrl.training.guard import DivergenceGuard
-from jaxrl.training.train_state import ReportRow, Summary, TrainState, make_report_row
+from jaxrl.training.train_state import (
+    RecordedRollouts,
+    ReportRow,
+    Summary,
+    TrainState,
+    make_report_row,
+)
 from jaxrl.training.train_step import TrainStep
 
 MAX_REPORT_ROWS = 64
@@ -95,6 +102,46 @@ class CompiledLoop(abc.ABC):
         end = jax.lax.fori_loop(0, num_iterations, body, _RowsCarry(state=state, rows=rows))
         return end.state, end.rows
 
+    def run_and_record(
+        self,
+        state: TrainState,
+        num_batches: Int[Array, ""],
+        max_batches: int,
+        add: Callable[[TrainState, Summary], tuple[TrainState, Summary, PyTree]],
+    ) -> tuple[TrainState, ReportRow, RecordedRollouts]:
+        """Run train batches, and also return their rollouts.
+
+        Args:
+            state: State of the run.
+            num_batches: Number of train batches.
+            max_batches: Maximum of it.
+            add: Function that runs one train batch, adds it to the summary, and returns its rollout.
+
+        Returns:
+            The state, report rows `[1, ...]`, and the rollouts, of which the first `num_batches` are
+            filled.
+        """
+        first = self.init_summary(state)
+        shapes = jax.eval_shape(add, state, first)[2]
+        blank = jax.tree.map(lambda x: jnp.zeros((max_batches, *x.shape), x.dtype), shapes)
+
+        def is_running(carry: _RecordedCarry) -> Bool[Array, ""]:
+            return self.is_running(carry.state, carry.summary, num_batches)
+
+        def body(carry: _RecordedCarry) -> _RecordedCarry:
+            i = carry.summary.train_batches
+            after, summary, rows = add(carry.state, carry.summary)
+            rollouts = jax.tree.map(lambda all_, x: all_.at[i].set(x), carry.rollouts, rows)
+            return _RecordedCarry(state=after, summary=summary, rollouts=rollouts)
+
+        start = _RecordedCarry(state=state, summary=first, rollouts=blank)
+        end = jax.lax.while_loop(is_running, body, start)
+        row = make_report_row(end.state, end.summary)
+        recorded = RecordedRollouts(
+            rollouts=end.rollouts, first_version=state.progress.train_batches.low
+        )
+        return end.state, jax.tree.map(lambda x: x[None], row), recorded
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BatchLoop(TrainStep, CompiledLoop):
@@ -110,6 +157,13 @@ class BatchLoop(TrainStep, CompiledLoop):
 class _RunCarry:
     state: TrainState
     summary: Summary
+
+
+@pytree
+class _RecordedCarry:
+    state: TrainState
+    summary: Summary
+    rollouts: PyTree
 
 
 @pytree

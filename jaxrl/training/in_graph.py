@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from jaxrl.core.keys import split_run_key
-from jaxrl.core.struct import pytree, replace
+from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Metrics, PyTree, Rollout, strip_weak_types
 from jaxrl.envs.vector import VectorState
 from jaxrl.learners.learner import select
@@ -31,7 +31,6 @@ from jaxrl.training.train_state import (
     add_to_summary,
     count_updates_between,
     empty_summary,
-    make_report_row,
 )
 
 
@@ -116,30 +115,14 @@ class InGraphRunner(BatchLoop):
             filled.
         """
         del num_iterations
-        number = self.max_recorded_batches
-        shapes = jax.eval_shape(self._traced_batch, state)[1].rollout
-        blank = jax.tree.map(lambda x: jnp.zeros((number, *x.shape), x.dtype), _select_rows(shapes))
 
-        def is_running(carry: _RecordedCarry) -> Bool[Array, ""]:
-            return self.is_running(carry.state, carry.summary, num_batches)
+        def add(state: TrainState, summary: Summary) -> tuple[TrainState, Summary, Rollout]:
+            after, data, metrics = self._traced_batch(state)
+            updates = count_updates_between(state, after)
+            total = add_to_summary(summary, data, metrics, updates)
+            return after, total, _select_rows(data.rollout)
 
-        def body(carry: _RecordedCarry) -> _RecordedCarry:
-            after, data, metrics = self._traced_batch(carry.state)
-            updates = count_updates_between(carry.state, after)
-            i, rows = carry.summary.train_batches, _select_rows(data.rollout)
-            return _RecordedCarry(
-                state=after,
-                summary=add_to_summary(carry.summary, data, metrics, updates),
-                rollouts=jax.tree.map(lambda all_, x: all_.at[i].set(x), carry.rollouts, rows),
-            )
-
-        start = _RecordedCarry(state=state, summary=self.init_summary(state), rollouts=blank)
-        end = jax.lax.while_loop(is_running, body, start)
-        row = make_report_row(end.state, end.summary)
-        recorded = RecordedRollouts(
-            rollouts=end.rollouts, first_version=state.progress.train_batches.low
-        )
-        return end.state, jax.tree.map(lambda x: x[None], row), recorded
+        return self.run_and_record(state, num_batches, self.max_recorded_batches, add)
 
     @functools.cached_property
     def _traced_batch(self) -> Callable[[TrainState], tuple[TrainState, RolloutBatch, Metrics]]:
@@ -270,13 +253,6 @@ class InGraphRunner(BatchLoop):
             return None
         due = state.progress.train_batches.low % self.broadcast_interval == 0
         return select(due, state.learner.sgd.params, state.behaviour)
-
-
-@pytree
-class _RecordedCarry:
-    state: TrainState
-    summary: Summary
-    rollouts: Rollout
 
 
 def _select_rows(rollout: Rollout) -> Rollout:

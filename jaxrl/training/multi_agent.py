@@ -6,19 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jaxtyping import Array, Int
 
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.keys import split_run_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, PyTree, strip_weak_types
 from jaxrl.training.agent_rows import AgentRows
+from jaxrl.training.agent_views import without_critics
 from jaxrl.training.batch_loop import CompiledLoop
 from jaxrl.training.episode_stats import EpisodeSums, compute_episode_means
 from jaxrl.training.multi_learning import ModuleMetrics, MultiLearning
-from jaxrl.training.multi_rollout import Actors, MultiRollout, MultiRolloutWorker
+from jaxrl.training.multi_rollout import (
+    Actors,
+    MultiRollout,
+    MultiRolloutWorker,
+)
 from jaxrl.training.nonfinite import drop_counts
 from jaxrl.training.rollout import make_env_index
-from jaxrl.training.train_state import ReportRow, Summary, TrainState
+from jaxrl.training.train_state import RecordedRollouts, ReportRow, Summary, TrainState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,16 +39,16 @@ class MultiAgentRunner(MultiLearning, CompiledLoop):
     rollout_worker: MultiRolloutWorker
     explore: bool = True
     max_recorded_batches: int = 0
-    """Always 0: rollouts are not recorded."""
+    """Maximum number of train batches per dispatch of a run whose rollouts are returned; 0 if not."""
 
     @property
     def rows(self) -> AgentRows:
         return self.rollout_worker.rows
 
     @property
-    def program(self) -> Callable[..., tuple[TrainState, ReportRow]]:
-        """Function of a dispatch."""
-        return self.run_iterations
+    def program(self) -> Callable[..., tuple[PyTree, ...]]:
+        """Function of a dispatch: `run_iterations`, or `run_recorded` for a run with an output."""
+        return self.run_recorded if self.max_recorded_batches else self.run_iterations
 
     def init(self, key: Key, env_params: PyTree) -> TrainState:
         """Return the initial state of a run, including all environments. Consumes the key."""
@@ -115,6 +121,19 @@ class MultiAgentRunner(MultiLearning, CompiledLoop):
         """`train_batch`, traced only once for all its uses in a program."""
         return jax.jit(self.train_batch, inline=True)
 
+    def run_recorded(
+        self, state: TrainState, num_iterations: Int[Array, ""], num_batches: Int[Array, ""]
+    ) -> tuple[TrainState, ReportRow, RecordedRollouts]:
+        """Run train batches and also return their rollouts; see `InGraphRunner.run_recorded`."""
+        del num_iterations
+
+        def add(state: TrainState, summary: Summary) -> tuple[TrainState, Summary, PyTree]:
+            after, recorded, metrics = self._traced_batch(state)
+            total = self.add_batch(summary, (state, after), recorded, after.env.index, metrics)
+            return after, total, _select_rows(recorded)
+
+        return self.run_and_record(state, num_batches, self.max_recorded_batches, add)
+
     def init_summary(self, state: TrainState) -> Summary:
         """Return the summary of zero train batches of this run."""
         return self.make_empty_summary(state, jax.eval_shape(self._traced_batch, state)[2])
@@ -124,3 +143,9 @@ class MultiAgentRunner(MultiLearning, CompiledLoop):
         after, recorded, metrics = self._traced_batch(state)
         states = state, after
         return after, self.add_batch(summary, states, recorded, after.env.index, metrics)
+
+
+def _select_rows(recorded: MultiRollout) -> MultiRollout:
+    """Return what is recorded: rows of modules that act, without what critics see."""
+    rollouts = {m: without_critics(rows) for m, rows in recorded.rollouts.items() if m != DRAWN}
+    return replace(recorded, rollouts=rollouts)

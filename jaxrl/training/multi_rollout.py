@@ -59,6 +59,7 @@ class MultiRollout:
     `rollouts` are `[T, R, ...]`; `record` `[T, B]` has the environments' episodes, and `agents`
     `[T, B, A]` those of each agent. `mask` `[T, B]` is whether a step of an environment counts.
     `plays` `[T, R]` is whether a row's agent was played by the module, None if that never changes.
+    `completed` `[T, R]` is whether a step completed a row; None in a Fragment, which has it itself.
     """
 
     rollouts: dict[str, Rollout]
@@ -66,6 +67,7 @@ class MultiRollout:
     agents: EpisodeRecord
     mask: Bool[Array, "T B"]
     plays: dict[str, Bool[Array, "T R"]] | None = None
+    completed: dict[str, Bool[Array, "T R"]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -291,6 +293,7 @@ class MultiRolloutWorker(MultiPolicyStep):
             record=_complete_record(recorded.episodes, steps, recorded.fault),
             agents=_complete_record(recorded.agents, steps[..., None], agent_fault),
             mask=recorded.fault == NO_FAULT,
+            completed={m: rows.mask for m, rows in recorded.rollouts.items() if m != DRAWN},
         )
         return end.env, end.carry, complete
 

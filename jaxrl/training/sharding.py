@@ -204,7 +204,8 @@ def make_runner_programs(
         program_cache: Cache of programs compiled by earlier processes.
     """
     inputs = [REPLICATED] if isinstance(runner, OfflineRunner | MixedRunner) else []
-    records = isinstance(runner, InGraphRunner) and runner.max_recorded_batches > 0
+    is_offline = isinstance(runner, OfflineRunner)
+    records = not is_offline and runner.max_recorded_batches > 0
     recorded = [make_recorded_specs()] if records else []
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state_shapes)

@@ -192,12 +192,12 @@ def apply_update(state: TrainState, learner_progress: LearnerProgress) -> TrainS
 
 @pytree
 class RecordedRollouts:
-    """Rollouts of consecutive train batches, `[n, T, B, ...]`.
+    """Rollouts of consecutive train batches, `[n, T, B, ...]`; a `MultiRollout` of several agents.
 
     `first_version` is the number of train batches before the first of them.
     """
 
-    rollouts: Rollout
+    rollouts: PyTree
     first_version: UInt32[Array, ""]
 
 

@@ -338,9 +338,9 @@ BAD: dict[str, tuple[Callable[[], AlgorithmConfig], list[str]]] = {
         lambda: ppo().evaluation(evaluation_interval=1, record_video=True),
         ["record_video=True is not supported with several agents"],
     ),
-    "a recording": (
-        lambda: ppo().offline_data(output="recorded"),
-        ["output='recorded' is not supported with several agents"],
+    "recorded data of several agents": (
+        lambda: dqn({}).offline_data(input_={"sampler": 0.5, "recorded": 0.5}),
+        ["is not supported with several agents: recorded rows are those of one module; learn"],
     ),
     "a curriculum": (
         lambda: ppo().environment(curriculum=[{"task": {"x": 1}}]),

@@ -107,6 +107,8 @@ def test_rows_are_those_of_the_compiled_program(window: int, use_lstm: bool) -> 
         for m, rollout in expected.rollouts.items():
             own, mask = found.rollouts[m], rollout.mask
             np.testing.assert_array_equal(own.mask, mask)
+            assert fragment.completed is not None
+            np.testing.assert_array_equal(fragment.completed[m], expected.completed[m])
             for name in ("terminated", "truncated", "is_first"):
                 np.testing.assert_array_equal(getattr(own, name), getattr(rollout, name), name)
             pairs = (own.obs, rollout.obs), (own.action, rollout.action)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from jaxrl import Algorithm, Draw, PPOConfig, RandomRLModule, Seats, SelfPlay
 from jaxrl.cli.app import app
 from jaxrl.config.load import load_experiment
+from jaxrl.config.settings.league import League
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError, UnknownNameError
@@ -540,3 +541,50 @@ def test_a_run_is_named_as_for_other_commands(
     done = CliRunner().invoke(app, ["league", "nobody"])
     assert done.exit_code == 2
     assert f"There is no run 'nobody', here or in {tmp_path}." in done.output
+
+
+# --- a league that is added on resume ---
+
+
+@pytest.fixture(scope="module")
+def without_league(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the checkpoint of a run that draws opponents and has no league."""
+    with make_config(league=None).build() as algorithm:
+        algorithm.train()
+        return Path(str(algorithm.save(tmp_path_factory.mktemp("plain") / "checkpoint")))
+
+
+def test_a_run_goes_on_with_a_league_and_without(without_league: Path, tmp_path: Path) -> None:
+    with Algorithm.from_checkpoint(without_league, league=ALWAYS) as algorithm:
+        result = algorithm.train()
+        assert algorithm.iteration == 2
+        assert result[LEAGUE]["num_games"] == 8
+        assert algorithm.get_league().players == ("random", "main_v1", "main")
+        path = algorithm.save(tmp_path / "checkpoint")
+        expected = algorithm.get_weights()
+    with Algorithm.from_checkpoint(path, league=None) as algorithm:
+        jax.tree.map(np.testing.assert_array_equal, algorithm.get_weights(), expected)
+        with pytest.raises(ConfigError, match="needs a league"):
+            algorithm.get_league()
+
+
+def test_a_league_of_other_modules_needs_a_new_run(without_league: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"begin a new run.*policy_ids=\['main'\], league="):
+        Algorithm.from_checkpoint(without_league, league=League(main=1))
+
+
+@pytest.mark.slow
+def test_a_new_league_begins_with_what_was_learned(without_league: Path) -> None:
+    with Algorithm.from_checkpoint(without_league) as algorithm:
+        learned = algorithm.get_weights(["main"])["main"]
+    fresh = {"mapping": None, "policies": None, "policies_to_train": None}
+    league = League(main=1, main_exploiters=1, league_exploiters=0)
+    settings = {"num_envs_per_env_runner": 24, "train_batch_size": 240, "policy_map_capacity": 9}
+    with Algorithm.from_checkpoint(
+        without_league, policy_ids=["main"], league=league, **fresh, **settings
+    ) as algorithm:
+        own = algorithm.get_weights(["main"])["main"]
+        jax.tree.map(np.testing.assert_array_equal, own, learned)
+        result = algorithm.train()
+        assert "main_v0" in algorithm.get_league().players
+    assert result[LEAGUE]["main"]["num_games"] > 0

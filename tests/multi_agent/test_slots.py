@@ -16,7 +16,7 @@ from jaxrl.callbacks import RLlibCallback
 from jaxrl.config.settings.multi_agent import PolicySpec
 from jaxrl.core.types import Progress
 from jaxrl.envs.multi.host_env import MultiAgentEnv
-from jaxrl.errors import ConfigError, EnvError
+from jaxrl.errors import CheckpointError, ConfigError, EnvError
 from jaxrl.runners.env_runner import make_env_runner
 from jaxrl.runners.fragment import Weights
 from jaxrl.training.rollout import ActorState
@@ -275,6 +275,42 @@ def test_a_full_module_is_an_error_that_says_what_to_set() -> None:
         EnvError, match=r"while all 1 slots of the module .*set max_agents=2 or more"
     ):
         make_config(max_agents=1).build().train()
+
+
+class Crowding(Traffic):
+    """More agents than before, once `is_crowded` is set."""
+
+    is_crowded = False
+    learned: Any = None
+
+    def reset(self, **options: Any) -> Any:
+        self.places = 7 if self.is_crowded else 3
+        return super().reset(**options)
+
+
+def train_until_full(algorithm: Algorithm) -> None:
+    Crowding.learned = algorithm.get_weights()
+    for _ in range(9):
+        algorithm.train()
+        Crowding.learned = algorithm.get_weights()
+
+
+def test_what_was_learned_goes_on_with_more_slots(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_config(Crowding).build() as algorithm:
+        algorithm.train()
+        monkeypatch.setattr(Crowding, "is_crowded", True)
+        with pytest.raises(EnvError, match=r"policy_ids=\['bus', 'car'\], max_agents=8\)"):
+            train_until_full(algorithm)
+        path = algorithm.save(tmp_path / "saved")  # as of its last train batch
+    with pytest.raises(
+        CheckpointError, match=r"with max_agents=4, .* cannot go on with max_agents=8"
+    ):
+        Algorithm.from_checkpoint(path, max_agents=8)
+    with Algorithm.from_checkpoint(path, policy_ids=["bus", "car"], max_agents=8) as algorithm:
+        jax.tree.map(np.testing.assert_array_equal, algorithm.get_weights(), Crowding.learned)
+        assert algorithm.train()["learners"]["car"]["num_updates_lifetime"] > 8
 
 
 def test_auto_is_twice_what_random_episodes_have() -> None:

@@ -19,7 +19,7 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.offline.writer import EpisodeWriter
-from jaxrl.runners.recording import _WriterThread
+from jaxrl.runners.recording import WriterThread
 from tests.offline.parts import BOX, DISCRETE, make_part
 
 SMALL = {"fcnet_hiddens": [8]}
@@ -247,7 +247,7 @@ def test_any_error_of_the_thread_ends_the_run_and_not_the_files(tmp_path: Path) 
         get_state = set_state = dict
 
     writer = EpisodeWriter(tmp_path, BOX, DISCRETE)
-    thread = _WriterThread(writer, cast("Any", Converter()))
+    thread = WriterThread(writer, cast("Any", Converter()))
     thread.put((0,))
     for _ in range(10):  # more than the queue has room for
         with contextlib.suppress(MemoryError):

@@ -79,7 +79,8 @@ class OfflineDataSettings:
     output: str | None = field(
         default=None,
         doc="Folder that everything sampled for training is recorded in, for learning from it; None "
-        "records nothing. Recording changes nothing that is trained.",
+        "records nothing. Several agents have a folder in it for each module. Recording changes nothing "
+        "that is trained.",
     )
     output_max_file_size: int = field(
         default=64 * 2**20,

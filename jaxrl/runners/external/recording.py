@@ -10,13 +10,13 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.offline.checks import PartChecker
 from jaxrl.offline.columns import Columns
 from jaxrl.runners.fragment import Fragment
-from jaxrl.runners.recording import Converter, Recorder
+from jaxrl.runners.recording import Converter, FolderRecorder
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
-class PartRecorder(Recorder):
+class PartRecorder(FolderRecorder):
     """Recorder of the parts of episodes that simulators send for training, each once.
 
     They are recorded when they are received, whether they are trained on or too old for it. A
@@ -49,7 +49,7 @@ class PartRecorder(Recorder):
         Raises:
             DataError: If the folder cannot be written.
         """
-        self._put(parts)
+        self._put((parts,))
 
     def add_fragments(self, fragments: Sequence[Fragment]) -> None:
         """Do nothing: fragments are packed from parts, which are recorded."""

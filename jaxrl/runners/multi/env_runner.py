@@ -387,6 +387,7 @@ class MultiEnvRunner(MultiRunnerParts):
             env_seconds=self._env_seconds,
             faults=tuple(self._faults),
             metrics=self.metrics.take(),
+            completed={m: rows.get_completed() for m, rows in part.rows.items()},
             num_agent_steps_lost=lost,
             num_pending_rows=sum(own.num_pending for own in self._modules.values()),
             rewards_without_action=self.vector.take_rewards_without_action(),

@@ -94,6 +94,7 @@ class CompletedRows:
         rows = len(pending.has_row)
         self._num_steps, self.pending = num_steps, pending
         self._numbers = np.zeros(rows, np.int64)
+        self._completed: list[Bool[np.ndarray, " R"]] = []
         shape = num_steps, rows
         self._obs, self._final_obs, self._outputs = (
             [np.zeros((num_steps, *leaf.shape), leaf.dtype) for leaf in leaves]
@@ -158,7 +159,12 @@ class CompletedRows:
         self._numbers[columns] += 1
         self.num_lost += int((pending.has_row & ~step.is_valid).sum())
         pending.has_row &= step.is_valid & ~is_complete
+        self._completed.append(is_complete)
         return is_complete
+
+    def get_completed(self) -> Bool[np.ndarray, "T R"]:
+        """Return whether each step completed a row of each column."""
+        return np.stack(self._completed)
 
     def get_latest_reward(self, before: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
         """Return the reward of each column's latest complete row, the given one if there is none."""

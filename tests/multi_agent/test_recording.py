@@ -1,0 +1,303 @@
+"""Recording of several agents: each agent's own steps, in a folder for each module."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl import Algorithm
+from jaxrl.algorithms.mappo import MAPPOConfig
+from jaxrl.algorithms.marwil import BCConfig
+from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.algorithms.qmix import QMIXConfig
+from jaxrl.core.types import Rollout
+from jaxrl.episodes.packing import EpisodePart
+from jaxrl.errors import ConfigError, DataError
+from jaxrl.offline.agent_stitch import AgentRollout, AgentStitcher
+from jaxrl.offline.recorded import open_data
+from jaxrl.offline.writer import EpisodeWriter
+from tests.multi_agent.agent_envs import Targets, Torture
+from tests.multi_agent.host_envs import Streams
+from tests.multi_agent.test_league import make_config as make_league_config
+from tests.multi_agent.test_training import make_config
+from tests.offline.parts import BOX, DISCRETE, make_part
+
+MAPPING = {"a": "p0", "b": "p1", "c": "p0"}
+AGENTS = ("a", "b", "c")
+SMALL = {"fcnet_hiddens": [4]}
+
+
+def make(output: Path | None = None, env: Any = Torture, **settings: Any) -> Any:
+    config = make_config(env=env, **{"mapping": MAPPING, **settings})
+    config.env_runners(num_envs_per_env_runner=4)
+    config.training(train_batch_size=128, minibatch_size=64, num_epochs=1)
+    config.rl_module(model_config=SMALL)
+    return config if output is None else config.offline_data(output=str(output))
+
+
+def train(config: Any, times: int = 2) -> Algorithm:
+    algorithm = config.build()
+    for _ in range(times):
+        algorithm.train()
+    algorithm.stop()
+    return algorithm
+
+
+def read(folder: Path) -> dict[str, list[EpisodePart]]:
+    """Return the parts of each episode in a module's folder."""
+    found: dict[str, list[EpisodePart]] = {}
+    for part in open_data(folder).iter_parts():
+        found.setdefault(part.episode_id, []).append(part)
+    return found
+
+
+def assert_same_weights(one: Algorithm, other: Algorithm) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one.get_weights(), other.get_weights())
+
+
+def check_torture(output: Path, lifetime: dict[str, int], least: int = 10) -> None:
+    """Check what each row says about where it is from."""
+    counts = dict.fromkeys(AGENTS, 0)
+    together: dict[str, set[float]] = {}
+    ends = []
+    for module in ("p0", "p1"):
+        data = open_data(output / module)
+        assert data.origin.module_id == module
+        assert data.has_density
+        for parts in read(output / module).values():
+            for part in parts:
+                assert part.agent_id is not None
+                assert part.multi_agent_episode_id is not None
+                assert MAPPING[part.agent_id] == part.module_id == module
+                episode, agent, time = np.asarray(part.obs).T
+                assert set(agent) == {AGENTS.index(part.agent_id)}
+                assert len(set(episode)) == 1
+                together.setdefault(part.multi_agent_episode_id, set()).add(episode[0])
+                assert (np.diff(time) > 0).all()  # own time, up to the final observation
+                clock = np.arange(time[0], time[-1])
+                paid = (1.0 + AGENTS.index(part.agent_id)) * 0.1 + np.sin(clock)
+                assert part.reward.sum() == pytest.approx(paid.sum(), abs=1e-3)
+                counts[part.agent_id] += len(part)
+            ends.append((parts[-1].terminated, parts[-1].truncated))
+    assert counts == lifetime
+    assert all(len(numbers) == 1 for numbers in together.values())
+    assert len({*map(min, together.values())}) == len(together) > least
+    assert {(True, False), (False, True)} <= set(ends)
+
+
+def test_rows_are_those_of_each_agent_and_training_is_the_same(tmp_path: Path) -> None:
+    plain, recorded = (train(make(output)) for output in (None, tmp_path / "out"))
+    assert_same_weights(plain, recorded)
+    runners = plain.last_result["env_runners"]
+    check_torture(tmp_path / "out", runners["num_agent_steps_sampled_lifetime"])
+    ended = sum(
+        part.terminated or part.truncated
+        for module in ("p0", "p1")
+        for parts in read(tmp_path / "out" / module).values()
+        for part in parts
+    )
+    assert ended > 20
+
+
+def join(output: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Return the rows of each episode of all modules, however they are divided into parts."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for module in ("p0", "p1"):
+        for name, parts in read(output / module).items():
+            found[name] = {
+                "obs": np.concatenate([*(p.obs[:-1] for p in parts), parts[-1].obs[-1:]]),
+                "action": np.concatenate([p.action for p in parts]),
+                "reward": np.concatenate([p.reward for p in parts]),
+                "version": np.concatenate([p.version for p in parts]),
+                "end": np.asarray([parts[-1].terminated, parts[-1].truncated]),
+            }
+    return found
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return the folder of a run that was recorded for two iterations, and its checkpoint after one."""
+    folder = tmp_path_factory.mktemp("saved")
+    with make(folder / "out").build() as algorithm:
+        algorithm.train()
+        path = algorithm.save(folder / "checkpoint")
+        algorithm.train()
+    return folder / "out", Path(str(path))
+
+
+def test_a_resumed_run_records_as_if_it_had_not_stopped(
+    saved: tuple[Path, Path], tmp_path: Path
+) -> None:
+    output, checkpoint = saved
+    whole = join(output)
+    with Algorithm.from_checkpoint(checkpoint) as restored:
+        data = restored.record(tmp_path / "played", num_steps=64, num_envs=4, seed=1)
+        restored.train()
+    again = join(output)
+    assert whole.keys() == again.keys()
+    for name, rows in whole.items():
+        for key, value in rows.items():
+            np.testing.assert_array_equal(value, again[name][key], err_msg=f"{name} {key}")
+    assert isinstance(data, dict)
+    played = {m: own.counts.num_steps for m, own in data.items() if own.counts is not None}
+    assert min(played.values()) > 20
+    check_torture(tmp_path / "played", count_rows(tmp_path / "played"), least=4)
+
+
+def count_rows(output: Path) -> dict[str, int]:
+    counts = dict.fromkeys(AGENTS, 0)
+    for module in ("p0", "p1"):
+        for part in open_data(output / module).iter_parts():
+            counts[str(part.agent_id)] += len(part)
+    return counts
+
+
+def test_a_module_is_learned_from_and_all_of_them_are_not_one_module(
+    saved: tuple[Path, Path],
+) -> None:
+    output, _ = saved
+    config = BCConfig().offline_data(input_=str(output / "p0"))
+    config.training(train_batch_size=32).rl_module(model_config=SMALL)
+    config.offline_data(num_updates_per_iteration=1).debugging(loggers=[])
+    with config.build() as algorithm:
+        assert np.isfinite(algorithm.train()["learners"]["default_policy"]["total_loss"])
+    with pytest.raises(
+        DataError, match=r"2 modules, p0, p1: give the folder of one, such as .*p0'"
+    ):
+        open_data(output)
+    both = open_data([output / "p0", output / "p1"])
+    assert both.counts is not None
+    assert both.counts.num_steps == sum(count_rows(output).values())
+    assert both.origin.module_id is None
+
+
+def test_a_folder_of_other_data_is_refused(saved: tuple[Path, Path]) -> None:
+    output, _ = saved
+    with pytest.raises(DataError, match=r"has data of a single agent"):
+        make(output / "p0").build()
+    single = PPOConfig().environment("CartPole-v1").offline_data(output=str(output))
+    with pytest.raises(DataError, match=r"record into an empty or a new folder"):
+        single.build()
+    spaces = open_data(output / "p0").observation_space, open_data(output / "p0").action_space
+    for module, said in (("p1", "the module 'p1'"), (None, "a single agent")):
+        with pytest.raises(DataError, match=rf"of the module 'p0', not of {said}"):
+            EpisodeWriter(output / "p0", *spaces, module_id=module, actions_are_normalized=True)
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "npz"])
+def test_files_say_whose_a_part_is(tmp_path: Path, file_format: str) -> None:
+    writer = EpisodeWriter(tmp_path, BOX, DISCRETE, module_id="p0", file_format=file_format)
+    own = {"agent_id": "a", "module_id": "p0", "multi_agent_episode_id": "e"}
+    parts = [dataclasses.replace(make_part(2), **own), make_part(2, episode_id="other")]
+    with writer:
+        writer.add_parts(parts)
+        with pytest.raises(
+            DataError, match=r"of the module 'p9', and the writer of module_id='p0'"
+        ):
+            writer.add_parts([dataclasses.replace(make_part(2), module_id="p9")])
+    found = list(open_data(tmp_path).iter_parts())
+    assert [part.agent_id for part in found] == ["a", None]
+    assert [part.multi_agent_episode_id for part in found] == ["e", None]
+    assert found[0].module_id == "p0"
+
+
+def test_an_episode_whose_last_step_failed_is_cut() -> None:
+    """Steps 0 to 3 complete rows but 1, which failed; packed, row 0 looks truncated."""
+    flags = np.asarray([[True], [False], [True], [True]])
+    packed = np.asarray([[True], [True], [True], [False]])
+    numbers = np.arange(4, dtype=np.float32)[:, None]
+    no = np.zeros_like(packed)
+    make_rows: Any = Rollout
+    rollout = make_rows(
+        obs=numbers,
+        action=numbers,
+        reward=numbers,
+        terminated=no,
+        truncated=np.asarray([[True], [False], [True], [False]]),
+        final_obs=numbers + 1,
+        is_first=np.asarray([[True], [True], [False], [False]]),
+        mask=packed,
+        extras={},
+    )
+    rows = AgentRollout(
+        rollout=rollout,
+        completed=flags,
+        cells=np.asarray([[0, 1]]),
+        env_ended=np.asarray([[False], [True], [False], [True]]),
+        agent_ended=np.asarray([False, False, False, True])[:, None, None].repeat(2, 2),
+    )
+    stitcher = AgentStitcher("run", "p0", ("a", "b"))
+    first, second = stitcher.add(rows, np.asarray([7]))
+    assert (first.is_cut, first.truncated, len(first)) == (True, False, 1)
+    assert (second.is_cut, second.truncated, len(second)) == (False, True, 2)
+    assert [p.episode_id for p in (first, second)] == ["run-7-0-b-0", "run-7-1-b-1"]
+    assert second.agent_id == "b"
+
+
+@pytest.mark.slow
+def test_python_environments_are_recorded_and_training_is_the_same(tmp_path: Path) -> None:
+    plain, recorded = (train(make(output, env=Streams)) for output in (None, tmp_path / "out"))
+    assert_same_weights(plain, recorded)
+    sampled = plain.last_result["env_runners"]["num_agent_steps_sampled_lifetime"]
+    assert count_rows(tmp_path / "out") == sampled
+    ends = 0
+    for module in ("p0", "p1"):
+        for parts in read(tmp_path / "out" / module).values():
+            for part in parts:
+                _, number, agent, time = np.asarray(part.obs).T
+                assert set(agent) == {AGENTS.index(str(part.agent_id))}
+                assert len(set(number)) == 1
+                assert (np.diff(time) > 0).all()
+            ends += parts[-1].terminated or parts[-1].truncated
+    assert ends > 10
+    with Algorithm.from_checkpoint(recorded.save(tmp_path / "checkpoint")) as restored:
+        data = restored.record(tmp_path / "played", num_steps=32, num_envs=4, explore=False)
+    assert isinstance(data, dict)
+    assert not any(own.has_density for own in data.values())
+
+
+@pytest.mark.slow
+def test_what_critics_see_is_not_recorded(tmp_path: Path) -> None:
+    config = make_config(MAPPOConfig(), mapping={"a": "p0", "b": "p0"}, env=Targets)
+    config.training(critic_input="joint").rl_module(model_config=SMALL)
+    train(config.multi_agent(observe_agent_id=True).offline_data(output=str(tmp_path / "out")), 1)
+    (part, *_) = open_data(tmp_path / "out" / "p0").iter_parts()
+    assert part.obs.shape == (len(part) + 1, 2 + 2)  # its own, and who it is
+
+
+@pytest.mark.slow
+def test_devices_record_the_same(tmp_path: Path) -> None:
+    for number in (1, 2):
+        config = make(tmp_path / str(number)).training(optimizer="sgd", lr=0.0)
+        train(config.learners(num_devices=number, num_shards=2), 2)
+    one, other = (join(tmp_path / str(number)) for number in (1, 2))
+    assert one.keys() == other.keys()
+    for name, rows in one.items():
+        for key, value in rows.items():
+            np.testing.assert_array_equal(value, other[name][key], err_msg=f"{name} {key}")
+
+
+@pytest.mark.slow
+def test_seats_are_recorded_and_opponents_that_are_drawn_are_not(tmp_path: Path) -> None:
+    config = make_league_config(league=None).offline_data(output=str(tmp_path / "out"))
+    train(config, 2)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["main"]
+    lengths = {"a": 0, "b": 0}
+    for part in open_data(tmp_path / "out" / "main").iter_parts():
+        assert part.agent_id is not None
+        lengths[part.agent_id] += len(part)
+        env = int(str(part.multi_agent_episode_id).split("-")[2])
+        assert part.agent_id == "ab"[env % 2]  # a copy's learner has the same seat in all episodes
+    assert lengths == {"a": 80, "b": 80}
+
+
+# --- wrong input ---
+
+
+def test_teams_are_refused(tmp_path: Path) -> None:
+    config = QMIXConfig().environment(Targets).offline_data(output=str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match=r"output=.*a team's steps are those of all its members"):
+        config.validate()
