@@ -207,12 +207,13 @@ def load_dataset(
     learner_pipeline: LearnerPipeline,
     sampler: DatasetSampler,
     split: EpisodeSplit,
-    count: Callable[[Iterable[EpisodePart]], Iterable[EpisodePart]] | None = None,
+    count: Callable[[EpisodePart], None] = lambda part: None,
 ) -> Dataset:
     """Read the recorded data into a dataset of NumPy arrays, as they are learned from.
 
     Actions become the module's, rewards pass the learner connectors, and observations those
-    connectors that look back. Held-out episodes are left in `split`. Parts pass through `count`.
+    connectors that look back. Held-out episodes are left in `split`. `count` is called with each part
+    that is read.
 
     Raises:
         JaxrlError: If the data are damaged, do not fit, or are too few.
@@ -220,13 +221,12 @@ def load_dataset(
     sources: list[list[EpisodePart]] = []
     share = config.evaluation_settings.held_out_share
     learned: Sequence[Iterable[EpisodePart]] = (
-        split.take(data, share, held_out=False, leaves_others=True)
+        split.take(data, share, held_out=False, leaves_others=True, count=count)
         if share
-        else [source.iter_parts() for source in data]
+        else [_count_parts(source.iter_parts(), count) for source in data]
     )
     for source, recorded in zip(data, learned, strict=True):
-        counted = recorded if count is None else count(recorded)
-        parts = prepare_parts(config, source, counted, policy_step)
+        parts = prepare_parts(config, source, recorded, policy_step)
         if not parts:
             raise DataError(
                 f"{source.files[0]} has no rows to learn from: name data with at least one "
@@ -241,6 +241,14 @@ def load_dataset(
             "recorded rows: lower it, or set dataset_sampling='uniform', which repeats rows."
         )
     return apply_connectors(config, dataset, policy_step, learner_pipeline)
+
+
+def _count_parts(
+    parts: Iterable[EpisodePart], count: Callable[[EpisodePart], None]
+) -> Iterator[EpisodePart]:
+    for part in parts:
+        count(part)
+        yield part
 
 
 def make_blank_dataset(policy_step: PolicyStep, num_sources: int = 1) -> Dataset:

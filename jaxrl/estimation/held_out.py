@@ -8,11 +8,12 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.assembly.dataset_storage import format_bytes, get_device_limit
+from jaxrl.assembly.dataset_storage import format_bytes, get_device_limit, limit_dataset_size
 from jaxrl.assembly.held_out import load_held_out, sort_episodes
 from jaxrl.assembly.offline import open_config_data
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.config.offline_evaluation import EstimationMethod, parse_methods
+from jaxrl.config.settings.offline_data import Storage
 from jaxrl.config.settings.offline_evaluation import EVAL_LOSS
 from jaxrl.core.types import Device, PyTree
 from jaxrl.episodes.packing import EpisodePart
@@ -75,8 +76,7 @@ class HeldOutEvaluation:
             kind = self._settings.offline_evaluation_type
             self._estimates[OFFLINE_EVAL_RUNNERS] = EstimationMethod(method=kind)
         self._named = parse_methods(self._settings.off_policy_estimation_methods)
-        is_streamed = assembly.storage is not None and assembly.storage.name == "stream"
-        held_out = self._read_parts(config, leaves_others=not is_streamed)
+        held_out = self._read_parts(config, leaves_others=self._storage != "stream")
         if self._settings.offline_evaluation_type == EVAL_LOSS:
             self._losses = self._make_losses(config, *held_out)
         self._episodes: WholeEpisodes | None = None
@@ -89,6 +89,12 @@ class HeldOutEvaluation:
             check_densities(self._episodes, names)
 
     @property
+    def _storage(self) -> Storage:
+        """Where the rows are that are learned from."""
+        storage = self._assembly.storage
+        return "device" if storage is None else storage.name
+
+    @property
     def _methods(self) -> list[EstimationMethod]:
         return [*self._estimates.values(), *self._named.values()]
 
@@ -98,7 +104,11 @@ class HeldOutEvaluation:
         """Return the data by source, and their held-out parts."""
         data = open_config_data(config, self._assembly.made.spaces)
         parts = self._assembly.episode_split.take(
-            data, self._settings.held_out_share, held_out=True, leaves_others=leaves_others
+            data,
+            self._settings.held_out_share,
+            held_out=True,
+            leaves_others=leaves_others,
+            count=limit_dataset_size(config, data, self._storage, self._device),
         )
         return data, parts
 
