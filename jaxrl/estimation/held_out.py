@@ -1,6 +1,7 @@
 """Evaluation of a run on the episodes that are held out of its recorded data."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -70,6 +71,8 @@ class HeldOutEvaluation:
         self._settings = config.evaluation_settings
         self.programs: list[Program] = []
         self._losses: tuple[Dataset, HeldOutLosses, Program] | None = None
+        self._reload: Callable[[PyTree], Dataset] | None = None
+        """Function that reads rows through the run's statistics, which exist at the first evaluation."""
         self._compiled: dict[Any, Any] = {}
         self._estimates: dict[str, EstimationMethod] = {}
         if self._settings.offline_evaluation_type != EVAL_LOSS:
@@ -123,7 +126,9 @@ class HeldOutEvaluation:
             settings.offline_evaluation_duration,
             settings.offline_eval_batch_size_per_runner,
         )
-        dataset = load_held_out(
+        pipeline = assembly.policy_step.obs_pipeline
+        load = partial(
+            load_held_out,
             config,
             data,
             held_out,
@@ -131,6 +136,9 @@ class HeldOutEvaluation:
             assembly.train_step.learner_pipeline,
             None if duration == "auto" else duration * size,
         )
+        dataset = load()
+        if pipeline.temporal and pipeline.has_statistics:
+            self._reload = load
         self._check_size(config, dataset)
         losses = HeldOutLosses.make(
             assembly.offline_runner,
@@ -236,6 +244,10 @@ class HeldOutEvaluation:
     def _compute_losses(self, state: TrainState) -> dict[str, Any]:
         assert self._losses is not None
         dataset, losses, program = self._losses
+        if self._reload is not None:
+            statistics = to_host(_to_device(state.connectors.obs, self._device))
+            dataset = jax.device_put(self._reload(statistics), SingleDeviceSharding(self._device))
+            self._losses, self._reload = (dataset, losses, program), None
         inputs = state.learner, state.connectors.obs, state.progress, state.key
         means = to_host(program(*_to_device(inputs, self._device), dataset))
         values = {name: float(value) for name, value in means.items()}
