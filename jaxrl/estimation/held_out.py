@@ -93,7 +93,7 @@ class HeldOutEvaluation:
 
     @property
     def _storage(self) -> Storage:
-        """Where the rows are that are learned from."""
+        """Place of the rows that are learned from."""
         storage = self._assembly.storage
         return "device" if storage is None else storage.name
 
