@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
+from jaxrl.assembly.dataset_connectors import check_statistics_may_change
 from jaxrl.assembly.env_params import get_jax_env, set_env_params
 from jaxrl.assembly.messages import log_assembly
 from jaxrl.assembly.opponents import describe_opponents
@@ -762,6 +763,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         host.check_state(state)
         saved: Mapping[str, np.ndarray] = state["train_state"]
         prefixes = host.get_component_prefixes(component, self.state.modules)
+        if component == "connectors" and self._assembly.is_offline:
+            check_statistics_may_change(self._assembly.policy_step)
         restored = host.RunMetadata.from_metadata(state["metadata"])
         envs = self._loop.env_leaves(saved, restored.runner_counts)
         leaves = {name: leaf for name, leaf in saved.items() if name not in envs}

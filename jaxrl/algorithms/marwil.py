@@ -101,7 +101,7 @@ class MARWILLearner(ImitationLearner[MARWILState]):
         targets = self.compute_value_targets(params, batch, out, values)
         advantages = targets - value
         norm = self.compute_norm(advantages, is_row, values)
-        scale = self.settings.beta / (1e-8 + jnp.sqrt(norm))
+        scale = values["beta"] / (1e-8 + jnp.sqrt(norm))
         # Other rows may have any advantage, and 0 times an infinite weight is no number.
         weight = losses.exponential_weight(jnp.where(is_row, advantages, 0.0), scale)
         policy_loss = self.compute_policy_loss(dist, batch.action, batch.weight * weight)
@@ -189,7 +189,7 @@ class MARWILConfig(AlgorithmConfig):
     training = fluent("training_settings", MARWILTraining)
 
     def get_default_learner_class(self) -> type[ImitationLearner[Any]]:
-        return MARWILLearner if self.training_settings.beta > 0.0 else BCLearner
+        return MARWILLearner if self.training_settings.needs_values else BCLearner
 
     @property
     def needs_returns(self) -> bool:
@@ -206,12 +206,12 @@ class MARWILConfig(AlgorithmConfig):
     @property
     def _has_windows(self) -> bool:
         """True if advantages are computed within windows of successive rows."""
-        return self.training_settings.beta > 0.0 and self.training_settings.lambda_ < 1.0
+        return self.training_settings.needs_values and self.training_settings.lambda_ < 1.0
 
     def validate(self) -> None:
         super().validate()
         training = self.training_settings
-        for name in _ADVANTAGE_SETTINGS if training.beta == 0.0 else ():
+        for name in () if training.needs_values else _ADVANTAGE_SETTINGS:
             if self[name] != type(self)()[name]:
                 raise ConfigError(
                     f"{name}={self[name]} has no effect with beta=0, which has no advantages and learns "

@@ -9,9 +9,12 @@ import numpy as np
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.connectors.base import Before
 from jaxrl.connectors.pipelines import LearnerPipeline
+from jaxrl.connectors.temporal import PrevActionsPrevRewards
 from jaxrl.core.hparams import build_hparams, current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress, PyTree, Rollout
+from jaxrl.errors import ConfigError
+from jaxrl.modules.decision_transformer import DecisionTransformerModule
 from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
@@ -23,8 +26,18 @@ def apply_connectors(
     dataset: Dataset,
     policy_step: PolicyStep,
     learner_pipeline: LearnerPipeline,
+    statistics: PyTree | None = None,
 ) -> Dataset:
-    """Return the dataset with rewards and observations as they are learned from."""
+    """Return the dataset with rewards and observations as they are learned from.
+
+    Args:
+        config: Config of the run.
+        dataset: Dataset with the environment's own observations.
+        policy_step: Policy with its connectors.
+        learner_pipeline: Connectors of rewards.
+        statistics: Statistics of the observation connectors, if some of them look back; None for
+            those of the dataset.
+    """
     temporal = policy_step.obs_pipeline.temporal
     if not temporal and not len(learner_pipeline):
         return dataset
@@ -33,12 +46,14 @@ def apply_connectors(
 
     def convert(dataset: Dataset) -> Dataset:
         raw = _as_rollout(dataset)
-        seen = _look_back(raw, policy_step) if temporal else raw
+        seen, used = raw, ()
+        if temporal:
+            seen, used = _look_back(raw, policy_step, statistics)
         learned = seen
         if len(learner_pipeline):
             states, per_env = learner_pipeline.init(), learner_pipeline.init_per_env(1)
             learned = learner_pipeline(states, per_env, seen, None)[2]
-        dataset = replace(dataset, reward=learned.reward[:, 0])
+        dataset = replace(dataset, reward=learned.reward[:, 0], statistics=used)
         return _lay_observations(dataset, seen) if temporal else dataset
 
     return jax.tree.map(np.asarray, jax.jit(convert)(dataset))
@@ -64,10 +79,18 @@ def _as_rollout(dataset: Dataset) -> Rollout:
     )
 
 
-def _look_back(rollout: Rollout, policy_step: PolicyStep) -> Rollout:
-    """Return the rollout with the observations of the connectors that look back.
+def _look_back(
+    rollout: Rollout, policy_step: PolicyStep, statistics: PyTree | None
+) -> tuple[Rollout, PyTree]:
+    """Return the rollout with the observations of all connectors, and the statistics of these.
 
-    What they see of rewards is the environment's, as in `RolloutWorker.preprocess_rollout`.
+    What connectors that look back see of rewards is the environment's, as in
+    `RolloutWorker.preprocess_rollout`.
+
+    Args:
+        rollout: Rollout `[N, 1]` with the environment's own observations.
+        policy_step: Policy with its connectors.
+        statistics: Statistics to use; None for those of the rollout.
     """
     pipeline = policy_step.obs_pipeline
     shift = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), (rollout.action, rollout.reward))
@@ -80,8 +103,50 @@ def _look_back(rollout: Rollout, policy_step: PolicyStep) -> Rollout:
         zeros,
     )
     before = Before(is_first=rollout.is_first, action=action, reward=reward)
-    seen = pipeline.preprocess_rollout(pipeline.init(), pipeline.init_carry(1), rollout, before)
-    return replace(rollout, obs=seen.obs, final_obs=seen.final_obs)
+    states = tuple(pipeline.init() if statistics is None else statistics)
+    for i, connector in enumerate(pipeline.connectors):
+        if statistics is None and jax.tree.leaves(states[i]):
+            seen = pipeline.preprocess_rollout(states, pipeline.init_carry(1), rollout, before)
+            own = connector.update(states[i], seen.received[i], rollout.mask, None)
+            states = (*states[:i], own, *states[i + 1 :])
+    seen = pipeline.preprocess_rollout(states, pipeline.init_carry(1), rollout, before)
+    return replace(rollout, obs=seen.obs, final_obs=seen.final_obs), states
+
+
+def check_rewards_unfiltered(policy_step: PolicyStep) -> None:
+    """Check that a decision transformer sees the environment's rewards, which it subtracts.
+
+    Raises:
+        ConfigError: If a filter comes after the connector of previous rewards.
+    """
+    pipeline = policy_step.obs_pipeline
+    if not isinstance(policy_step.module, DecisionTransformerModule):
+        return
+    has_rewards = False
+    for connector, state in zip(pipeline.connectors, jax.eval_shape(pipeline.init), strict=True):
+        if has_rewards and jax.tree.leaves(state):
+            raise ConfigError(
+                f"{connector.unwrapped.name} would change the previous rewards, by which returns-to-go "
+                "become lower: put it before PrevActionsPrevRewards, as "
+                "observation_filter='MeanStdFilter' is."
+            )
+        has_rewards = has_rewards or isinstance(connector.unwrapped, PrevActionsPrevRewards)
+
+
+def check_statistics_may_change(policy_step: PolicyStep) -> None:
+    """Raise if recorded rows have passed connectors whose statistics are to be replaced.
+
+    Raises:
+        ConfigError: If they have.
+    """
+    pipeline = policy_step.obs_pipeline
+    if pipeline.temporal and pipeline.has_statistics:
+        names = " and ".join(connector.name for connector in pipeline.temporal)
+        raise ConfigError(
+            f"The statistics of the observation filter cannot be replaced in a run from recorded data "
+            f"with {names}, which see all rows once, through the statistics of these: replace the "
+            "weights alone."
+        )
 
 
 def _lay_observations(dataset: Dataset, seen: Rollout) -> Dataset:

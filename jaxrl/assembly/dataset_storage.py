@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -129,42 +129,40 @@ def get_host_limit() -> int | None:
     return None if memory is None else memory // 2
 
 
-def check_dataset_size(
+def limit_dataset_size(
     config: "AlgorithmConfig", data: Sequence[RecordedData], storage: Storage, device: Device
-) -> None:
-    """Check the size of a dataset before it is read, if its files say it.
+) -> Callable[[EpisodePart], None]:
+    """Check the size of a dataset before it is read, and return the function that counts its parts.
+
+    All recorded episodes count, also those that are held out. Of a stream only these are kept in
+    memory.
+
+    Args:
+        config: Config of the run.
+        data: Recorded data by source.
+        storage: Where the rows are.
+        device: Device that has them, if a device does.
 
     Raises:
-        ConfigError: If it is larger than the limit of its storage.
-    """
-    size = measure_data(data)
-    if size.num_steps is not None:  # files on disk may be larger than their rows
-        limit = get_device_limit(config, device) if storage == "device" else get_host_limit()
-        if limit is not None and size.num_bytes > limit:
-            raise _make_size_error(config, str(size), storage, limit)
-
-
-def make_size_count(
-    config: "AlgorithmConfig", data: Sequence[RecordedData], storage: Storage, device: Device
-) -> Callable[[Iterable[EpisodePart]], Iterable[EpisodePart]] | None:
-    """Make the function that counts the bytes of parts as they pass, if their files do not say them.
-
-    It raises ConfigError when those of all calls exceed the limit of their storage. It is None where
-    there is nothing to count.
+        ConfigError: If the data are larger than the limit of their storage. Where files do not say
+            their size, the function raises it, as soon as so much was read.
     """
     limit = get_device_limit(config, device) if storage == "device" else get_host_limit()
-    if limit is None or measure_data(data).num_steps is not None:
-        return None
-    total = 0
+    size, is_stream = measure_data(data), storage == "stream"
+    is_known = size.num_steps is not None  # files on disk may be larger than their rows
+    if limit is None or (is_known and not is_stream):
+        if limit is not None and size.num_bytes > limit:
+            raise _make_size_error(config, str(size), storage, limit)
+        return lambda part: None
+    total, most = 0, limit
 
-    def count(parts: Iterable[EpisodePart]) -> Iterator[EpisodePart]:
+    def count(part: EpisodePart) -> None:
         nonlocal total
-        for part in parts:
-            total += part.num_bytes
-            if total > limit:
-                size = f"more than {format_bytes(limit)} of steps"
-                raise _make_size_error(config, size, storage, limit)
-            yield part
+        total += part.num_bytes
+        if total > most:
+            raise _make_size_error(
+                config, f"more than {format_bytes(most)} of steps", storage, most
+            )
 
     return count
 
@@ -173,6 +171,12 @@ def _make_size_error(
     config: "AlgorithmConfig", size: str, storage: Storage, limit: int
 ) -> ConfigError:
     settings = config.offline_data_settings
+    if storage == "stream":
+        split = config.evaluation_settings.offline_evaluation_split
+        return ConfigError(
+            f"offline_evaluation_split={split} holds out {size}, which are kept in memory, and "
+            f"{_HOST_SHARE} is {format_bytes(limit)}: lower it."
+        )
     allowed = (
         f"max_dataset_bytes={settings.max_dataset_bytes!r} allows {format_bytes(limit)}: name fewer "
         "files, raise max_dataset_bytes, or set dataset_storage='host' or 'stream'."

@@ -8,6 +8,7 @@ from jaxrl.assembly.dataset_connectors import apply_connectors
 from jaxrl.assembly.offline import concatenate_parts, prepare_parts
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.connectors.pipelines import LearnerPipeline
+from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline.held_out import hash_episode
@@ -25,6 +26,7 @@ def load_held_out(
     policy_step: PolicyStep,
     learner_pipeline: LearnerPipeline,
     num_rows: int | None = None,
+    statistics: PyTree | None = None,
 ) -> Dataset:
     """Lay the held-out episodes into a dataset of NumPy arrays, as they would be learned from.
 
@@ -37,6 +39,8 @@ def load_held_out(
         policy_step: Policy with its connectors.
         learner_pipeline: Connectors of rewards.
         num_rows: Number of rows that are needed; None for all.
+        statistics: Statistics of the observation connectors, which those that look back are used
+            with; None for those of the held-out rows.
 
     Raises:
         DataError: If no row is left of them.
@@ -50,7 +54,7 @@ def load_held_out(
             "connectors: raise offline_evaluation_split, or leave offline_evaluation_interval out."
         )
     dataset = concatenate_parts(_take_rows(sort_episodes(parts), num_rows))
-    return apply_connectors(config, dataset, policy_step, learner_pipeline)
+    return apply_connectors(config, dataset, policy_step, learner_pipeline, statistics)
 
 
 def sort_episodes(parts: Sequence[EpisodePart]) -> list[EpisodePart]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.assembly.dataset_connectors import apply_connectors
+from jaxrl.assembly.dataset_connectors import apply_connectors, check_rewards_unfiltered
 from jaxrl.assembly.input_transform import transform_parts
 from jaxrl.assembly.recorded_actions import make_action_conversion
 from jaxrl.assembly.replay import check_temporal, check_whole_sequences, get_max_seq_len
@@ -22,6 +22,7 @@ from jaxrl.config.settings.offline_data import SAMPLER, OfflineDataSettings, Sto
 from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.space_arrays import count_bytes
+from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError, JaxrlError
@@ -165,7 +166,7 @@ def make_dataset_sampler(
     Raises:
         ConfigError: If a setting is incompatible with recorded data.
     """
-    check_temporal(policy_step, "Recorded observations are stored after")
+    check_rewards_unfiltered(policy_step)
     training, module = config.training_settings, policy_step.module
     has_memory, length = module.is_stateful, config.rows_per_window
     if length is None and has_memory:
@@ -207,12 +208,13 @@ def load_dataset(
     learner_pipeline: LearnerPipeline,
     sampler: DatasetSampler,
     split: EpisodeSplit,
-    count: Callable[[Iterable[EpisodePart]], Iterable[EpisodePart]] | None = None,
+    count: Callable[[EpisodePart], None] = lambda part: None,
 ) -> Dataset:
     """Read the recorded data into a dataset of NumPy arrays, as they are learned from.
 
     Actions become the module's, rewards pass the learner connectors, and observations those
-    connectors that look back. Held-out episodes are left in `split`. Parts pass through `count`.
+    connectors that look back. Held-out episodes are left in `split`. `count` is called with each part
+    that is read.
 
     Raises:
         JaxrlError: If the data are damaged, do not fit, or are too few.
@@ -220,13 +222,12 @@ def load_dataset(
     sources: list[list[EpisodePart]] = []
     share = config.evaluation_settings.held_out_share
     learned: Sequence[Iterable[EpisodePart]] = (
-        split.take(data, share, held_out=False, leaves_others=True)
+        split.take(data, share, held_out=False, leaves_others=True, count=count)
         if share
-        else [source.iter_parts() for source in data]
+        else [_count_parts(source.iter_parts(), count) for source in data]
     )
     for source, recorded in zip(data, learned, strict=True):
-        counted = recorded if count is None else count(recorded)
-        parts = prepare_parts(config, source, counted, policy_step)
+        parts = prepare_parts(config, source, recorded, policy_step)
         if not parts:
             raise DataError(
                 f"{source.files[0]} has no rows to learn from: name data with at least one "
@@ -243,6 +244,14 @@ def load_dataset(
     return apply_connectors(config, dataset, policy_step, learner_pipeline)
 
 
+def _count_parts(
+    parts: Iterable[EpisodePart], count: Callable[[EpisodePart], None]
+) -> Iterator[EpisodePart]:
+    for part in parts:
+        count(part)
+        yield part
+
+
 def make_blank_dataset(policy_step: PolicyStep, num_sources: int = 1) -> Dataset:
     """Make a dataset of one row of zeros per source, where there are no data.
 
@@ -251,6 +260,7 @@ def make_blank_dataset(policy_step: PolicyStep, num_sources: int = 1) -> Dataset
         num_sources: Number of sources.
     """
     pipeline = policy_step.obs_pipeline
+    statistics = pipeline.init() if pipeline.temporal else ()
     seen = pipeline.spaces[-1] if pipeline.temporal else pipeline.space
     part = EpisodePart(
         episode_id="",
@@ -262,7 +272,8 @@ def make_blank_dataset(policy_step: PolicyStep, num_sources: int = 1) -> Dataset
         version=np.zeros(1, np.int64),
         terminated=True,
     )
-    return jax.tree.map(jnp.asarray, concatenate_sources([[part]] * num_sources))
+    dataset = replace(concatenate_sources([[part]] * num_sources), statistics=statistics)
+    return jax.tree.map(jnp.asarray, dataset)
 
 
 def concatenate_parts(parts: Iterable[EpisodePart]) -> Dataset:

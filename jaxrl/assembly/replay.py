@@ -224,7 +224,7 @@ def check_temporal(acting: PolicyStep, what: str) -> None:
         ConfigError: If there are such statistics.
     """
     pipeline = acting.obs_pipeline
-    if pipeline.temporal and jax.tree.leaves(jax.eval_shape(pipeline.init)):
+    if pipeline.temporal and pipeline.has_statistics:
         names = " and ".join(connector.name for connector in pipeline.temporal)
         raise ConfigError(
             f"{what} {names}, so their normalization would become stale "

@@ -26,7 +26,8 @@ class Dataset:
     its successor is `obs[obs_index[i] + 1]`. `last` is the last row of each row's part, which is
     either terminated or truncated; parts that were cut count as truncated. `is_first` marks the
     first row of each part. Rows of source s are those from `source_start[s]` to
-    `source_start[s + 1]`.
+    `source_start[s + 1]`. `statistics` are those of the observation connectors that observations
+    have passed already; () where observations are the environment's own.
     """
 
     obs: PyTree
@@ -39,6 +40,7 @@ class Dataset:
     last: Int[Array, " N"]
     source_start: Int[Array, " S+1"]
     extras: dict[str, PyTree] = dataclasses.field(default_factory=dict[str, PyTree])
+    statistics: PyTree = ()
 
     @property
     def num_rows(self) -> int:

@@ -36,7 +36,7 @@ TASKS: dict[str, DatasetTask] = {
     "cartpole": DatasetTask("classic/cartpole-ppo", 500_000, 2048),
     "pendulum": DatasetTask("classic/pendulum-sac", 20_000, 500),
     "acrobot": DatasetTask("classic/acrobot-ppo", 1_000_000, 20_000),
-    "mountaincar": DatasetTask("classic/mountaincar-dqn", 120_000, 2000),
+    "mountaincar": DatasetTask("classic/mountaincar-ppo", 1_000_000, 20_000),
     "breakout": DatasetTask("minatar/breakout-ppo", 10_000_000, 200_000),
     "freeway": DatasetTask("minatar/freeway-ppo", 10_000_000, 200_000),
 }

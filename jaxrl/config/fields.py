@@ -83,6 +83,7 @@ def field(
     doc: str,
     sweepable: bool = False,
     is_counter: bool = False,
+    off: float | None = None,
     check: Check | None = None,
     import_path: bool | ImportKind = False,
 ) -> Any:
@@ -95,6 +96,7 @@ def field(
             does not recompile.
         is_counter: Whether a sweepable setting is compared with the run's counters, and must be an
             exact integer.
+        off: Value of a sweepable setting that shapes the program, as None always does.
         check: Additional condition on values of the right type.
         import_path: Whether a string `"module:name"` stands for an object, or a restriction on
             that object.
@@ -105,7 +107,7 @@ def field(
     metadata = make_setting_metadata(
         doc=doc, sweepable=sweepable, check=check, import_path=import_path
     )
-    metadata["is_counter"] = is_counter
+    metadata["is_counter"], metadata["off"] = is_counter, off
     if isinstance(default, dict | list):
         return dataclasses.field(
             default_factory=functools.partial(copy_containers, default),
@@ -137,6 +139,7 @@ class Setting:
     default: object
     doc: str
     sweepable: bool
+    off: float | None
     check: Check | None
     import_path: bool | ImportKind
 
@@ -280,6 +283,7 @@ def get_settings(group: type[Any]) -> dict[str, Setting]:
             default=getattr(defaults, f.name),
             doc=f.metadata.get("doc", ""),
             sweepable=is_hyperparameter(f),
+            off=f.metadata.get("off"),
             check=f.metadata.get("check"),
             import_path=f.metadata.get("import_path", False),
         )

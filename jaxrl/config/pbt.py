@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxrl.config.markers import Marker, as_marker, is_tune_marker, marker_from_data
 from jaxrl.core.types import Counter
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
-from jaxrl.metrics import RENAMED_KEYS, check_key
+from jaxrl.metrics import (
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_TRAINED_LIFETIME,
+    RENAMED_KEYS,
+    TRAINING_ITERATION,
+    check_key,
+)
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.learners.learner import LearnerState
 
-TIME_ATTRS = ("training_iteration", "num_env_steps_sampled_lifetime")
-"""Result keys whose values are equal in all lanes at any time."""
+TIME_ATTRS = (TRAINING_ITERATION, NUM_ENV_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_TRAINED_LIFETIME)
+"""Result keys that may measure time; the last one in runs from recorded data, which sample nothing."""
 
 DEFAULT_METRIC = "env_runners/episode_return_mean"
 """Result key by which lanes are compared if none is given."""
@@ -41,8 +47,9 @@ class PopulationBasedTraining:
         hyperparam_mutations: Numeric settings of `training()`, each with the distribution of its
             values: a list of values, `uniform(low, high)`, `loguniform(low, high)`, or Ray Tune's
             functions of the same names.
-        time_attr: Result key that measures time: "training_iteration" or
-            "num_env_steps_sampled_lifetime".
+        time_attr: Result key that measures time: "training_iteration",
+            "num_env_steps_sampled_lifetime" or, for recorded data,
+            "num_env_steps_trained_lifetime".
         metric: Result key by which lanes are compared.
         mode: Whether a high ("max") or a low ("min") metric is better.
         perturbation_interval: Time between two rounds, in units of `time_attr`.
@@ -151,9 +158,14 @@ def parse_mutations(
                 f"hyperparam_mutations cannot change {current}, got {marker!r}: it is not a traced "
                 f"setting; those are {', '.join(numbers)}."
             )
-        mutations[current] = _require_numbers(
-            current, marker.map_values(table.get_setting(current).parse)
-        )
+        setting = table.get_setting(current)
+        marker = _require_numbers(current, marker.map_values(setting.parse))
+        if setting.off is not None and setting.off in marker.values:
+            raise ConfigError(
+                f"hyperparam_mutations['{current}'] has {setting.off:g}, which is another program than "
+                f"other values, got {marker!r}: leave it out."
+            )
+        mutations[current] = marker
     return mutations
 
 
@@ -181,7 +193,7 @@ def check_mutable(mutations: Mapping[str, Marker], learner: "LearnerState") -> N
         if name in adapted:
             why = "the learner adapts it during training; only its initial value is configurable"
         elif not (hasattr(value, "shape") or isinstance(value, Counter)):
-            why = "its initial value is None, a schedule or a function; set a number"
+            why = "its initial value is off, a schedule or a function; set a number"
         else:
             continue
         raise ConfigError(f"hyperparam_mutations cannot change {name}, got {marker!r}: {why}.")

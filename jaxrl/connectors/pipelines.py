@@ -118,6 +118,11 @@ class ObservationPipeline(Pipeline[ObservationConnector]):
             if isinstance(connector.unwrapped, TemporalConnector)
         )
 
+    @property
+    def has_statistics(self) -> bool:
+        """True if a connector has statistics of the observations."""
+        return bool(jax.tree.leaves(jax.eval_shape(self.init)))
+
     def init(self) -> PyTree:
         """Return the initial statistics of every connector."""
         return tuple(

@@ -66,7 +66,8 @@ def build_hparams(settings: SettingsGroup) -> HParams:
     """Convert the sweepable numbers of a settings group to leaves.
 
     A leaf is a float32 scalar, the knots of a schedule, or a `Counter` for counts that are compared
-    with counters. Fields that are None are left out: whether something is None shapes the program.
+    with counters. Fields that are None or have the value `off` of their metadata are left out: whether
+    they do shapes the program.
 
     Raises:
         ConfigError: If a schedule is malformed, or a function does not return a number.
@@ -74,7 +75,7 @@ def build_hparams(settings: SettingsGroup) -> HParams:
     leaves: HParams = {}
     for field in dataclasses.fields(settings):
         value = vars(settings)[field.name]
-        if not is_hyperparameter(field) or value is None:
+        if not is_hyperparameter(field) or _is_off(field, value):
             continue
         if isinstance(value, Schedule | Counter):  # from `replace_with_traced`
             leaves[field.name] = value
@@ -94,8 +95,15 @@ def list_hparams(settings: SettingsGroup) -> set[str]:
     return {
         field.name
         for field in dataclasses.fields(settings)
-        if is_hyperparameter(field) and vars(settings)[field.name] is not None
+        if is_hyperparameter(field) and not _is_off(field, vars(settings)[field.name])
     }
+
+
+def _is_off(field: "dataclasses.Field[Any]", value: object) -> bool:
+    """Return whether the value of a setting shapes the program, rather than being a leaf."""
+    off = field.metadata.get("off")
+    is_number = off is not None and isinstance(value, int | float)
+    return value is None or (is_number and value == off)
 
 
 def _is_counter(field: "dataclasses.Field[Any]") -> bool:
@@ -185,7 +193,7 @@ def get_abstract_values(settings: SettingsGroup) -> dict[str, Any]:
     return {
         field.name: count if _is_counter(field) else number
         for field in dataclasses.fields(settings)
-        if field.metadata.get("sweepable", False) and vars(settings)[field.name] is not None
+        if field.metadata.get("sweepable", False) and not _is_off(field, vars(settings)[field.name])
     }
 
 

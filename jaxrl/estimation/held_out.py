@@ -1,6 +1,7 @@
 """Evaluation of a run on the episodes that are held out of its recorded data."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -8,11 +9,12 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.assembly.dataset_storage import format_bytes, get_device_limit
+from jaxrl.assembly.dataset_storage import format_bytes, get_device_limit, limit_dataset_size
 from jaxrl.assembly.held_out import load_held_out, sort_episodes
 from jaxrl.assembly.offline import open_config_data
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.config.offline_evaluation import EstimationMethod, parse_methods
+from jaxrl.config.settings.offline_data import Storage
 from jaxrl.config.settings.offline_evaluation import EVAL_LOSS
 from jaxrl.core.types import Device, PyTree
 from jaxrl.episodes.packing import EpisodePart
@@ -69,14 +71,15 @@ class HeldOutEvaluation:
         self._settings = config.evaluation_settings
         self.programs: list[Program] = []
         self._losses: tuple[Dataset, HeldOutLosses, Program] | None = None
+        self._reload: Callable[[PyTree], Dataset] | None = None
+        """Function that reads rows through the run's statistics, which exist at the first evaluation."""
         self._compiled: dict[Any, Any] = {}
         self._estimates: dict[str, EstimationMethod] = {}
         if self._settings.offline_evaluation_type != EVAL_LOSS:
             kind = self._settings.offline_evaluation_type
             self._estimates[OFFLINE_EVAL_RUNNERS] = EstimationMethod(method=kind)
         self._named = parse_methods(self._settings.off_policy_estimation_methods)
-        is_streamed = assembly.storage is not None and assembly.storage.name == "stream"
-        held_out = self._read_parts(config, leaves_others=not is_streamed)
+        held_out = self._read_parts(config, leaves_others=self._storage != "stream")
         if self._settings.offline_evaluation_type == EVAL_LOSS:
             self._losses = self._make_losses(config, *held_out)
         self._episodes: WholeEpisodes | None = None
@@ -89,6 +92,12 @@ class HeldOutEvaluation:
             check_densities(self._episodes, names)
 
     @property
+    def _storage(self) -> Storage:
+        """Place of the rows that are learned from."""
+        storage = self._assembly.storage
+        return "device" if storage is None else storage.name
+
+    @property
     def _methods(self) -> list[EstimationMethod]:
         return [*self._estimates.values(), *self._named.values()]
 
@@ -98,7 +107,11 @@ class HeldOutEvaluation:
         """Return the data by source, and their held-out parts."""
         data = open_config_data(config, self._assembly.made.spaces)
         parts = self._assembly.episode_split.take(
-            data, self._settings.held_out_share, held_out=True, leaves_others=leaves_others
+            data,
+            self._settings.held_out_share,
+            held_out=True,
+            leaves_others=leaves_others,
+            count=limit_dataset_size(config, data, self._storage, self._device),
         )
         return data, parts
 
@@ -113,7 +126,9 @@ class HeldOutEvaluation:
             settings.offline_evaluation_duration,
             settings.offline_eval_batch_size_per_runner,
         )
-        dataset = load_held_out(
+        pipeline = assembly.policy_step.obs_pipeline
+        load = partial(
+            load_held_out,
             config,
             data,
             held_out,
@@ -121,6 +136,9 @@ class HeldOutEvaluation:
             assembly.train_step.learner_pipeline,
             None if duration == "auto" else duration * size,
         )
+        dataset = load()
+        if pipeline.temporal and pipeline.has_statistics:
+            self._reload = load
         self._check_size(config, dataset)
         losses = HeldOutLosses.make(
             assembly.offline_runner,
@@ -226,6 +244,10 @@ class HeldOutEvaluation:
     def _compute_losses(self, state: TrainState) -> dict[str, Any]:
         assert self._losses is not None
         dataset, losses, program = self._losses
+        if self._reload is not None:
+            statistics = to_host(_to_device(state.connectors.obs, self._device))
+            dataset = jax.device_put(self._reload(statistics), SingleDeviceSharding(self._device))
+            self._losses, self._reload = (dataset, losses, program), None
         inputs = state.learner, state.connectors.obs, state.progress, state.key
         means = to_host(program(*_to_device(inputs, self._device), dataset))
         values = {name: float(value) for name, value in means.items()}

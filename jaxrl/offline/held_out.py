@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
@@ -48,7 +48,13 @@ class EpisodeSplit:
         self._waiting: dict[bool, list[list[EpisodePart]]] = {}
 
     def take(
-        self, data: Sequence[RecordedData], share: float, *, held_out: bool, leaves_others: bool
+        self,
+        data: Sequence[RecordedData],
+        share: float,
+        *,
+        held_out: bool,
+        leaves_others: bool,
+        count: Callable[[EpisodePart], None] = lambda part: None,
     ) -> list[list[EpisodePart]]:
         """Return the parts of one kind by source, as they are recorded.
 
@@ -57,6 +63,8 @@ class EpisodeSplit:
             share: Share of the episodes that are held out, above 0.
             held_out: Whether the held-out parts are taken, or those to learn from.
             leaves_others: Whether the other parts will be taken, too.
+            count: Function that is called with each part of either kind that is kept in memory, as
+                soon as it is read.
 
         Raises:
             ConfigError: If no episode is held out, or none is left.
@@ -73,6 +81,7 @@ class EpisodeSplit:
                 kind = is_held_out(part.episode_id, share)
                 ids[kind].add(part.episode_id)
                 if kind == held_out or leaves_others:
+                    count(part)
                     own[kind].append(part)
             for kind, found in own.items():
                 parts[kind].append(found)

@@ -1,5 +1,6 @@
 """Parts of episodes joined to as much of each episode as is recorded."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax
@@ -28,7 +29,7 @@ def merge_parts(parts: Iterable[EpisodePart]) -> Iterator[EpisodePart]:
 
 
 def merge_ended_parts(
-    parts: Iterable[EpisodePart], max_unfinished_steps: int
+    parts: Iterable[EpisodePart], max_unfinished_steps: int, *, overlaps: bool = False
 ) -> Iterator[EpisodePart]:
     """Join the parts of each episode that follow one another, in the order in which they end.
 
@@ -36,12 +37,18 @@ def merge_ended_parts(
         parts: Parts of episodes, those of one episode in order of time.
         max_unfinished_steps: Number of steps of episodes that have not ended; above it, the one that
             has waited longest for its next part is taken to be over.
+        overlaps: Whether what follows such an episode begins with its last step once more, of which
+            only then the successor is known. It is for those who leave out last steps.
     """
     unfinished: dict[str, list[EpisodePart]] = {}
+    tails: dict[str, EpisodePart] = {}
     waiting = 0
     for part in parts:
         run = unfinished.pop(part.episode_id, [])
         waiting -= _count_steps(run)
+        tail = tails.pop(part.episode_id, None)
+        if tail is not None and _continues(part, [tail]):
+            run = [tail]
         if run and not _continues(part, run):
             yield _join(run)
             run = []
@@ -54,9 +61,25 @@ def merge_ended_parts(
         while waiting > max_unfinished_steps and len(unfinished) > 1:
             run = unfinished.pop(next(iter(unfinished)))
             waiting -= _count_steps(run)
+            if overlaps:
+                tails[run[-1].episode_id] = _copy_last_step(run[-1])
             yield _join(run)
     for run in unfinished.values():
         yield _join(run)
+
+
+def _copy_last_step(part: EpisodePart) -> EpisodePart:
+    """Return the last step of a part, in memory of its own."""
+    step = part if len(part) == 1 else part.split(len(part) - 1)[1]
+    return dataclasses.replace(
+        step,
+        obs=jax.tree.map(np.copy, step.obs),
+        action=jax.tree.map(np.copy, step.action),
+        reward=np.copy(step.reward),
+        extras=jax.tree.map(np.copy, step.extras),
+        version=np.copy(step.version),
+        carry=jax.tree.map(np.copy, step.carry),
+    )
 
 
 def _count_steps(run: Sequence[EpisodePart]) -> int:

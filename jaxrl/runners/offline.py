@@ -11,9 +11,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.dataset_storage import (
-    check_dataset_size,
     describe_chosen,
-    make_size_count,
+    limit_dataset_size,
 )
 from jaxrl.assembly.offline import (
     get_fingerprint,
@@ -94,7 +93,7 @@ def read_dataset(
     """
     data = open_config_data(config, assembly.made.spaces)
     storage = assembly.storage.name if assembly.storage is not None else "device"
-    check_dataset_size(config, data, storage, device)
+    count = limit_dataset_size(config, data, storage, device)
     pipeline = assembly.train_step.learner_pipeline
     dataset = load_dataset(
         config,
@@ -103,7 +102,7 @@ def read_dataset(
         pipeline,
         sampler,
         assembly.episode_split,
-        make_size_count(config, data, storage, device),
+        count,
     )
     return dataset, get_fingerprint(data, config.evaluation_settings.held_out_share)
 

@@ -8,9 +8,19 @@ import jax
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.markers import Marker
-from jaxrl.config.pbt import PopulationBasedTraining, check_mutable
+from jaxrl.config.pbt import DEFAULT_METRIC, PopulationBasedTraining, check_mutable
 from jaxrl.config.sweep import Lane
 from jaxrl.errors import ConfigError
+from jaxrl.metrics import (
+    DEFAULT_MODULE,
+    ENV_RUNNERS,
+    EVALUATION,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_TRAINED_LIFETIME,
+    OFF_POLICY_ESTIMATOR,
+    OFFLINE_EVAL_RUNNERS,
+    TRAINING_ITERATION,
+)
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -49,11 +59,46 @@ def check_population(
             f"within one: {', '.join(lanes[0].values)} must be numbers, or schedules of the same "
             "length, in all lanes."
         )
-    interval = config.evaluation_settings.evaluation_interval
-    if settings.metric.startswith("evaluation/") and not interval:
+    _check_time(settings.time_attr, config)
+    _check_metric(settings.metric, config)
+
+
+def _check_time(time_attr: str, config: "AlgorithmConfig") -> None:
+    """Raise if a scheduler measures time by what a run does not count, or not alike in all lanes."""
+    sampled, trained = NUM_ENV_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_TRAINED_LIFETIME
+    if config.is_offline and time_attr == sampled:
         raise ConfigError(
-            f"metric={settings.metric!r} is in no result without "
-            "evaluation(evaluation_interval=...)."
+            f"time_attr={time_attr!r} stays at 0 in runs that learn from recorded data: set "
+            f"{trained!r}, the rows trained on, or {TRAINING_ITERATION!r}."
+        )
+    if not config.is_offline and time_attr == trained:
+        raise ConfigError(
+            f"time_attr={time_attr!r} may differ between lanes that step environments: set "
+            f"{sampled!r} or {TRAINING_ITERATION!r}."
+        )
+
+
+def _check_metric(metric: str, config: "AlgorithmConfig") -> None:
+    """Raise if no result will have the metric of a scheduler."""
+    evaluation = config.evaluation_settings
+    held_out = f"{EVALUATION}/{OFFLINE_EVAL_RUNNERS}/", f"{EVALUATION}/{OFF_POLICY_ESTIMATOR}/"
+    if metric.startswith(held_out):
+        if not evaluation.offline_evaluation_interval:
+            raise ConfigError(
+                f"metric={metric!r} is in no result without "
+                "evaluation(offline_evaluation_interval=...)."
+            )
+    elif metric.startswith(f"{EVALUATION}/"):
+        if not evaluation.evaluation_interval:
+            raise ConfigError(
+                f"metric={metric!r} is in no result without evaluation(evaluation_interval=...)."
+            )
+    elif config.is_offline and metric.startswith(f"{ENV_RUNNERS}/"):
+        raise ConfigError(
+            f"metric={metric!r} is in no result of runs that learn from recorded data: set "
+            f"metric='{EVALUATION}/{DEFAULT_METRIC}' and evaluation(evaluation_interval=1) to compare "
+            f"returns in an environment, or metric='{held_out[0]}{DEFAULT_MODULE}/total_eval_loss', "
+            "mode='min' and evaluation(offline_evaluation_interval=1) to compare losses."
         )
 
 

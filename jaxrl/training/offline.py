@@ -254,14 +254,16 @@ class OfflineRunner(BatchLoop):
     @property
     def needs_statistics(self) -> bool:
         """True if observation connectors have statistics, which are those of all rows."""
-        pipeline = self.policy_step.obs_pipeline
-        return bool(jax.tree.leaves(jax.eval_shape(pipeline.init))) and not pipeline.temporal
+        return self.policy_step.obs_pipeline.has_statistics
 
     def compute_statistics(self, data: Dataset) -> PyTree:
         """Return the statistics of the observation connectors over all rows."""
-        first = self.policy_step.obs_pipeline.init()
+        pipeline = self.policy_step.obs_pipeline
+        first = pipeline.init()
         if not self.needs_statistics:
             return first
+        if pipeline.temporal:  # the rows have passed the connectors
+            return data.statistics
         rows = jnp.arange(data.num_rows, dtype=jnp.int32)
         mask = jnp.ones((data.num_rows,), jnp.bool_)
         return self.update_statistics(first, data.get_obs(rows), mask)

@@ -15,15 +15,18 @@ from jaxrl import Algorithm, DTConfig
 from jaxrl.algorithms.dt import DTLearner
 from jaxrl.assembly.offline import concatenate_parts
 from jaxrl.buffers.dataset import DatasetSampler, DrawnRows, compute_returns_to_go
+from jaxrl.connectors.builder import PipelineBuilder
+from jaxrl.connectors.observations import MeanStdFilter
 from jaxrl.connectors.temporal import PrevActionsPrevRewards
 from jaxrl.core.space_arrays import get_flat_size
 from jaxrl.core.types import Columns, ObsSequence, ReturnColumns, Transition
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.decision_transformer import DecisionTransformerModule
 from jaxrl.modules.rl_module import RLModuleSpec
+from jaxrl.offline.held_out import is_held_out
 from tests.recorded_data import ACTION_SPACE, OBS_SPACE, make_part, make_parts, write_data
 
-LENGTH, TARGET, SCALE = 4, 7.0, 2.0
+LENGTH, TARGET, SCALE, SPLIT = 4, 7.0, 2.0, 0.3
 MODEL = {
     "attention_dim": 6,
     "attention_head_dim": 4,
@@ -272,6 +275,10 @@ def test_returns_to_go_are_sums_to_the_end_of_the_part() -> None:
 # --- runs ---
 
 
+def filter_rewards(builder: PipelineBuilder[Any]) -> None:
+    builder.append(MeanStdFilter())
+
+
 @pytest.mark.parametrize(
     ("action_space", "storage"),
     [
@@ -321,6 +328,50 @@ def check_returns_in_acting(algorithm: Algorithm, target: float) -> Any:
     return carry
 
 
+def write_shifted(folder: Path) -> tuple[str, np.ndarray, np.ndarray]:
+    """Write observations around 100; return the mean and deviation of those that are trained on."""
+    parts = [dataclasses.replace(part, obs=100.0 + 5.0 * part.obs) for part in make_parts()]
+    rows = np.concatenate([p.obs[:-1] for p in parts if not is_held_out(p.episode_id, SPLIT)])
+    return write_data(folder, parts), rows.mean(axis=0), rows.std(axis=0, ddof=1)
+
+
+def test_a_filter_has_the_statistics_of_all_rows_in_learning_and_in_acting(tmp_path: Path) -> None:
+    data, mean, std = write_shifted(tmp_path / "data")
+    config = make_config().offline_data(input_=data, num_updates_per_iteration=2)
+    config.env_runners(observation_filter="MeanStdFilter")
+    config.evaluation(offline_evaluation_interval=1, offline_evaluation_split=SPLIT)
+    config.rl_module(model_config={**MODEL, "attention_num_transformer_units": 1})
+    with config.build() as algorithm:
+        held_out_loss = algorithm.train()["evaluation"]
+        dataset = algorithm.learner_group.dataset
+        first, reward = np.asarray(dataset.obs)[:, :2], np.asarray(dataset.reward)
+        trained = np.asarray(dataset.obs_index)
+        np.testing.assert_allclose(first[trained].mean(axis=0), 0.0, atol=1e-4)
+        np.testing.assert_allclose(first[trained].std(axis=0, ddof=1), 1.0, atol=1e-3)
+        inner = ~np.asarray(dataset.is_first)  # after it, the reward before as it is
+        before = np.asarray(dataset.obs)[trained[inner], -1]
+        np.testing.assert_allclose(before, reward[np.flatnonzero(inner) - 1], rtol=1e-6)
+        step = algorithm._assembly.policy_step
+        actor = algorithm._assembly.train_step.make_actor_state(algorithm.state)
+        draws = step.module.draw(jax.random.split(jax.random.key(0), 2))
+        seen = jax.jit(functools.partial(step.act, explore=False))(
+            actor,
+            np.full((2, 2), 104.0, np.float32),
+            step.initial_carry(2),
+            np.ones(2, bool),
+            jnp.arange(2),
+            draws,
+        )[Columns.STATE_OUT].module.obs[:, -1]
+        np.testing.assert_allclose(seen, np.tile((104.0 - mean) / std, (2, 1)), rtol=1e-2)
+        evaluated = np.asarray(algorithm._held_out._losses[0].obs)[:, :2]
+        assert np.abs(evaluated).max() < 5.0
+        assert np.isfinite(
+            held_out_loss["offline_eval_runners"]["default_policy"]["total_eval_loss"]
+        )
+        with pytest.raises(ConfigError, match="see all rows once, through the statistics of these"):
+            algorithm.set_state(algorithm.get_state(), component="connectors")
+
+
 @pytest.mark.slow
 def test_devices_change_nothing(tmp_path: Path) -> None:
     data, losses = write_data(tmp_path / "data"), []
@@ -346,7 +397,10 @@ def test_devices_change_nothing(tmp_path: Path) -> None:
         ({"clip_rewards": True}, "clip_rewards=True changes the rewards that returns-to-go are"),
         ({"normalize_rewards": True}, "normalize_rewards=True changes the rewards"),
         ({"train_batch_size": 15}, "whole sequences of context_length=4 rows for each of"),
-        ({"observation_filter": "MeanStdFilter"}, "use observation_filter='NoFilter'"),
+        (
+            {"env_to_module_connector": filter_rewards},
+            "MeanStdFilter would change the previous rewards, by which returns-to-go become lower",
+        ),
         ({"dataset_storage": "stream"}, "PrevActionsPrevRewards"),
         ({"model_config": {"max_seq_len": 8}}, "max_seq_len=8 has no effect on a decision trans"),
         ({"model_config": {"vf_share_layers": True}}, "vf_share_layers=True has no effect"),

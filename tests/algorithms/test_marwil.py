@@ -108,7 +108,7 @@ def test_gradients_flow_through_log_probabilities_and_values_alone() -> None:
     learner, state, batch = marwil()
     params = state.sgd.params
     values = {"vf_coeff": VF_COEFF, "moving_avg_sqd_adv_norm": START}
-    values["moving_average_sqd_adv_norm_update_rate"] = RATE
+    values |= {"moving_average_sqd_adv_norm_update_rate": RATE, "beta": BETA}
 
     def loss(params: Any) -> Any:
         return learner.compute_loss(params, batch, values, jax.random.key(0))[0]

@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from jaxrl import Algorithm, BCConfig, DQNConfig, MARWILConfig, TD3Config
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.assembly import dataset_storage
 from jaxrl.assembly.offline import open_config_data
 from jaxrl.callbacks import Callbacks
 from jaxrl.config.markers import grid
@@ -442,6 +443,65 @@ def test_an_evaluation_needs_data_that_are_learned_from_alone(data: str) -> None
     mixed = make_config({"sampler": 0.5, data: 0.5}, DQNConfig).environment("CartPole-v1")
     mixed.offline_data(num_updates_per_iteration=100)
     assert "does not learn from them alone" in refused(mixed)
+
+
+@pytest.fixture(name="num_read")
+def count_read_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the parts that are read."""
+    number, read = [0], RecordedData.iter_parts
+
+    def iter_parts(data: RecordedData) -> Iterator[EpisodePart]:
+        for part in read(data):
+            number[0] += 1
+            yield part
+
+    monkeypatch.setattr(RecordedData, "iter_parts", iter_parts)
+    return number
+
+
+def test_data_that_are_too_large_are_not_read(data: str, num_read: list[int]) -> None:
+    """Held-out episodes count, which are on the device as well."""
+    size = sum(map(len, HELD_OUT + LEFT))
+    limits = {"dataset_storage": "device", "max_dataset_bytes": 16 * size}
+    assert f"has {size} steps" in refused(make_config(data, **limits))
+    assert num_read == [0]
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ("device", "more than 0.00 MiB of steps, and max_dataset_bytes=800 allows 0.00 MiB: name"),
+        ("host", "more than 0.00 MiB of steps, and half of the host's memory is 0.00 MiB: name"),
+        (
+            "stream",
+            f"offline_evaluation_split={SPLIT} holds out more than 0.00 MiB of steps, which",
+        ),
+    ],
+)
+def test_files_that_do_not_say_their_size_are_read_up_to_the_limit(
+    tmp_path: Path,
+    num_read: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    storage: str,
+    said: str,
+) -> None:
+    path, number = tmp_path / "a.npz", 500
+    np.savez(
+        path,
+        observations=np.zeros((number, 2), np.float32),
+        actions=np.zeros(number, np.int64),
+        rewards=np.zeros(number),
+        terminals=np.arange(number) % 5 == 4,
+        next_observations=np.zeros((number, 2), np.float32),
+    )
+    config = make_config(str(path), dataset_storage=storage)
+    config.environment(observation_space=OBS_SPACE, action_space=ACTION_SPACE)
+    if storage == "device":
+        config.offline_data(max_dataset_bytes=800)
+    else:
+        monkeypatch.setattr(dataset_storage, "get_host_limit", lambda: 800)
+    assert said in refused(config)
+    assert 0 < num_read[0] < 40
 
 
 def test_weights_need_densities(tmp_path: Path) -> None:

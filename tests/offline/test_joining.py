@@ -1,18 +1,21 @@
 """Parts of episodes that come between those of others, as environments side by side are recorded."""
 
 import dataclasses
+import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
 import numpy as np
 
-from jaxrl.assembly.offline import concatenate_parts
+from jaxrl.assembly.offline import concatenate_parts, select_parts
+from jaxrl.config.settings.offline_data import OfflineDataSettings
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.estimation.episodes import read_whole_episodes
 from jaxrl.offline.joining import merge_ended_parts, merge_parts
-from jaxrl.offline.recorded import open_data
+from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.offline.writer import EpisodeWriter
 from tests.offline.parts import BOX, DISCRETE, assert_same, make_part
 
@@ -59,6 +62,20 @@ def test_gaps_and_ends_are_borders() -> None:
 def test_few_steps_of_unfinished_episodes_wait() -> None:
     merged = merge_ended_parts(make_interleaved(), 5)
     assert describe(merged) == [("a", 0, 3), ("a", 3, 3), ("b", 0, 6)]
+
+
+def test_last_steps_wait_for_their_successors_where_they_are_left_out() -> None:
+    settings = OfflineDataSettings(ignore_final_observation=True)
+    merge = functools.partial(merge_ended_parts, max_unfinished_steps=5, overlaps=True)
+    lost = dataclasses.replace(PARTS["a"][0], obs=np.copy(PARTS["a"][0].obs))
+    lost.obs[-1] = lost.obs[-2]  # as where no row has its successor
+    parts = [lost, *make_interleaved()[1:]]
+    data = SimpleNamespace(has_past=True)
+    kept = list(select_parts(settings, cast("RecordedData", data), parts, merge))
+    assert describe(kept) == [("a", 0, 2), ("a", 2, 4), ("b", 0, 6)]
+    head, tail = WHOLE["a"].split(2)
+    assert_same(kept[0], head)
+    assert_same(kept[1], tail)
 
 
 def test_episodes_side_by_side_are_whole(tmp_path: Path) -> None:

@@ -10,11 +10,21 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import BCConfig, CQLConfig, DQNConfig, MARWILConfig, TD3Config
+from jaxrl import (
+    BCConfig,
+    CQLConfig,
+    DQNConfig,
+    MARWILConfig,
+    PopulationBasedTraining,
+    TD3Config,
+    loguniform,
+    uniform,
+)
 from jaxrl.algorithms.awac import AWACConfig
 from jaxrl.algorithms.iql import IQLConfig
 from jaxrl.config.markers import Marker, grid
 from jaxrl.errors import CheckpointError, ConfigError, DataError, HostLanesError
+from jaxrl.metrics import get_score
 from jaxrl.sweeps.lane_data import SharedDataset
 from jaxrl.sweeps.population import Population
 from tests.helpers import assert_close, slow_but
@@ -224,6 +234,99 @@ def write_cartpole(folder: Path) -> str:
     with EpisodeWriter(folder, env.observation_space, env.action_space) as writer:
         writer.add_parts([part])
     return str(folder)
+
+
+# --- population based training ---
+
+HELD_OUT = {"offline_evaluation_interval": 1, "offline_evaluation_split": 0.3}
+LOSS = "evaluation/offline_eval_runners/default_policy/total_eval_loss"
+
+
+def make_population(data: str, algorithm: type = MARWILConfig, **arguments: Any) -> Any:
+    scheduler = PopulationBasedTraining(
+        **{
+            "hyperparam_mutations": {"beta": loguniform(0.1, 10.0)},
+            "perturbation_interval": 2 * 6 * 16,
+            "time_attr": "num_env_steps_trained_lifetime",
+            "metric": LOSS,
+            "mode": "min",
+            **arguments,
+        }
+    )
+    config = make_config(data, algorithm, **HELD_OUT)
+    return config.sweep(num_samples=3, scheduler=scheduler)
+
+
+def test_lanes_go_on_as_copies_of_those_with_the_best_held_out_loss(data: str) -> None:
+    """One dataset, rounds by the rows trained on, and a resumed population goes on to the bit."""
+    with make_population(data).build() as sweep:
+        results = [sweep.train()["lanes"] for _ in range(2)]
+        folder = sweep.save()
+        sweep.train()
+        (exploit,) = sweep.schedule
+        (group,) = sweep._groups[0]
+        scores = [get_score(results[1][i], LOSS) for i in range(3)]
+        assert (exploit.training_iteration, exploit.source_score) == (2, min(scores))
+        assert exploit.score == max(scores)
+        hparams = group.states.learner.hparams["beta"]
+        assert float(hparams[exploit.lane]) == pytest.approx(exploit.new["beta"])
+        want = [get_state(sweep, index) for index in range(3)]
+    with Population.from_checkpoint(folder) as resumed:
+        resumed.train()
+        assert resumed.schedule == [exploit]
+        for index in range(3):
+            jax.tree.map(np.testing.assert_array_equal, want[index], get_state(resumed, index))
+
+
+def test_a_round_waits_for_the_evaluation(data: str) -> None:
+    config = make_population(data, time_attr="training_iteration", perturbation_interval=1)
+    with config.evaluation(offline_evaluation_interval=2).build() as sweep:
+        for _ in range(3):
+            sweep.train()
+        assert [exploit.training_iteration for exploit in sweep.schedule] == [2]
+
+
+def test_behavior_cloning_is_a_program_of_its_own(data: str) -> None:
+    with make_config(data, MARWILConfig, beta=grid([0.0, 1.0, 2.0])).build() as sweep:
+        assert [len(turns[0].lanes) for turns in sweep._groups] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"metric": "env_runners/episode_return_mean"},
+            "is in no result of runs that learn from recorded data: set metric='evaluation/env_run",
+        ),
+        (
+            {"metric": "evaluation/env_runners/episode_return_mean"},
+            "is in no result without evaluation(evaluation_interval=...)",
+        ),
+        (
+            {"time_attr": "num_env_steps_sampled_lifetime"},
+            "stays at 0 in runs that learn from recorded data: set 'num_env_steps_trained_lifetime'",
+        ),
+        (
+            {"hyperparam_mutations": {"beta": uniform(0.0, 1.0)}},
+            "hyperparam_mutations['beta'] has 0, which is another program than other values",
+        ),
+    ],
+)
+def test_schedulers_that_would_never_act_are_one_sentence(
+    data: str, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_population(data, **arguments).build()
+    assert said in str(caught.value)
+
+
+def test_losses_on_held_out_episodes_need_them(data: str) -> None:
+    config = make_population(data).evaluation(offline_evaluation_interval=None)
+    config.evaluation(offline_evaluation_split=0.1)
+    with pytest.raises(
+        ConfigError, match=r"without evaluation\(offline_evaluation_interval=\.\.\.\)"
+    ):
+        config.build()
 
 
 # --- wrong input ---

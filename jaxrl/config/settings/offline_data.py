@@ -66,8 +66,9 @@ class OfflineDataSettings:
         default="auto",
         check=at_least_one,
         doc="Maximum memory of the dataset on a device, in bytes; a larger one raises an error before "
-        "it is read or, where the files do not say their number of steps, when so much was read. 'auto' "
-        "is half of the device's memory.",
+        "it is read or, where the files do not say their number of steps, when so much was read. Episodes "
+        "that are held out count as well; with dataset_storage 'host' and 'stream' it is the limit of "
+        "those alone, if losses are computed on them. 'auto' is half of the device's memory.",
     )
     shuffle_buffer_size: int = field(
         default=0,

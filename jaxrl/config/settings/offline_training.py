@@ -12,6 +12,7 @@ from jaxrl.config.fields import (
 )
 from jaxrl.config.settings.replay import BURN_IN_DOC
 from jaxrl.config.settings.training import Training
+from jaxrl.core.hparams import list_hparams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,9 +45,11 @@ class MARWILTraining(BCTraining):
 
     beta: float = field(
         default=1.0,
+        sweepable=True,
+        off=0.0,
         check=non_negative,
         doc="Scale of the advantages in the exponential weights of actions; 0 is behavior cloning, "
-        "without a value function. Each value is another program.",
+        "without a value function, and another program.",
     )
     lambda_: float = field(
         default=1.0,
@@ -79,4 +82,4 @@ class MARWILTraining(BCTraining):
 
     @property
     def needs_values(self) -> bool:
-        return self.beta > 0.0
+        return "beta" in list_hparams(self)  # its number may be one of each lane

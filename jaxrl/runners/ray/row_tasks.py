@@ -125,7 +125,11 @@ class RowTask:
         parts, size = [], 0
         recorded = leave_out(data.iter_parts(), self.held_out_share)
         most = _UNFINISHED_CHUNKS * self.chunk_bytes // data.step_bytes
-        merge = functools.partial(merge_ended_parts, max_unfinished_steps=most)
+        merge = functools.partial(
+            merge_ended_parts,
+            max_unfinished_steps=most,
+            overlaps=self.settings.ignore_final_observation,
+        )
         for part in select_parts(self.settings, data, recorded, merge):
             parts.append(part)
             size += len(part) * data.step_bytes
