@@ -77,9 +77,9 @@ class TurnsView(AECEnv):
         self.latest, rewards, terminated, truncated, infos = self.adapter.step(
             {self.agent_selection: action}
         )
-        over = any([end.pop("__all__") for end in (terminated, truncated)])
+        over = [end.pop("__all__") for end in (terminated, truncated)]
         acting = [a for a in self.latest if not (terminated[a] or truncated[a])]
-        assert len(acting) == (0 if over else 1)
+        assert len(acting) == (0 if any(over) else 1)
         self.rewards = {agent: rewards.get(agent, 0.0) for agent in self.agents}
         self._accumulate_rewards()
         self.terminations.update(terminated)
