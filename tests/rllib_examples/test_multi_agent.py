@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import jaxrl
+from jaxrl.connectors.env_to_module import FlattenObservations
 from jaxrl.modules.model_config import DefaultModelConfig
 from tests.multi_agent.host_envs import Pennies, Takeaway
 from tests.rllib_examples.loading import load, load_example
@@ -200,15 +201,20 @@ def assert_equal(one: Any, other: Any) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
 
 
-@pytest.mark.slow
-def test_rllibs_hierarchical_environment_trains_both_levels() -> None:
+def make_hierarchy(**sizes: Any) -> Any:
+    """Return a config for RLlib's rooms: one agent chooses goals, and who walks there."""
     env = load("examples/envs/classes/six_room_env.py")["HierarchicalSixRoomEnv"]
-    sizes = {"max_steps_low_level": 2, "time_limit": 6, "num_low_level_agents": 2}
-    config = jaxrl.PPOConfig().environment(env, env_config=sizes).training(**SMALL)
-    config.multi_agent(
-        policies={"high", "low_0", "low_1"},
+    config = jaxrl.PPOConfig().environment(env, env_config={"map": "small", **sizes})
+    return config.multi_agent(
+        policies={"high", *(f"low_{i}" for i in range(sizes["num_low_level_agents"]))},
         policy_mapping_fn=lambda aid, *args, **kw: "high" if "high" in aid else f"low_{aid[-1]}",
     )
+
+
+@pytest.mark.slow
+def test_rllibs_hierarchical_environment_trains_both_levels() -> None:
+    config = make_hierarchy(max_steps_low_level=2, time_limit=6, num_low_level_agents=2)
+    config.training(**SMALL)
     with make_quiet(config).build() as algorithm:
         result = algorithm.train()
         assert all(result["env_runners"]["num_module_steps_sampled"].values())
@@ -232,7 +238,6 @@ THRESHOLDS = {
     "two_step_game_with_grouped_agents --num-agents=2 --stop-reward=7": RETURN,
     "rock_paper_scissors_heuristic_vs_learned --stop-reward=6.5": LEARNED,
     "rock_paper_scissors_heuristic_vs_learned --use-lstm --stop-reward=6": LEARNED,
-    "pettingzoo_independent_learning --num-agents=2 --stop-reward=-200": RETURN,
     "pettingzoo_parameter_sharing --num-agents=2 --stop-reward=-210": RETURN,
 }
 """Command lines with the rewards that RLlib's tests or scripts ask for, and the result that counts.
@@ -294,3 +299,23 @@ def test_self_play_wins_at_connect_four_of_openspiel() -> None:
             if steps >= args.stop_timesteps:
                 break
     pytest.fail(f"main wins {result['env_runners']['win_rate']} of its games in {steps} steps")
+
+
+@pytest.mark.slow
+def test_a_hierarchy_reaches_its_threshold() -> None:
+    """RLlib's example asks for 7 within 4,000,000 steps; these settings need fewer."""
+    config = make_hierarchy(max_steps_low_level=15, time_limit=100, num_low_level_agents=3)
+    config.env_runners(
+        num_envs_per_env_runner=32,
+        env_to_module_connector=lambda env, spaces, device: FlattenObservations(multi_agent=True),
+    )
+    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64]))
+    config.training(train_batch_size_per_learner=4096, minibatch_size=512, num_epochs=8, lr=1e-3)
+    config.training(entropy_coeff=0.01, use_kl_loss=False)
+    reached = -math.inf
+    with make_quiet(config).build() as algorithm:
+        for _ in range(80):
+            reached = algorithm.train()["env_runners"]["episode_return_mean"]
+            if reached >= 7.0:
+                return
+    pytest.fail(f"both levels together reached {reached}")
