@@ -101,7 +101,7 @@ def load_case(command: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("command", CASES)
 def test_an_example_runs(command: str) -> None:
     config, _ = load_case(command)
-    config.training(**SMALL)
+    config.unset("train_batch_size").training(**SMALL)
     with make_quiet(config).build() as algorithm:
         result = algorithm.train()
         trained = config.policies_to_train or sorted(algorithm.get_weights())
