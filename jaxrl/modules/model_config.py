@@ -18,10 +18,13 @@ def _setting(default: T, check: Check, doc: str) -> T:
     return dataclasses.field(default=default, metadata={"doc": doc, "check": check})
 
 
+MEMORY_SWITCHES = ("use_lstm", "use_attention")
+
+
 def get_required_switches(name: str) -> tuple[str, ...]:
     """Return the settings of which one must be on for the named setting to have an effect."""
     if name == "max_seq_len":
-        return "use_lstm", "use_attention"
+        return MEMORY_SWITCHES
     if name.startswith(("lstm_", "recurrent_")):
         return ("use_lstm",)
     return ("use_attention",) if name.startswith("attention_") else ()
@@ -45,6 +48,9 @@ class DefaultModelConfig:
       `autoregressive_actions`.
     - `fusionnet_*` join the parts of a Dict or Tuple, for every algorithm; RLlib has one such
       encoder, of observations and actions, in SAC's critics.
+
+    Sizes of a memory are refused without its switch. Where the switch is False by name, as
+    `use_lstm=args.use_lstm` may be, they are kept without effect.
     """
 
     fcnet_hiddens: tuple[int, ...] | list[int] = _setting(
@@ -237,6 +243,13 @@ class DefaultModelConfig:
         0, check.at_least(0), "Number of previous rewards to observe."
     )
 
+    def __new__(cls, **given: object) -> "DefaultModelConfig":
+        """Note which memories are switched off by name."""
+        settings = super().__new__(cls)
+        off = tuple(switch for switch in MEMORY_SWITCHES if given.get(switch) is False)
+        object.__setattr__(settings, "_switched_off", off)
+        return settings
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = field.metadata["check"](field.name, self[field.name])
@@ -252,11 +265,9 @@ class DefaultModelConfig:
             )
         for field in dataclasses.fields(self):
             name, switches = field.name, get_required_switches(field.name)
-            if (
-                switches
-                and not any(self[switch] for switch in switches)
-                and self[name] != field.default
-            ):
+            is_off = switches and not any(self[switch] for switch in switches)
+            by_name = any(switch in self["_switched_off"] for switch in switches)
+            if is_off and not by_name and self[name] != field.default:
                 raise ConfigError(
                     f"{name}={self[name]!r} has no effect without {' or '.join(switches)}; set "
                     f"{switches[0]}=True, or leave it out."

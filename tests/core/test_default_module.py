@@ -1,7 +1,9 @@
 """The default module: its forward methods, its settings, and what it refuses."""
 
+import dataclasses
 import functools
 import json
+import pickle
 import re
 
 import jax
@@ -14,7 +16,11 @@ from jaxrl.assembly.modules import warn_if_flattened
 from jaxrl.core.types import Columns, ObsWithCarry
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.actor_critic import ActorCriticModule
-from jaxrl.modules.model_config import MODEL_SETTINGS, get_required_switches
+from jaxrl.modules.model_config import (
+    MODEL_SETTINGS,
+    DefaultModelConfig,
+    get_required_switches,
+)
 from tests.core.modules import (
     ACTION_SPACES,
     SMALL_IMAGE,
@@ -283,6 +289,21 @@ def test_every_setting_has_an_effect(name):
     before = _program(kind, json.dumps(base, sort_keys=True))
     assert _again(kind, json.dumps(base)) == before
     assert _program(kind, json.dumps({**base, **settings}, sort_keys=True)) != before
+
+
+def test_sizes_of_a_memory_need_its_switch():
+    """One that is False by name keeps them, in copies too: a script may switch the memory."""
+    for given in ({}, {"use_attention": False}):
+        with pytest.raises(ConfigError, match="lstm_cell_size=8 has no effect without use_lstm"):
+            DefaultModelConfig(lstm_cell_size=8, **given)
+    sizes = {"lstm_cell_size": 8, "max_seq_len": 4}
+    off = DefaultModelConfig(use_lstm=False, **sizes)
+    for kept in (off, pickle.loads(pickle.dumps(off)), dataclasses.replace(off, fcnet_hiddens=[8])):
+        assert (kept.is_recurrent, kept.lstm_cell_size, kept.max_seq_len) == (False, 8, 4)
+    assert DefaultModelConfig.from_dict(off.to_dict()) == off
+    assert dataclasses.replace(off, use_lstm=True).is_recurrent
+    with pytest.raises(ConfigError, match="attention_dim=32 has no effect without use_attention"):
+        DefaultModelConfig(use_lstm=False, attention_dim=32)
 
 
 def test_every_setting_is_in_the_table():

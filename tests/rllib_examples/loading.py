@@ -44,9 +44,13 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--env")
         self.add_argument("--num-agents", type=int, default=0)
         self.add_argument("--num-env-runners", type=int, default=None)
-        self.add_argument("--stop-reward", type=float, default=defaults.get("default_reward"))
+        reward, steps = (
+            defaults.get("default_reward", 100.0),
+            defaults.get("default_timesteps", 100_000),
+        )
+        self.add_argument("--stop-reward", type=float, default=reward)
         self.add_argument("--stop-iters", type=int, default=defaults.get("default_iters", 200))
-        self.add_argument("--stop-timesteps", type=int, default=defaults.get("default_timesteps"))
+        self.add_argument("--stop-timesteps", type=int, default=steps)
         self.set_defaults(old_api_stack=False)
 
     def parse_args(self) -> argparse.Namespace:  # pyright: ignore

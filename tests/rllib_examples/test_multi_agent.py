@@ -4,13 +4,14 @@ Each one runs for an iteration or two, and reaches its own threshold in a slow t
 """
 
 import importlib
+import math
 import types
 from typing import Any
 
 import pytest
 
 import jaxrl
-from jaxrl.errors import ConfigError
+from jaxrl.connectors.env_to_module import FlattenObservations
 from jaxrl.modules.model_config import DefaultModelConfig
 from tests.multi_agent.host_envs import Pennies, Takeaway
 from tests.rllib_examples.loading import load, load_example
@@ -21,7 +22,7 @@ pytestmark = [
 ]
 
 FOLDER = "examples/multi_agent"
-SMALL: dict[str, Any] = {"train_batch_size": 128, "minibatch_size": 64, "num_epochs": 1}
+SMALL: dict[str, Any] = {"train_batch_size_per_learner": 128, "minibatch_size": 64, "num_epochs": 1}
 TWO_AGENTS = ("--num-agents=2",)
 
 
@@ -37,23 +38,34 @@ def load_callback(file: str, name: str) -> Any:
     return load(f"{FOLDER}/utils/{file}.py")[name]
 
 
-def load_self_play(name: str, *given: str, hidden: int = 32) -> tuple[Any, Any]:
+def load_self_play(name: str, *given: str, hidden: int = 32, **own: Any) -> tuple[Any, Any]:
     """Return the config and arguments of an example of self-play, in a game without OpenSpiel."""
     league = "league" in name
     callback = "SelfPlayLeagueBasedCallback" if league else "SelfPlayCallback"
     file = "self_play_league_based_callback" if league else "self_play_callback"
     game = types.SimpleNamespace(load_game=lambda game: game)
-    return load_example(
-        f"multi_agent/{name}",
-        *given,
-        **{callback: load_callback(file, callback)},
+    replaced = {
+        callback: load_callback(file, callback),
         # the league's function counts calls by two, for a game whose players begin together
-        OpenSpielEnv=lambda game: Pennies() if league else Takeaway(),
-        DefaultModelConfig=lambda **widths: DefaultModelConfig(fcnet_hiddens=[hidden]),
-        Environment=None,
-        ask_user_for_action=None,
-        try_import_open_spiel=lambda error: None,
-        try_import_pyspiel=lambda error: game,
+        "OpenSpielEnv": lambda game: Pennies() if league else Takeaway(),
+        "DefaultModelConfig": lambda **widths: DefaultModelConfig(fcnet_hiddens=[hidden]),
+        "Environment": None,
+        "ask_user_for_action": None,
+        "try_import_open_spiel": lambda error: None,
+        "try_import_pyspiel": lambda error: game,
+    }
+    return load_example(f"multi_agent/{name}", *given, **{**replaced, **own})
+
+
+def load_with_openspiel(name: str, *given: str) -> tuple[Any, Any]:
+    """Return the config and arguments of an example of self-play, in its own game."""
+    pyspiel = pytest.importorskip("pyspiel")
+    return load_self_play(
+        name,
+        *given,
+        OpenSpielEnv=jaxrl.envs.OpenSpielEnv,
+        DefaultModelConfig=DefaultModelConfig,
+        try_import_pyspiel=lambda error: pyspiel,
     )
 
 
@@ -61,29 +73,35 @@ def make_quiet(config: Any) -> Any:
     return config.debugging(loggers=[], seed=0)
 
 
-CASES: dict[str, tuple[str, ...]] = {
-    "multi_agent_cartpole": TWO_AGENTS,
-    "multi_agent_pendulum": TWO_AGENTS,
-    "custom_heuristic_policy": (),
-    "different_spaces_for_agents": (),
-    "two_step_game_with_grouped_agents": TWO_AGENTS,
-    "rock_paper_scissors_heuristic_vs_learned": ("--use-lstm",),
-    "rock_paper_scissors_learned_vs_learned": ("--use-lstm",),
-}
+CASES = [
+    "multi_agent_cartpole --num-agents=2",
+    "multi_agent_pendulum --num-agents=2",
+    "custom_heuristic_policy",
+    "different_spaces_for_agents",
+    "two_step_game_with_grouped_agents --num-agents=2",
+    "rock_paper_scissors_heuristic_vs_learned",
+    "rock_paper_scissors_heuristic_vs_learned --use-lstm",
+    "rock_paper_scissors_learned_vs_learned",
+    "rock_paper_scissors_learned_vs_learned --use-lstm",
+]
+"""Command lines of RLlib's scripts."""
 
 
-def load_case(name: str) -> tuple[Any, Any]:
+def load_case(command: str) -> tuple[Any, Any]:
+    name, *given = command.split()
     if "scissors" in name:
         pytest.importorskip("pettingzoo.classic")
+    if "pettingzoo" in name:
+        pytest.importorskip("pettingzoo.sisl.waterworld_v4")  # in PettingZoo's older versions
     replaced = load_two_step() if "two_step" in name else {}
-    return load_example(f"multi_agent/{name}", *CASES[name], **replaced)
+    return load_example(f"multi_agent/{name}", *given, **replaced)
 
 
 @pytest.mark.representatives("different_spaces_for_agents")
-@pytest.mark.parametrize("name", CASES)
-def test_an_example_runs(name: str) -> None:
-    config, _ = load_case(name)
-    config.training(**SMALL)
+@pytest.mark.parametrize("command", CASES)
+def test_an_example_runs(command: str) -> None:
+    config, _ = load_case(command)
+    config.unset("train_batch_size").training(**SMALL)
     with make_quiet(config).build() as algorithm:
         result = algorithm.train()
         trained = config.policies_to_train or sorted(algorithm.get_weights())
@@ -131,7 +149,7 @@ def test_rllibs_self_play_callback_adds_snapshots() -> None:
 @pytest.mark.slow
 def test_rllibs_league_trains_exploiters() -> None:
     config, _ = load_self_play("self_play_league_based_with_open_spiel", "--win-rate-threshold=0.0")
-    config.training(**{**SMALL, "train_batch_size": 512})
+    config.training(**{**SMALL, "train_batch_size_per_learner": 512})
     with make_quiet(config).build() as algorithm:
         first = algorithm.train()
         assert first["league_size"] == 6
@@ -160,20 +178,43 @@ def test_rllibs_self_play_callback_works_with_actors() -> None:
         assert_equal(algorithm.get_weights(["main_v1"])["main_v1"], frozen)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        "self_play_with_open_spiel",
+        "self_play_league_based_with_open_spiel",
+        "self_play_league_based_with_open_spiel --env=connect_four",
+    ],
+)
+def test_self_play_adds_snapshots_in_games_of_openspiel(command: str) -> None:
+    config, _ = load_with_openspiel(*command.split(), "--win-rate-threshold=0.0")
+    config.env_runners(num_env_runners=0).training(**SMALL)
+    config.training(train_batch_size_per_learner=1024)
+    with make_quiet(config).build() as algorithm:
+        sizes = [algorithm.train()["league_size"] for _ in range(2)]
+    assert 2 < sizes[0] < sizes[1]
+
+
 def assert_equal(one: Any, other: Any) -> None:
     jax, np = importlib.import_module("jax"), importlib.import_module("numpy")
     assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
 
 
-@pytest.mark.slow
-def test_rllibs_hierarchical_environment_trains_both_levels() -> None:
+def make_hierarchy(**sizes: Any) -> Any:
+    """Return a config for RLlib's rooms: one agent chooses goals, and who walks there."""
     env = load("examples/envs/classes/six_room_env.py")["HierarchicalSixRoomEnv"]
-    sizes = {"max_steps_low_level": 2, "time_limit": 6, "num_low_level_agents": 2}
-    config = jaxrl.PPOConfig().environment(env, env_config=sizes).training(**SMALL)
-    config.multi_agent(
-        policies={"high", "low_0", "low_1"},
+    config = jaxrl.PPOConfig().environment(env, env_config={"map": "small", **sizes})
+    return config.multi_agent(
+        policies={"high", *(f"low_{i}" for i in range(sizes["num_low_level_agents"]))},
         policy_mapping_fn=lambda aid, *args, **kw: "high" if "high" in aid else f"low_{aid[-1]}",
     )
+
+
+@pytest.mark.slow
+def test_rllibs_hierarchical_environment_trains_both_levels() -> None:
+    config = make_hierarchy(max_steps_low_level=2, time_limit=6, num_low_level_agents=2)
+    config.training(**SMALL)
     with make_quiet(config).build() as algorithm:
         result = algorithm.train()
         assert all(result["env_runners"]["num_module_steps_sampled"].values())
@@ -187,35 +228,42 @@ def test_what_the_example_with_a_shared_encoder_needs_is_named() -> None:
         jaxrl.MultiRLModuleSpec(rl_module_specs={}, multi_rl_module_class=object)  # pyright: ignore
 
 
-def test_sizes_of_a_memory_that_is_off_are_refused_with_the_switch() -> None:
-    pytest.importorskip("pettingzoo.classic")
-    with pytest.raises(ConfigError, match="set use_lstm=True, or leave it out"):
-        load_example("multi_agent/rock_paper_scissors_learned_vs_learned")
-
-
 # --- thresholds ---
 
+RETURN, LEARNED = "episode_return_mean", "module_episode_returns_mean/learned"
 THRESHOLDS = {
-    "multi_agent_cartpole": "episode_return_mean",
-    "custom_heuristic_policy": "module_episode_returns_mean/learnable_policy",
-    "two_step_game_with_grouped_agents": "episode_return_mean",
-    "rock_paper_scissors_heuristic_vs_learned": "module_episode_returns_mean/learned",
+    "multi_agent_cartpole --num-agents=2 --stop-reward=600": RETURN,
+    "multi_agent_pendulum --num-agents=2 --stop-reward=-400": RETURN,
+    "custom_heuristic_policy --stop-reward=450": "module_episode_returns_mean/learnable_policy",
+    "two_step_game_with_grouped_agents --num-agents=2 --stop-reward=7": RETURN,
+    "rock_paper_scissors_heuristic_vs_learned --stop-reward=6.5": LEARNED,
+    "rock_paper_scissors_heuristic_vs_learned --use-lstm --stop-reward=6": LEARNED,
+    "pettingzoo_parameter_sharing --num-agents=2 --stop-reward=-210": RETURN,
 }
+"""Command lines with the rewards that RLlib's tests or scripts ask for, and the result that counts.
+
+With a memory, its test asks for 7.2, and the script itself for 6.
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", THRESHOLDS)
-def test_an_example_reaches_its_threshold(name: str) -> None:
-    config, args = load_case(name)
-    goal = 450.0 if name == "custom_heuristic_policy" else args.stop_reward
+@pytest.mark.parametrize("command", THRESHOLDS)
+def test_an_example_reaches_its_threshold(command: str) -> None:
+    config, args = load_case(command)
+    steps, reached = 0, -math.inf
     with make_quiet(config).build() as algorithm:
         for _ in range(args.stop_iters):
-            reached: Any = algorithm.train()["env_runners"]
-            for key in THRESHOLDS[name].split("/"):
+            result = algorithm.train()
+            reached: Any = result["env_runners"]
+            for key in THRESHOLDS[command].split("/"):
                 reached = reached[key]
-            if reached >= goal:
+            steps = result["num_env_steps_sampled_lifetime"]
+            if reached >= args.stop_reward:
+                print(f"\n{command}: {reached:.1f} after {steps} steps")
                 return
-    pytest.fail(f"{name} reached {reached}, not {goal}, in {args.stop_iters} iterations")
+            if steps >= args.stop_timesteps:
+                break
+    pytest.fail(f"{command} reached {reached} in {steps} steps")
 
 
 @pytest.mark.slow
@@ -229,3 +277,45 @@ def test_self_play_wins_until_the_league_has_grown() -> None:
             if result["league_size"] >= args.min_league_size:
                 return
     pytest.fail(f"main wins {result['env_runners']['win_rate']} of its games against random")
+
+
+@pytest.mark.slow
+def test_self_play_wins_at_connect_four_of_openspiel() -> None:
+    """Against random moves; with settings that need fewer steps than the script's own."""
+    config, args = load_with_openspiel("self_play_with_open_spiel", "--win-rate-threshold=0.9")
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=32)
+    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[256, 256]))
+    config.training(train_batch_size_per_learner=4096, minibatch_size=512, num_epochs=6)
+    config.training(lr=1e-3, gamma=1.0, lambda_=0.95, entropy_coeff=0.02, use_kl_loss=False)
+    config.training(vf_clip_param=math.inf)
+    steps = 0
+    with make_quiet(config).build() as algorithm:
+        for _ in range(args.stop_iters):
+            result = algorithm.train()
+            steps = result["num_env_steps_sampled_lifetime"]
+            if result["league_size"] >= args.min_league_size:
+                print(f"\na league of {result['league_size']} after {steps} steps")
+                return
+            if steps >= args.stop_timesteps:
+                break
+    pytest.fail(f"main wins {result['env_runners']['win_rate']} of its games in {steps} steps")
+
+
+@pytest.mark.slow
+def test_a_hierarchy_reaches_its_threshold() -> None:
+    """RLlib's example asks for 7 within 4,000,000 steps; these settings need fewer."""
+    config = make_hierarchy(max_steps_low_level=15, time_limit=100, num_low_level_agents=3)
+    config.env_runners(
+        num_envs_per_env_runner=32,
+        env_to_module_connector=lambda env, spaces, device: FlattenObservations(multi_agent=True),
+    )
+    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64]))
+    config.training(train_batch_size_per_learner=4096, minibatch_size=512, num_epochs=8, lr=1e-3)
+    config.training(entropy_coeff=0.01, use_kl_loss=False)
+    reached = -math.inf
+    with make_quiet(config).build() as algorithm:
+        for _ in range(80):
+            reached = algorithm.train()["env_runners"]["episode_return_mean"]
+            if reached >= 7.0:
+                return
+    pytest.fail(f"both levels together reached {reached}")

@@ -279,7 +279,6 @@ def test_statelessness_of_a_carry_that_matters_is_refused() -> None:
         ("PPO", {"max_seq_len": 8}, {"minibatch_size": 2}, "max_seq_len=8 must allow sequences"),
         ("PPO", {"lstm_cell_size": 0}, {}, "lstm_cell_size is 0"),
         ("PPO", {"use_attention": True}, {}, "exclude each other"),
-        ("PPO", {"use_lstm": False}, {}, "max_seq_len=4 has no effect without use_lstm or use_att"),
         ("PPO", {"attention_dim": 32}, {}, "attention_dim=32 has no effect without use_att"),
         ("PPO", {"recurrent_layer_type": "lstn"}, {}, "Did you mean 'lstm'"),
         ("DQN", {"max_seq_len": 7}, {}, "train_batch_size=128 must be whole sequences"),

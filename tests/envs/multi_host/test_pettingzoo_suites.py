@@ -48,7 +48,11 @@ UNALIKE = [
     "simple_tag_v3",
     "simple_world_comm_v3",
 ]
+SISL = ["multiwalker_v9", "pursuit_v5"]
+BUTTERFLY = ["cooperative_pong_v6", "knights_archers_zombies_v11", "pistonball_v6"]
 NAMES = [f"classic/{name}" for name in CLASSIC] + [f"mpe2/{name}" for name in (*ALIKE, *UNALIKE)]
+NAMES += [f"sisl/{name}" for name in SISL]
+WITH_IMAGES = [f"butterfly/{name}" for name in BUTTERFLY]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what PettingZoo's environments warn of
 
@@ -62,24 +66,33 @@ def make(name: str) -> MadeMultiHostEnv:
     for part, needed in (("chess", "chess"), ("holdem", "rlcard"), ("hanabi", "shimmy")):
         if part in name:
             pytest.importorskip(needed)
+    if package in ("sisl", "butterfly"):
+        pytest.importorskip(f"pettingzoo.{name.replace('/', '.')}", exc_type=ImportError)
     return make_multi_host(f"pettingzoo:{name}")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *WITH_IMAGES])
 def test_random_episodes_keep_the_contract(name: str) -> None:
     """Every value is checked at every step, and the environment is as sound afterwards."""
     env = make(name).make_checked()
     play_randomly(env, 30, seed=1)
-    from pettingzoo.test import api_test, parallel_api_test
-
-    zoo: Any = env.env
-    if isinstance(zoo, PettingZooEnv):
-        api_test(zoo.env, num_cycles=10)
-    else:
-        parallel_api_test(zoo.env, num_cycles=10)
     start = env.reset(seed=3)
     assert start.obs.keys() == set(env.agents_to_act)
     env.close()
+
+
+@pytest.mark.parametrize("name", [*NAMES, *WITH_IMAGES])
+def test_pettingzoos_own_tests_pass_through_the_adapter(name: str) -> None:
+    adapter: Any = make(name).make_checked().env
+    from pettingzoo.test import api_test, parallel_api_test
+
+    from tests.envs.multi_host.pettingzoo_views import ParallelView, TurnsView
+
+    if isinstance(adapter, PettingZooEnv):
+        api_test(TurnsView(adapter), num_cycles=30)
+    else:
+        parallel_api_test(ParallelView(adapter), num_cycles=30)
+    adapter.close()
 
 
 @pytest.mark.parametrize("name", ["classic/tictactoe_v3", "mpe2/simple_tag_v3"])
