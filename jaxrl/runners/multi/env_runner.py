@@ -138,10 +138,7 @@ class MultiEnvRunner(MultiRunnerParts):
             policy_step.rows,
             self.env_index,
             explore=self._explore,
-            hparams={
-                m: get_abstract_values(config.get_module_config(m).training_settings)
-                for m in policy_step.policies
-            },
+            hparams=_get_hparams(config, policy_step),
             critics={m: blank.shape for m, blank in critics.items()},
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
@@ -237,7 +234,7 @@ class MultiEnvRunner(MultiRunnerParts):
     def _step(self, t: int, part: _Part) -> None:
         """Act once in every environment and add the results to the fragment."""
         obs = [leaf for own in self._groups.values() for leaf in own.obs]
-        words = self._policy.act(obs, self._make_prev())
+        words = self._policy.act(obs, self._make_prev() if self._policy.has_carry else None)
         acted = {m: own.get_active(self._paused) for m, own in self._groups.items()}
         actions = self._slots.split_actions(self._policy.unpack_env_action(words), acted)
         outputs = self._policy.unpack_rows(words)
@@ -286,8 +283,8 @@ class MultiEnvRunner(MultiRunnerParts):
         for g, after in self._watch(steps).items():
             rows[g].final_obs[-1][...] = after
         for g, own in self._groups.items():
-            part.rows[g].complete(rows[g])
-            own.reward = part.rows[g].get_latest_reward(own.reward)
+            own.reward = own.reward.copy()
+            part.rows[g].complete(rows[g], own.reward)
             own.is_first |= rows[g].terminated | rows[g].truncated
             own.acts &= np.repeat(self._paused, own.width)
             own.go_on(rows[g])
@@ -305,14 +302,19 @@ class MultiEnvRunner(MultiRunnerParts):
 
     def _read_step(self, env: int, step: HostMultiStep, rows: dict[str, RowStep]) -> None:
         """Write what a step meant to a copy's agents into the rows of their modules."""
+        find, goes_on = self._slots.find, not step.is_over
         for agent in step.present:
-            g, row = self._slots.find(env, agent)
+            g, row = find(env, agent)
             own = rows[g]
-            own.terminated[row], own.truncated[row] = step.terminated[agent], step.truncated[agent]
-            own.acts_next[row] = step.acts[agent] and not step.is_over
+            if step.terminated[agent]:
+                own.terminated[row] = True
+            if step.truncated[agent]:
+                own.truncated[row] = True
+            if goes_on and step.acts[agent]:
+                own.acts_next[row] = True
             if agent in step.obs:
                 leaves = self._flatten(env, agent, step.obs[agent])
-                for to, leaf in zip(own.final_obs[: len(leaves)], leaves, strict=True):
+                for to, leaf in zip(own.final_obs, leaves, strict=False):  # critics' part is last
                     to[row] = leaf
 
     def _watch(self, steps: Sequence[CopyStep]) -> dict[str, np.ndarray]:
@@ -539,3 +541,12 @@ class MultiEnvRunner(MultiRunnerParts):
     def close(self) -> None:
         """Close the environments; safe to call more than once."""
         self.vector.close()
+
+
+def _get_hparams(config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> dict[str, PyTree]:
+    """Return the shapes of the hyperparameters of each module."""
+    configs = {
+        m: config.get_module_config(m) if config.is_multi_agent else config
+        for m in policy_step.policies
+    }
+    return {m: get_abstract_values(own.training_settings) for m, own in configs.items()}
