@@ -14,6 +14,7 @@ from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_agents import HostAgents
 from jaxrl.envs.multi.host_env import COMMON, AgentDict, MultiAgentEnv
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
+from jaxrl.envs.multi.usual_steps import UsualStep
 from jaxrl.envs.wrappers import check_max_episode_steps
 from jaxrl.errors import EnvError
 
@@ -91,6 +92,8 @@ class CheckedMultiAgentEnv:
         self.leaves_agents_waiting = False
         self._asked: dict[str, None] = {}
         self._present: dict[str, None] = {}
+        self._usual: UsualStep | None = None
+        """Step at which nothing changes, for the agents that are present; None if not made yet."""
         self._idle_steps = 0
         self._is_running = False
         self.state_space, self._convert_state = _find_state(env, self.name)
@@ -128,7 +131,7 @@ class CheckedMultiAgentEnv:
         infos, info = self._split_infos(parts[1], "reset's infos")
         self.num_steps = self._idle_steps = 0
         converted = {name: self._convert(name, value) for name, value in obs.items()}
-        self._present = dict.fromkeys(converted)
+        self._present, self._usual = dict.fromkeys(converted), None
         self._asked = dict.fromkeys(converted)
         state = self._get_state()
         self._is_running = True
@@ -147,15 +150,21 @@ class CheckedMultiAgentEnv:
         self.num_steps += 1
         self._is_running = False  # until the step is known to be sound
         result = self.env.step(own)
-        parts = _unpack(f"{self._at}: step", result, 5, _STEP_ARITY)
-        step = self._check_step(*parts)
-        self.rewards_without_action += step.rewards_without_action
-        self._asked = {name: None for name, acts in step.acts.items() if acts}
-        self._present = {
-            name: None
-            for name in (*step.present, *step.joined)
-            if not (step.terminated.get(name) or step.truncated.get(name))
-        }
+        is_sound = isinstance(result, tuple) and len(result) == 5
+        parts = result if is_sound else _unpack(f"{self._at}: step", result, 5, _STEP_ARITY)
+        step = self._check_usual_step(*parts)
+        if step is None:
+            step = self._check_step(*parts)
+            self.rewards_without_action += step.rewards_without_action
+            self._asked = {name: None for name, acts in step.acts.items() if acts}
+            self._present = {
+                name: None
+                for name in (*step.present, *step.joined)
+                if not (step.terminated.get(name) or step.truncated.get(name))
+            }
+            self._usual = None
+        else:
+            self._asked = self._present
         self._count_idle(step)
         self._is_running = not step.is_over
         return step
@@ -178,6 +187,7 @@ class CheckedMultiAgentEnv:
         self._is_running = bool(flags["counts"][2])
         self._asked = {a: None for a, acts in zip(agents, flags["acts"], strict=True) if acts}
         self._present = {a: None for a, here in zip(agents, flags["present"], strict=True) if here}
+        self._usual = None
 
     def render(self) -> Any:
         """Return the environment's picture, None if there is none."""
@@ -212,6 +222,33 @@ class CheckedMultiAgentEnv:
         raise EnvError(
             f"{self.name}: step {step} got no action of agent {missing[0]!r}, which has an "
             f"observation to act on; act for {list(self._asked)}."
+        )
+
+    def _check_usual_step(
+        self, obs: Any, rewards: Any, terminateds: object, truncateds: object, infos: Any
+    ) -> HostMultiStep | None:
+        """Return the step if all agents that are present go on, None for any other step.
+
+        It is that of `_check_step`, which says what is wrong with a step.
+        """
+        if self._limit is not None and self.num_steps >= self._limit:
+            return None
+        if self._usual is None:
+            self._usual = UsualStep({name: self.agents.get_own_id(name) for name in self._present})
+        usual = self._usual
+        if not usual.matches(obs, rewards, terminateds, truncateds, infos):
+            return None
+        names = usual.names
+        return HostMultiStep(
+            reward={name: self._to_reward(name, rewards[agent]) for agent, name in names.items()},
+            obs={names[agent]: self._convert(names[agent], value) for agent, value in obs.items()},
+            terminated=usual.make_flags(),
+            truncated=usual.make_flags(),
+            acts=dict.fromkeys(self._present, True),
+            joined=(),
+            infos={names[agent]: info for agent, info in infos.items()},
+            info={},
+            global_state=self._get_state(),
         )
 
     def _check_step(

@@ -1,7 +1,6 @@
 """Values that a checked environment of several agents returns, by agents' names as strings."""
 
 import dataclasses
-import functools
 from typing import Any
 
 from jaxrl.core.types import PyTree
@@ -64,12 +63,12 @@ class HostMultiStep:
     global_state: PyTree = None
     own_ids: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
-    @functools.cached_property
+    @property
     def is_over(self) -> bool:
         """Return whether the episode ends with this step."""
         return self.terminated[ALL] or self.truncated[ALL]
 
-    @functools.cached_property
+    @property
     def present(self) -> tuple[str, ...]:
         """Agents that took part in the step."""
         return tuple([name for name in self.terminated if name != ALL])

@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -13,7 +12,6 @@ from jaxtyping import Bool, Int
 
 from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.core.hparams import get_abstract_values
-from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.host_copy import CopyStep
@@ -24,15 +22,21 @@ from jaxrl.runners.episode_tracker import EnvsView, announce_envs, is_tracking
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
+from jaxrl.runners.multi.modules import (
+    build_plays,
+    build_rollouts,
+    get_modules_state,
+    make_group_states,
+    set_modules_state,
+)
 from jaxrl.runners.multi.parts import MultiRunnerParts
 from jaxrl.runners.multi.policy import MultiHostPolicy
 from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
 from jaxrl.runners.multi.rows import CompletedRows, RowStep
-from jaxrl.runners.multi.scenes import CriticScenes, with_central
+from jaxrl.runners.multi.scenes import CriticScenes
 from jaxrl.runners.multi.slots import AgentSlots
 from jaxrl.runners.multi.state import (
     AgentStepArrays,
-    GroupState,
     count_pending_rows,
     move_places,
 )
@@ -150,43 +154,26 @@ class MultiEnvRunner(MultiRunnerParts):
         self.module = {m: policy.module for m, policy in policy_step.policies.items()}
         self._slots.set_rows(policy_step.rows, self._policy.groups)
         self._has_ids = any(view.ids is not None for view in policy_step.views.values())
-        self._groups = self._make_groups()
+        self._groups = make_group_states(
+            self._policy,
+            {} if self._scenes is None else self._scenes.make_blank(),
+            is_fixed=not policy_step.rows.may_change,
+        )
 
     def change_modules(self, config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> None:
         """Act with the modules of a changed config, which has all of those before.
 
         Episodes go on, and so do the rows that are pending. Weights have to be set again.
         """
-        before, members, modules = self._get_modules_state(), self._slots.members, self.module
+        before, members = get_modules_state(self._policy, self._groups), self._slots.members
         self._policy = self._make_policy(config, policy_step)
         self._set_modules(config, policy_step)
-        after = self._get_modules_state()
-        for m in modules:
-            move = partial(move_places, members[m], self._slots.members[m])
-            after = {name: {**own, m: move(before[name][m], own[m])} for name, own in after.items()}
-        self._set_modules_state(after)
-
-    def _make_groups(self) -> dict[str, GroupState]:
-        """Return the rows of every group, of no agent yet."""
-        policy = self._policy
-        obs, outputs = policy.make_blank_obs(), policy.make_blank_outputs()
-        carry: PyTree = policy.carry
-        is_fixed = not self.policy_step.rows.may_change
-        central = {} if self._scenes is None else self._scenes.make_blank()
-        self._structures = {
-            g: [jax.tree.structure(tree[g]) for tree in (obs, outputs, carry)] for g in obs
-        }
-        return {
-            g: GroupState(
-                jax.tree.leaves(obs[g]),
-                jax.tree.leaves(outputs[g]),
-                jax.tree.leaves(carry[g]),
-                group.width,
-                is_fixed=is_fixed,
-                central=[group.join(central)] if g in central else [],
-            )
-            for g, group in policy.groups.items()
-        }
+        after = get_modules_state(self._policy, self._groups)
+        for name, own in before.items():
+            for m, state in own.items():
+                places = members[m], self._slots.members[m]
+                after[name][m] = move_places(*places, state, after[name][m])
+        set_modules_state(self._policy, self._groups, after)
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of all modules to act with."""
@@ -383,11 +370,11 @@ class MultiEnvRunner(MultiRunnerParts):
         may_change = self.policy_step.rows.may_change
         make = cast("Any", MultiRollout)  # its fields hold arrays of either kind
         rollout = make(
-            rollouts=dict(sorted(self._build_rollouts(part).items())),
+            rollouts=build_rollouts(self._policy, self._groups, part.rows),
             record=record,
             agents=agents,
             mask=part.records.mask,
-            plays=self._build_plays(part) if may_change else None,
+            plays=build_plays(self._policy, part.plays) if may_change else None,
         )
         self._transition_count = self._transition_count + taken.astype(np.uint32)
         if self._tracker is not None:
@@ -412,27 +399,6 @@ class MultiEnvRunner(MultiRunnerParts):
             rewards_without_action=self.vector.take_rewards_without_action(),
         )
 
-    def _build_rollouts(self, part: _Part) -> dict[str, PyTree]:
-        """Return the rollout of every module."""
-        rollouts: dict[str, PyTree] = {}
-        for g, group in self._policy.groups.items():
-            obs, outputs, carry = (own.unflatten for own in self._structures[g])
-            if self._groups[g].central:
-                obs = with_central(obs)
-            joint = part.rows[g].build_rollout(obs, outputs, carry)
-            for m in group.modules:
-                steps = group.select(replace(joint, carry_in=None), m, axis=1)
-                rollouts[m] = replace(steps, carry_in=group.select(joint.carry_in, m))
-        return rollouts
-
-    def _build_plays(self, part: _Part) -> dict[str, np.ndarray]:
-        """Return whether modules played the agents of their rows, `[T, R]`."""
-        return {
-            m: group.select(np.stack(part.plays[g]), m, axis=1)
-            for g, group in self._policy.groups.items()
-            for m in group.modules
-        }
-
     def _reset(self, seeds: list[int] | None) -> None:
         self._num_dropped += sum(own.clear() for own in self._groups.values())
         self._is_reset = True
@@ -454,7 +420,7 @@ class MultiEnvRunner(MultiRunnerParts):
             "count": self._transition_count.copy(),
             "tallies": self._tallies.get_state(),
             "played_by": self._slots.get_state(),
-            **self._get_modules_state(),
+            **get_modules_state(self._policy, self._groups),
             "env": self.vector.get_state(),
             **({} if self._scenes is None else {"scenes": self._scenes.get_state()}),
         }
@@ -488,7 +454,7 @@ class MultiEnvRunner(MultiRunnerParts):
         self.vector.set_state(state["env"])
         self._tallies.set_state(state["tallies"])
         self._slots.set_state(state["played_by"])
-        self._set_modules_state(state)
+        set_modules_state(self._policy, self._groups, state)
         if self._scenes is not None:
             self._scenes.set_state(state["scenes"])
             self._watch([])
@@ -497,30 +463,11 @@ class MultiEnvRunner(MultiRunnerParts):
                 length = int(self._tallies.episode_length[env])
                 self._tracker.resume_episode(env, length, self._get_observed(env))
 
-    def _get_modules_state(self) -> dict[str, dict[str, PyTree]]:
-        """Return rows and carries by module, as arrays `[B, agents, ...]`."""
-        state: dict[str, dict[str, PyTree]] = {"modules": {}, "carry": {}}
-        carries: PyTree = self._policy.carry
-        for g, group in self._policy.groups.items():
-            carry = jax.tree.map(lambda x: x.reshape(self.num_envs, -1, *x.shape[1:]), carries[g])
-            state["modules"] |= group.split_state(self._groups[g].get_state())
-            state["carry"] |= group.split_state(carry)
-        return {name: dict(sorted(own.items())) for name, own in state.items()}
-
-    def _set_modules_state(self, state: dict[str, PyTree]) -> None:
-        """Restore what `_get_modules_state` returned."""
-        carry: dict[str, PyTree] = {}
-        for g, group in self._policy.groups.items():
-            self._groups[g].set_state(group.join_state(state["modules"]))
-            own = group.join_state(state["carry"])
-            carry[g] = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), own)
-        self._policy.set_carry(cast("Any", carry))
-
     def _get_observed(self, env: int) -> dict[str, PyTree]:
         """Return what an environment's agents act on next, as modules observe it."""
         observed: dict[str, PyTree] = {}
         for g, own in self._groups.items():
-            unflatten = self._structures[g][0].unflatten
+            unflatten = own.structures[0].unflatten
             for row in np.flatnonzero(own.acts[own.get_rows(env)]) + env * own.width:
                 _, agent = self._slots.get_agent(g, int(row))
                 observed[agent] = unflatten([leaf[row].copy() for leaf in own.obs])

@@ -70,6 +70,10 @@ class AgentSlots:
             for place, (agent, m) in enumerate(players)
         }
         self._columns = {id_: self._make_columns(group) for id_, group in groups.items()}
+        self._positions = {
+            id_: np.asarray([i for _, own in columns for i in own])
+            for id_, columns in self._columns.items()
+        }
         order = [m for group in groups.values() for m in group.modules]
         self._is_ordered = order == sorted(order)
         self._found: list[dict[str, tuple[str, int]]] = [{} for _ in self.env_index]
@@ -173,8 +177,7 @@ class AgentSlots:
 
     def select(self, table: np.ndarray, group: str) -> np.ndarray:
         """Return a group's rows `[R]` of a table `[B, all agents]`."""
-        columns = [i for _, positions in self._columns[group] for i in positions]
-        return table[:, columns].reshape(-1)
+        return table.take(self._positions[group], axis=1).reshape(-1)
 
     def get_state(self) -> np.ndarray:
         """Return the module of each agent, `[B, A]` indices, -1 where none was chosen yet."""

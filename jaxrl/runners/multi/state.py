@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -12,6 +13,8 @@ from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_steps import HostMultiStep
 from jaxrl.runners.host_policy import PrevStep
 from jaxrl.runners.multi.rows import Pending, RowStep
+
+Structures: TypeAlias = tuple[jax.tree_util.PyTreeDef, ...]
 
 
 class GroupState:
@@ -31,6 +34,7 @@ class GroupState:
         obs: Leaves of all-zero observations.
         outputs: Leaves of what acting records, all-zero.
         carry: Leaves of the carry.
+        structures: Structures of observations, of what acting records, and of the carry.
         width: Number of rows of an environment.
         is_fixed: Whether agents are always played by the same modules.
         central: All-zero inputs of a central critic; empty without one.
@@ -41,13 +45,14 @@ class GroupState:
         obs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
         carry: Sequence[np.ndarray],
+        structures: Structures,
         width: int,
         *,
         is_fixed: bool,
         central: Sequence[np.ndarray] = (),
     ) -> None:
         rows = len(obs[0])
-        self.width, self._is_fixed = width, is_fixed
+        self.width, self._is_fixed, self.structures = width, is_fixed, structures
         self.obs, self.central = list(obs), list(central)
         self.acts = np.zeros(rows, np.bool_)
         self.is_first = np.ones(rows, np.bool_)
