@@ -378,7 +378,7 @@ class CheckedMultiAgentEnv:
         return obs
 
     def _to_reward(self, name: str, value: object) -> float:
-        if isinstance(value, float | np.float32) and math.isfinite(value):
+        if isinstance(value, float | np.floating) and math.isfinite(value):
             return float(value)
         own = self.agents.get_own_id(name)
         try:

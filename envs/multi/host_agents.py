@@ -297,10 +297,7 @@ def _is_finite_leaf(leaf: np.ndarray) -> bool:
     The sum of its squares is not finite if it has, which is quicker to compute; large numbers may
     overflow in it.
     """
-    if leaf.dtype.kind in "iub":
-        return True
-    squares = leaf.dot(leaf) if leaf.ndim == 1 else np.vdot(leaf, leaf)
-    if math.isfinite(squares):
+    if leaf.dtype.kind in "iub" or math.isfinite(np.vdot(leaf, leaf)):
         return True
     return bool(np.isfinite(leaf).all())
 

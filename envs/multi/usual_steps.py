@@ -1,7 +1,7 @@
 """Quick recognition of the most frequent step: all agents that are present go on."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Set
+from typing import TypeGuard
 
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_env import AgentID
@@ -29,7 +29,7 @@ class UsualStep:
         return self._named_no_ends.copy()
 
     def matches(
-        self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
+        self, obs: object, rewards: object, terminateds: object, truncateds: object, infos: object
     ) -> bool:
         """Return whether what an environment returned is such a step, whatever its values."""
         names, ids, types = self.names.keys(), self._types, {bool}
@@ -45,6 +45,8 @@ class UsualStep:
         )
 
 
-def _is_dict_of(value: object, keys: Any, types: set[type]) -> bool:
+def _is_dict_of(
+    value: object, keys: Set[AgentID], types: set[type]
+) -> TypeGuard[dict[AgentID, object]]:
     """Return whether a value is a dictionary of these keys; True and 1 are different ones."""
     return type(value) is dict and value.keys() == keys and {*map(type, value)} == types

@@ -1,10 +1,8 @@
 """Groups of equal modules, whose rows a runner on the host computes and records together."""
 
 import dataclasses
-import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -157,8 +155,9 @@ def _collect_constants(closed: jex_core.ClosedJaxpr) -> list[object]:
 
 
 def _describe_constant(value: object) -> tuple[object, ...]:
-    is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    array = np.asarray(jax.random.key_data(value) if is_key else value)
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
     return array.shape, str(array.dtype), array.tobytes()
 
 
@@ -174,8 +173,4 @@ def stack_traced(trees: Iterable[PyTree], axis: int = 0) -> PyTree:
     given = list(trees)
     if len(given) == 1:
         return given[0]
-    return jax.tree.map(functools.partial(_stack_leaves, axis), *given)
-
-
-def _stack_leaves(axis: int, *leaves: Any) -> Array:
-    return jnp.stack(leaves, axis=axis)
+    return jax.tree.map(lambda *xs: jnp.stack(xs, axis=axis), *given)

@@ -28,7 +28,9 @@ def make_group_states(
     carry: PyTree = policy.carry
     return {
         g: GroupState(
-            *(jax.tree.leaves(tree[g]) for tree in (obs, outputs, carry)),
+            jax.tree.leaves(obs[g]),
+            jax.tree.leaves(outputs[g]),
+            jax.tree.leaves(carry[g]),
             tuple(jax.tree.structure(tree[g]) for tree in (obs, outputs, carry)),
             group.width,
             is_fixed=is_fixed,

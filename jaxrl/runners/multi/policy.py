@@ -77,8 +77,9 @@ class MultiHostPolicy(HostPolicy):
             return None
         policy, rows = self._policies[m], self._num_envs * len(self._rows.get_positions(m))
 
-        def act(*arguments: PyTree) -> PyTree:
-            return self._act_alone(policy, *arguments), policy.initial_carry(rows)
+        def act(actor: ActorState, drawn: PyTree, own: PyTree, index: PyTree) -> PyTree:
+            out = self._act_alone(policy, actor, drawn, own, index)
+            return out, policy.initial_carry(rows)
 
         def make_arguments() -> tuple[PyTree, ...]:
             actor = ActorState(
@@ -90,7 +91,7 @@ class MultiHostPolicy(HostPolicy):
             draws = policy.module.draw(jax.random.split(jax.random.key(0), rows))
             obs = make_zeros(policy.obs_pipeline.space, (rows,))
             carry, last = policy.initial_carry(rows), make_blank_prev(rows)
-            return actor, draws, carry, obs, last, np.zeros(rows, np.int32)
+            return actor, draws, (carry, obs, last), np.zeros(rows, np.int32)
 
         described = describe_function(act, *jax.eval_shape(make_arguments))
         return None if described is None else (described, critic)
@@ -210,10 +211,10 @@ class MultiHostPolicy(HostPolicy):
             index = stack_traced(self._rows.number(env_index, m) for m in group.modules)
             act = partial(self._act_alone, self._get_policy(group))
             if group.is_single:
-                out = act(actor[id_], drawn[id_], *rows, index)
+                out = act(actor[id_], drawn[id_], rows, index)
             else:
                 split = jax.tree.map(group.split, rows)
-                out = jax.vmap(act)(actor[id_], drawn[id_], *split, index)
+                out = jax.vmap(act)(actor[id_], drawn[id_], split, index)
                 out = jax.tree.map(group.merge, out)
             actions[id_], recorded[id_], after[id_] = out
         outputs = jax.tree.map(self._by_env, (actions, recorded))
@@ -224,12 +225,11 @@ class MultiHostPolicy(HostPolicy):
         policy: PolicyStep,
         actor: ActorState,
         drawn: PyTree,
-        carry: ActorCarry,
-        obs: PyTree,
-        last: PrevStep | None,
+        rows: tuple[ActorCarry, PyTree, PrevStep | None],
         index: Int[Array, " rows"],
     ) -> PyTree:
         """Act with one module: return actions, what is recorded, and the carry after it."""
+        carry, obs, last = rows
         if last is None:
             starts = jnp.zeros(index.shape, bool)
             out = policy.act(actor, obs, carry, starts, index, drawn, self._explore)

@@ -2,19 +2,16 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import PyTree, TreeStructure
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_steps import HostMultiStep
 from jaxrl.runners.host_policy import PrevStep
 from jaxrl.runners.multi.rows import Pending, RowStep
-
-Structures: TypeAlias = tuple[jax.tree_util.PyTreeDef, ...]
 
 
 class GroupState:
@@ -45,7 +42,7 @@ class GroupState:
         obs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
         carry: Sequence[np.ndarray],
-        structures: Structures,
+        structures: tuple[TreeStructure, ...],
         width: int,
         *,
         is_fixed: bool,
