@@ -56,8 +56,9 @@ def test_groups_have_equal_functions_and_sizes() -> None:
 
 
 def sample() -> tuple[list[str], Fragment, Any]:
-    with make_config(Duel).build() as algorithm:
-        runner: Any = algorithm._loop.runners.runner
+    algorithm: Any = make_config(Duel).build()
+    with algorithm:
+        runner = algorithm._loop.runners.runner
         runner.set_weights(algorithm._learners.get_weights(0))
         return list(runner._policy.groups), runner.sample(12), runner.get_state()
 
