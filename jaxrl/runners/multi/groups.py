@@ -134,23 +134,23 @@ def describe_function(function: Callable[..., PyTree], *arguments: PyTree) -> ob
     text = str(traced.jaxpr)
     if traced.effects or "callback" in text:
         return None
-    constants = tuple(_describe_constant(x) for x in _collect_constants(traced))
+    arrays = *traced.consts, *_collect_constants(traced.jaxpr)
+    constants = tuple(_describe_constant(x) for x in arrays)
     return text, constants, str(jax.tree.structure((arguments, shapes)))
 
 
-def _collect_constants(closed: jex_core.ClosedJaxpr) -> list[object]:
-    """Return the arrays of a traced program, of which its text has the shapes alone."""
-    found = list(closed.consts)
-    for eqn in closed.jaxpr.eqns:
+def _collect_constants(jaxpr: jex_core.Jaxpr) -> list[object]:
+    """Return the arrays within a traced program, of which its text has the shapes alone."""
+    found: list[object] = []
+    for eqn in jaxpr.eqns:
         found += [x.val for x in eqn.invars if isinstance(x, jex_core.Literal) and np.ndim(x.val)]
-        for value in eqn.params.values():
-            for item in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(item, jex_core.ClosedJaxpr):
-                    found += _collect_constants(item)
-                elif isinstance(item, jex_core.Jaxpr):
-                    found += _collect_constants(jex_core.ClosedJaxpr(item, ()))
-                elif isinstance(item, np.ndarray):
-                    found.append(item)
+        parts = jax.tree.leaves(list(eqn.params.values()))
+        found += [x for x in parts if isinstance(x, np.ndarray)]
+        for part in parts:
+            if isinstance(part, jex_core.ClosedJaxpr):
+                found += [*part.consts, *_collect_constants(part.jaxpr)]
+            elif isinstance(part, jex_core.Jaxpr):
+                found += _collect_constants(part)
     return found
 
 
