@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, cast
 
 import gymnasium
 import jax
@@ -14,6 +14,7 @@ from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_agents import HostAgents
 from jaxrl.envs.multi.host_env import COMMON, AgentDict, MultiAgentEnv
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
+from jaxrl.envs.multi.usual_steps import UsualStep
 from jaxrl.envs.wrappers import check_max_episode_steps
 from jaxrl.errors import EnvError
 
@@ -91,6 +92,8 @@ class CheckedMultiAgentEnv:
         self.leaves_agents_waiting = False
         self._asked: dict[str, None] = {}
         self._present: dict[str, None] = {}
+        self._usual: UsualStep | None = None
+        """Step at which nothing changes, for the agents that are present; None if not made yet."""
         self._idle_steps = 0
         self._is_running = False
         self.state_space, self._convert_state = _find_state(env, self.name)
@@ -128,7 +131,7 @@ class CheckedMultiAgentEnv:
         infos, info = self._split_infos(parts[1], "reset's infos")
         self.num_steps = self._idle_steps = 0
         converted = {name: self._convert(name, value) for name, value in obs.items()}
-        self._present = dict.fromkeys(converted)
+        self._present, self._usual = dict.fromkeys(converted), None
         self._asked = dict.fromkeys(converted)
         state = self._get_state()
         self._is_running = True
@@ -147,15 +150,21 @@ class CheckedMultiAgentEnv:
         self.num_steps += 1
         self._is_running = False  # until the step is known to be sound
         result = self.env.step(own)
-        parts = _unpack(f"{self._at}: step", result, 5, _STEP_ARITY)
-        step = self._check_step(*parts)
-        self.rewards_without_action += step.rewards_without_action
-        self._asked = {name: None for name, acts in step.acts.items() if acts}
-        self._present = {
-            name: None
-            for name in (*step.present, *step.joined)
-            if not (step.terminated.get(name) or step.truncated.get(name))
-        }
+        is_sound = isinstance(result, tuple) and len(result) == 5
+        parts = result if is_sound else _unpack(f"{self._at}: step", result, 5, _STEP_ARITY)
+        step = self._check_usual_step(*parts)
+        if step is None:
+            step = self._check_step(*parts)
+            self.rewards_without_action += step.rewards_without_action
+            self._asked = {name: None for name, acts in step.acts.items() if acts}
+            self._present = {
+                name: None
+                for name in (*step.present, *step.joined)
+                if not (step.terminated.get(name) or step.truncated.get(name))
+            }
+            self._usual = None
+        else:
+            self._asked = self._present
         self._count_idle(step)
         self._is_running = not step.is_over
         return step
@@ -178,6 +187,7 @@ class CheckedMultiAgentEnv:
         self._is_running = bool(flags["counts"][2])
         self._asked = {a: None for a, acts in zip(agents, flags["acts"], strict=True) if acts}
         self._present = {a: None for a, here in zip(agents, flags["present"], strict=True) if here}
+        self._usual = None
 
     def render(self) -> Any:
         """Return the environment's picture, None if there is none."""
@@ -196,23 +206,50 @@ class CheckedMultiAgentEnv:
         if not self._is_running:
             raise EnvError(f"{self.name}: the episode has not begun or is over; call reset first.")
         named = {self.agents.find_name(agent): action for agent, action in actions.items()}
-        step = self.num_steps + 1
-        for name in named:
-            if name not in self._asked:
-                raise EnvError(
-                    f"{self.name}: step {step} got an action of agent {name!r}, which was not asked"
-                    f": it has no observation to act on; act for {list(self._asked)}."
-                )
-        for name in self._asked:
-            if name not in named:
-                raise EnvError(
-                    f"{self.name}: step {step} got no action of agent {name!r}, which has an "
-                    f"observation to act on; act for {list(self._asked)}."
-                )
-        return {
-            self.agents.get_own_id(name): self.agents.to_own_action(name, action)
-            for name, action in named.items()
-        }
+        if named.keys() != self._asked.keys():
+            self._refuse_actions(named)
+        return self.agents.to_own_actions(named)
+
+    def _refuse_actions(self, named: Mapping[str, PyTree]) -> NoReturn:
+        """Raise the error of actions that are not those of the agents that act."""
+        step, found = self.num_steps + 1, [name for name in named if name not in self._asked]
+        if found:
+            raise EnvError(
+                f"{self.name}: step {step} got an action of agent {found[0]!r}, which was not asked"
+                f": it has no observation to act on; act for {list(self._asked)}."
+            )
+        missing = [name for name in self._asked if name not in named]
+        raise EnvError(
+            f"{self.name}: step {step} got no action of agent {missing[0]!r}, which has an "
+            f"observation to act on; act for {list(self._asked)}."
+        )
+
+    def _check_usual_step(
+        self, obs: Any, rewards: Any, terminateds: object, truncateds: object, infos: Any
+    ) -> HostMultiStep | None:
+        """Return the step if all agents that are present go on, None for any other step.
+
+        It is that of `_check_step`, which says what is wrong with a step.
+        """
+        if self._limit is not None and self.num_steps >= self._limit:
+            return None
+        if self._usual is None:
+            self._usual = UsualStep({name: self.agents.get_own_id(name) for name in self._present})
+        usual = self._usual
+        if not usual.matches(obs, rewards, terminateds, truncateds, infos):
+            return None
+        names = usual.names
+        return HostMultiStep(
+            reward={name: self._to_reward(name, rewards[agent]) for agent, name in names.items()},
+            obs={names[agent]: self._convert(names[agent], value) for agent, value in obs.items()},
+            terminated=usual.make_flags(),
+            truncated=usual.make_flags(),
+            acts=dict.fromkeys(self._present, True),
+            joined=(),
+            infos={names[agent]: info for agent, info in infos.items()},
+            info={},
+            global_state=self._get_state(),
+        )
 
     def _check_step(
         self, obs: object, rewards: object, terminateds: object, truncateds: object, infos: object
@@ -235,14 +272,19 @@ class CheckedMultiAgentEnv:
         own_infos, info = self._split_infos(infos, "the infos")
         if self._limit is not None and self.num_steps >= self._limit:
             truncated[ALL] = truncated[ALL] or not terminated[ALL]
-        ends = {name: self._find_end(name, terminated, truncated) for name in self._present}
-        over = terminated[ALL] or truncated[ALL]
-        newcomers = {
-            name: None
+        ended = terminated[ALL], truncated[ALL]
+        over = ended[0] or ended[1]
+        ends: dict[str, tuple[bool, bool]] = {}
+        for name in self._present:  # an agent's own flags, or those of the episode
+            own = terminated.get(name, False), truncated.get(name, False)
+            ends[name] = own if own[0] or own[1] else ended
+        newcomers = [
+            name
             for name in named_obs
             if name not in ends and not (over or terminated.get(name) or truncated.get(name))
-        }
-        if self._is_cut_by_limit(truncateds, truncated):
+        ]
+        is_cut_by_limit = ended[1] and not cast("AgentDict", truncateds).get(ALL, False)
+        if is_cut_by_limit:
             last = self._get_final_observations(ends, named_obs)
             named_obs = {**named_obs, **last}
             reward |= {name: reward.get(name, 0.0) + self._get_final_reward(name) for name in last}
@@ -254,19 +296,18 @@ class CheckedMultiAgentEnv:
             for name, value in named_obs.items()
             if name in ends or name in newcomers
         }
-        self._check_last_obs(ends, obs_after, limited=self._is_cut_by_limit(truncateds, truncated))
+        self._check_last_obs(ends, obs_after, limited=is_cut_by_limit)
         alone = [name for name, value in reward.items() if name not in ends and value != 0.0]
         return HostMultiStep(
             obs=obs_after,
             reward={
-                **dict.fromkeys(ends, 0.0),
-                **{k: reward[k] for k in reward if k in ends},
+                **{name: reward.get(name, 0.0) for name in ends},
                 **{name: reward[name] for name in alone},
             },
-            terminated={**{name: end[0] for name, end in ends.items()}, ALL: terminated[ALL]},
-            truncated={**{name: end[1] for name, end in ends.items()}, ALL: truncated[ALL]},
+            terminated={**{name: end[0] for name, end in ends.items()}, ALL: ended[0]},
+            truncated={**{name: end[1] for name, end in ends.items()}, ALL: ended[1]},
             acts={
-                **{name: name in obs_after and not any(end) for name, end in ends.items()},
+                **{name: name in obs_after and not (t or c) for name, (t, c) in ends.items()},
                 **dict.fromkeys(newcomers, True),
             },
             joined=tuple(newcomers),
@@ -275,16 +316,6 @@ class CheckedMultiAgentEnv:
             rewards_without_action=len(alone),
             global_state=self._get_state(),
         )
-
-    def _find_end(
-        self, name: str, terminated: dict[str, bool], truncated: dict[str, bool]
-    ) -> tuple[bool, bool]:
-        """Return the flags of an agent: its own, or those of the episode if it has none."""
-        own = terminated.get(name, False), truncated.get(name, False)
-        return own if any(own) else (terminated[ALL], truncated[ALL])
-
-    def _is_cut_by_limit(self, truncateds: Any, truncated: dict[str, bool]) -> bool:
-        return truncated[ALL] and not truncateds.get(ALL, False)
 
     @property
     def _tells_final_observations(self) -> bool:
@@ -331,7 +362,10 @@ class CheckedMultiAgentEnv:
             )
 
     def _convert(self, name: str, value: object) -> PyTree:
-        obs = self.agents.convert_obs(name, value, f"{self._at}: the observation")
+        try:
+            obs = self.agents.convert_obs(name, value)
+        except EnvError as error:  # without a cause: nothing that the user wrote has raised
+            raise self.agents.explain(name, f"{self._at}: the observation", error) from None
         if not self.agents.check_finite(name, obs):
             own = self.agents.get_own_id(name)
             raise NonFiniteValueError(
@@ -344,6 +378,8 @@ class CheckedMultiAgentEnv:
         return obs
 
     def _to_reward(self, name: str, value: object) -> float:
+        if isinstance(value, float | np.floating) and math.isfinite(value):
+            return float(value)
         own = self.agents.get_own_id(name)
         try:
             array = np.asarray(value)
@@ -369,31 +405,32 @@ class CheckedMultiAgentEnv:
                 f"{self._at}: {what} must be a dictionary by agent, got a {type(value).__name__}; "
                 f"return {what}[{ALL!r}]=True where the episode is over."
             )
-        flags = {}
+        flags = dict(value)
         for agent, flag in value.items():
-            name = (
-                ALL
-                if agent == ALL
-                else self.agents.get_name(agent, f"step {self.num_steps}'s {what}")
-            )
-            if not isinstance(flag, bool | np.bool_) and not _is_bool_array(flag):
+            if type(flag) is bool:
+                continue
+            if not isinstance(flag, np.bool_) and not _is_bool_array(flag):
                 raise EnvError(
                     f"{self._at}: {what}[{agent!r}] must be a bool, got {flag!r}; return True or "
                     "False."
                 )
-            flags[name] = bool(flag)
-        return flags
+            flags[agent] = bool(flag)
+        is_over = flags.pop(ALL, None)
+        named = self._name_keys(flags, what)
+        return named if is_over is None else {**named, ALL: is_over}
 
     def _split_infos(
         self, value: object, what: str
     ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         """Return infos by name, and the one of no agent in particular."""
-        shared = value.get(COMMON, {}) if isinstance(value, dict) else {}
-        if isinstance(value, dict):
+        shared: Any = {}
+        if isinstance(value, dict) and COMMON in value:
+            shared = value[COMMON]
             value = {agent: info for agent, info in value.items() if agent != COMMON}
         infos = self._name_keys(value, what)
-        for agent, info in {**infos, COMMON: shared}.items():
+        for info in (*infos.values(), shared):
             if not isinstance(info, dict):
+                agent = next((a for a, own in infos.items() if own is info), COMMON)
                 raise EnvError(
                     f"{self._at}: the info of {agent!r} must be a dictionary, got {info!r}; return "
                     "{} for nothing."
@@ -406,6 +443,9 @@ class CheckedMultiAgentEnv:
                 f"{self._at}: {what} must be a dictionary by agent, got a {type(value).__name__}; "
                 "return {} where no agent has any."
             )
+        named = self.agents.name_keys(value)
+        if named is not None:
+            return named
         where = f"step {self.num_steps}'s {what.removeprefix('the ')}" if self.num_steps else what
         return {self.agents.get_name(agent, where): part for agent, part in value.items()}
 

@@ -1,13 +1,15 @@
 """Agents of a Python environment: their names as strings, spaces, and conversions of values."""
 
+import functools
+import math
 import re
-from collections.abc import Callable, Collection
-from typing import Any, cast
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar, cast
 
 import gymnasium
 import numpy as np
 
-from jaxrl.core.spaces import is_same_space, map_leaves
+from jaxrl.core.spaces import is_nested, is_same_space, map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_spaces import (
     Converter,
@@ -16,9 +18,11 @@ from jaxrl.envs.adapters.host_spaces import (
     to_runner_space,
 )
 from jaxrl.envs.multi.base import ALL
-from jaxrl.envs.multi.host_env import COMMON, AgentID, MultiAgentEnv
+from jaxrl.envs.multi.host_env import COMMON, AgentDict, AgentID, MultiAgentEnv
 from jaxrl.envs.space_checks import check_space, check_values
 from jaxrl.errors import EnvError, did_you_mean
+
+T = TypeVar("T")
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
@@ -40,6 +44,8 @@ class HostAgents:
         self.name = name
         self._env = env
         self._own: dict[str, AgentID] = {}
+        self._has_own_names = True
+        """Whether all ids are names."""
         self._names: dict[tuple[type, AgentID], str] = {}
         """Names of the ids that were looked up; True and 1 are different ids."""
         self._agents: dict[str, _Agent] = {}
@@ -57,6 +63,16 @@ class HostAgents:
         if key not in self._names:
             self._names[key] = self._look_up(agent, where)
         return self._names[key]
+
+    def name_keys(self, values: Mapping[Any, T]) -> dict[str, T] | None:
+        """Return values by name, None if the name of a key was not looked up yet."""
+        names = self._names
+        if self._has_own_names and values.keys() <= self._own.keys():
+            return dict(values)
+        try:
+            return {names[type(agent), agent]: value for agent, value in values.items()}
+        except KeyError:
+            return None
 
     def _look_up(self, agent: AgentID, where: str) -> str:
         name = self.find_name(agent)
@@ -98,20 +114,16 @@ class HostAgents:
         """Return the action space of an agent as modules see it."""
         return self._get(name).action_space
 
-    def convert_obs(self, name: str, value: object, label: str) -> PyTree:
+    def convert_obs(self, name: str, value: object) -> PyTree:
         """Convert an observation to new arrays of the agent's space.
 
         An environment may write its next observation into the arrays that it returned.
 
         Raises:
-            EnvError: If its structure, shapes or dtypes do not fit; the message begins with `label`.
+            EnvError: If its structure, shapes or dtypes do not fit; see `explain`.
         """
         agent = self._get(name)
-        try:
-            obs = agent.convert(value)
-        except EnvError as error:  # without a cause: nothing that the user wrote has raised
-            raise self._explain(name, label, error) from None
-        return map_leaves(lambda _, leaf: np.array(leaf), agent.observation_space, obs)
+        return agent.copy(agent.convert(value))
 
     def check_bounds(self, name: str, obs: PyTree, label: str) -> None:
         """Check that a converted observation lies within the bounds of the agent's space.
@@ -125,25 +137,24 @@ class HostAgents:
         try:
             check_values(agent.label, space, batch)
         except EnvError as error:
-            raise self._explain(name, label, error) from None
+            raise self.explain(name, label, error) from None
 
-    def _explain(self, name: str, label: str, error: EnvError) -> EnvError:
+    def explain(self, name: str, label: str, error: EnvError) -> EnvError:
+        """Return the error of an agent's observation, whose message begins with `label`."""
         reason = str(error).removeprefix(self._get(name).label).removesuffix(".")
         return EnvError(
             f"{label} of agent {name!r}{reason}; return a value of "
             f"get_observation_space({self._own[name]!r})."
         )
 
-    def to_own_action(self, name: str, action: PyTree) -> PyTree:
-        """Return an action with the types of the environment's own space."""
-        return map_leaves(_to_own_leaf, self._get(name).own_action_space, action)
+    def to_own_actions(self, actions: Mapping[str, PyTree]) -> AgentDict:
+        """Return actions by the environment's ids, with the types of its own spaces."""
+        own = self._own
+        return {own[name]: self._get(name).to_own(action) for name, action in actions.items()}
 
     def check_finite(self, name: str, obs: PyTree) -> bool:
         """Return whether an observation has no NaN or infinity."""
-        space = self._get(name).observation_space
-        found: list[bool] = []
-        map_leaves(lambda _, leaf: found.append(bool(np.isfinite(leaf).all())), space, obs)
-        return all(found)
+        return self._get(name).is_finite(obs)
 
     def _add(self, agent: AgentID) -> str:
         name = self.find_name(agent)
@@ -157,12 +168,14 @@ class HostAgents:
                 f"{self.name}: the agents {self._own[name]!r} and {agent!r} have the same name."
             )
         self._own[name] = agent
+        self._has_own_names &= isinstance(agent, str)
         return name
 
     def _get(self, name: str) -> "_Agent":
-        if name not in self._agents:
-            self._agents[name] = self._make_agent(self._own[name])
-        return self._agents[name]
+        agent = self._agents.get(name)
+        if agent is None:
+            agent = self._agents[name] = self._make_agent(self._own[name])
+        return agent
 
     def _make_agent(self, own_id: AgentID) -> "_Agent":
         """Return the spaces of an agent, those of an earlier one if they are equal."""
@@ -187,6 +200,17 @@ class _Agent:
         self.label = f"{env_name}: the observation of agent {agent!r}"
         self._convert_own: Converter = make_converter(self.label, observation_space)
         self._is_cast = self.observation_space is not observation_space
+        self.copy = _make_function(_copy_leaf, self.observation_space)
+        self.to_own = _make_function(_to_own_leaf, self.own_action_space)
+        self._is_nested = is_nested(self.observation_space)
+
+    def is_finite(self, obs: PyTree) -> bool:
+        """Return whether an observation has no NaN or infinity."""
+        if not self._is_nested:
+            return _is_finite_leaf(obs)
+        found: list[bool] = []
+        map_leaves(lambda _, leaf: found.append(_is_finite_leaf(leaf)), self.observation_space, obs)
+        return all(found)
 
     def has_spaces_of(self, env: MultiAgentEnv, env_name: str, agent: AgentID) -> bool:
         """Return whether another agent has equal spaces."""
@@ -254,7 +278,31 @@ def _to_runner_leaf(space: gymnasium.Space[Any], value: PyTree) -> PyTree:
     return value.astype(space.dtype, copy=False) if is_array else value
 
 
-def _to_own_leaf(space: gymnasium.Space[Any], value: object) -> object:
+def _make_function(
+    function: Callable[[gymnasium.Space[Any], Any], Any], space: gymnasium.Space[Any]
+) -> Callable[[PyTree], PyTree]:
+    """Return the function of values that maps a function over the parts of a space."""
+    if is_nested(space):
+        return functools.partial(map_leaves, function, space)
+    return functools.partial(function, space)
+
+
+def _copy_leaf(_: gymnasium.Space[Any], value: Any) -> np.ndarray:
+    return np.array(value)
+
+
+def _is_finite_leaf(leaf: np.ndarray) -> bool:
+    """Return whether an array has no NaN or infinity.
+
+    The sum of its squares is not finite if it has, which is quicker to compute; large numbers may
+    overflow in it.
+    """
+    if leaf.dtype.kind in "iub" or math.isfinite(np.vdot(leaf, leaf)):
+        return True
+    return bool(np.isfinite(leaf).all())
+
+
+def _to_own_leaf(space: gymnasium.Space[Any], value: Any) -> object:
     if isinstance(space, gymnasium.spaces.Discrete):
-        return np.int64(np.asarray(value))  # what sample() returns
+        return np.int64(value)  # what sample() returns
     return np.asarray(value).astype(space.dtype, copy=False)

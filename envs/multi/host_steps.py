@@ -71,4 +71,4 @@ class HostMultiStep:
     @property
     def present(self) -> tuple[str, ...]:
         """Agents that took part in the step."""
-        return tuple(name for name in self.terminated if name != ALL)
+        return tuple([name for name in self.terminated if name != ALL])

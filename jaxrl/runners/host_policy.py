@@ -99,8 +99,12 @@ class HostPolicy:
         """Set the weights and statistics to act with, copied to the device if necessary."""
         if not all(self._is_on_device(leaf) for leaf in jax.tree.leaves(actor)):
             actor = jax.device_put(actor, self.device)
-        self._actor = actor
+        self._actor = self._arrange(actor)
         self._select_read_leaves()
+
+    def _arrange(self, actor: PyTree) -> PyTree:
+        """Return the weights and statistics in the form that a step takes."""
+        return actor
 
     def _is_on_device(self, leaf: object) -> bool:
         return isinstance(leaf, jax.Array) and leaf.sharding == self._sharding

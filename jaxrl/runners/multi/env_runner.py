@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -12,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxrl.config.multi_agent import LIVE_SETTINGS
+from jaxrl.core.hparams import get_abstract_values
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.host_copy import CopyStep
@@ -22,15 +22,21 @@ from jaxrl.runners.episode_tracker import EnvsView, announce_envs, is_tracking
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
+from jaxrl.runners.multi.modules import (
+    build_rollouts,
+    get_modules_state,
+    make_group_states,
+    set_modules_state,
+    split_steps,
+)
 from jaxrl.runners.multi.parts import MultiRunnerParts
 from jaxrl.runners.multi.policy import MultiHostPolicy
 from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
 from jaxrl.runners.multi.rows import CompletedRows, RowStep
-from jaxrl.runners.multi.scenes import CriticScenes, with_central
+from jaxrl.runners.multi.scenes import CriticScenes
 from jaxrl.runners.multi.slots import AgentSlots
 from jaxrl.runners.multi.state import (
     AgentStepArrays,
-    ModuleState,
     count_pending_rows,
     move_places,
 )
@@ -44,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """Unfinished fragment: completed rows by module, records, and where it began."""
+    """Unfinished fragment: completed rows by group, records, and where it began."""
 
     rows: dict[str, CompletedRows]
     records: FragmentRecords
@@ -96,14 +102,16 @@ class MultiEnvRunner(MultiRunnerParts):
         """Rows that were pending when environments were restarted, not reported yet."""
         self._explore = config.env_runners_settings.explore if explore is None else explore
         self.config = config.copy_live(*LIVE_SETTINGS)
+        self._scenes = CriticScenes.make_if(
+            policy_step.views, policy_step.rows, self.num_envs, jit=debugging.jit
+        )
+        self._policy = self._make_policy(config, policy_step)
         self._slots = AgentSlots(
             policy_step.rows,
+            self._policy.groups,
             lambda: self.config.multi_agent_settings.policy_mapping_fn,
             self.env_index,
             vector,
-        )
-        self._scenes = CriticScenes.make_if(
-            policy_step.views, policy_step.rows, self.num_envs, jit=debugging.jit
         )
         self._set_modules(config, policy_step)
         self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
@@ -123,58 +131,49 @@ class MultiEnvRunner(MultiRunnerParts):
                 self._tracker = MultiEpisodeTracker(self, hooks, lookback)
             announce_envs(self, hooks)
 
-    def _set_modules(self, config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> None:
-        """Set the modules that act, without rows and weights."""
+    def _make_policy(
+        self, config: "AlgorithmConfig", policy_step: MultiPolicyStep
+    ) -> MultiHostPolicy:
+        """Make what acts, without weights."""
         debugging = config.debugging_settings
-        self.config, self.policy_step = config.copy_live(*LIVE_SETTINGS), policy_step
-        self.module = {m: policy.module for m, policy in policy_step.policies.items()}
-        self._policy = MultiHostPolicy(
+        critics = {} if self._scenes is None else self._scenes.make_blank()
+        return MultiHostPolicy(
             policy_step.policies,
             policy_step.rows,
             self.env_index,
             explore=self._explore,
+            hparams=_get_hparams(config, policy_step),
+            critics={m: blank.shape for m, blank in critics.items()},
             max_retraces=debugging.max_retraces,
             jit=debugging.jit,
         )
-        self._slots.set_rows(policy_step.rows)
-        self._modules = self._make_modules()
+
+    def _set_modules(self, config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> None:
+        """Set the modules that act, without rows."""
+        self.config, self.policy_step = config.copy_live(*LIVE_SETTINGS), policy_step
+        self.module = {m: policy.module for m, policy in policy_step.policies.items()}
+        self._slots.set_rows(policy_step.rows, self._policy.groups)
+        self._has_ids = any(view.ids is not None for view in policy_step.views.values())
+        self._groups = make_group_states(
+            self._policy,
+            {} if self._scenes is None else self._scenes.make_blank(),
+            is_fixed=not policy_step.rows.may_change,
+        )
 
     def change_modules(self, config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> None:
         """Act with the modules of a changed config, which has all of those before.
 
         Episodes go on, and so do the rows that are pending. Weights have to be set again.
         """
-        before, members = self._modules, self._slots.members
-        carry = self._by_env(self._policy.carry)
+        before, members = get_modules_state(self._policy, self._groups), self._slots.members
+        self._policy = self._make_policy(config, policy_step)
         self._set_modules(config, policy_step)
-        after = self._by_env(self._policy.carry)
-        for m, own in before.items():
-            move = partial(move_places, members[m], self._slots.members[m])
-            self._modules[m].set_state(move(own.get_state(), self._modules[m].get_state()))
-            after[m] = move(carry[m], after[m])
-        self._policy.set_carry(self._by_row(after))
-
-    def _make_modules(self) -> dict[str, ModuleState]:
-        """Return the rows of every module, of no agent yet."""
-        policy = self._policy
-        obs, outputs = policy.make_blank_obs(), policy.make_blank_outputs()
-        carry: PyTree = policy.carry
-        is_fixed = not self.policy_step.rows.may_change
-        central = {} if self._scenes is None else self._scenes.make_blank()
-        self._structures = {
-            m: [jax.tree.structure(tree[m]) for tree in (obs, outputs, carry)] for m in obs
-        }
-        return {
-            m: ModuleState(
-                jax.tree.leaves(obs[m]),
-                jax.tree.leaves(outputs[m]),
-                jax.tree.leaves(carry[m]),
-                len(self._slots.members[m]),
-                is_fixed=is_fixed,
-                central=[central[m]] if m in central else [],
-            )
-            for m in sorted(obs)
-        }
+        after = get_modules_state(self._policy, self._groups)
+        for name, own in before.items():
+            for m, state in own.items():
+                places = members[m], self._slots.members[m]
+                after[name][m] = move_places(*places, state, after[name][m])
+        set_modules_state(self._policy, self._groups, after)
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of all modules to act with."""
@@ -206,24 +205,24 @@ class MultiEnvRunner(MultiRunnerParts):
         self._env_seconds, self._faults = 0.0, []
         rows = {
             m: CompletedRows(num_steps, own.pending, jax.tree.leaves(carry[m]))
-            for m, own in self._modules.items()
+            for m, own in self._groups.items()
         }
         num_agents = len(self.policy_step.rows.agents)
         return _Part(
             rows=rows,
             records=FragmentRecords(num_steps, self.num_envs, num_agents),
-            plays={m: [] for m in self._modules},
+            plays={m: [] for m in self._groups},
             start_time=begin,
         )
 
     def _make_prev(self) -> PyTree:
-        return {m: own.make_prev(self._paused) for m, own in self._modules.items()}
+        return {m: own.make_prev(self._paused) for m, own in self._groups.items()}
 
     def _step(self, t: int, part: _Part) -> None:
         """Act once in every environment and add the results to the fragment."""
-        obs = [leaf for own in self._modules.values() for leaf in own.obs]
-        words = self._policy.act(obs, self._make_prev())
-        acted = {m: own.get_active(self._paused) for m, own in self._modules.items()}
+        obs = [leaf for own in self._groups.values() for leaf in own.obs]
+        words = self._policy.act(obs, self._make_prev() if self._policy.has_carry else None)
+        acted = {m: own.get_active(self._paused) for m, own in self._groups.items()}
         actions = self._slots.split_actions(self._policy.unpack_env_action(words), acted)
         outputs = self._policy.unpack_rows(words)
         self._begin_rows(part, acted, outputs)
@@ -233,7 +232,7 @@ class MultiEnvRunner(MultiRunnerParts):
         steps = self.vector.step(actions)
         self._env_seconds += time.perf_counter() - begin
         if self.policy_step.rows.may_change:
-            for m, own in self._modules.items():
+            for m, own in self._groups.items():
                 part.plays[m].append(own.plays.copy())
         self._finish_step(t, part, acted, steps)
 
@@ -241,7 +240,7 @@ class MultiEnvRunner(MultiRunnerParts):
         self, part: _Part, acted: dict[str, Bool[np.ndarray, " R"]], outputs: dict[str, PyTree]
     ) -> None:
         before = self._policy.carry_before if self._policy.has_carry else None
-        for m, own in self._modules.items():
+        for m, own in self._groups.items():
             carry = [] if before is None else jax.tree.leaves(before[m])
             columns = jax.tree.leaves(outputs[m])
             part.rows[m].begin(acted[m], own.recorded, columns, own.is_first, carry)
@@ -258,23 +257,24 @@ class MultiEnvRunner(MultiRunnerParts):
         num_agents = len(self.policy_step.rows.agents)
         happened = AgentStepArrays.make_empty(self.num_envs, num_agents)
         failed = np.zeros(self.num_envs, np.bool_)
-        rows = {m: own.make_step() for m, own in self._modules.items()}
+        rows = {g: own.make_step() for g, own in self._groups.items()}
         for env, copy in enumerate(steps):
             if copy.step is not None:
                 self._read_step(env, copy.step, rows)
                 happened.add(env, copy.step, self._slots.position)
             elif copy.start is not None:
                 failed[env] = True
-                for m, own in self._modules.items():
-                    rows[m].is_valid[own.get_rows(env)] = False
+                for g, own in self._groups.items():
+                    rows[g].is_valid[own.get_rows(env)] = False
         self._pay(happened, rows)
-        for m, after in self._watch(steps).items():
-            rows[m].final_obs[-1][...] = after
-        for m, own in self._modules.items():
-            part.rows[m].complete(rows[m])
-            own.reward = part.rows[m].get_latest_reward(own.reward)
-            own.is_first |= rows[m].terminated | rows[m].truncated
-            own.acts &= np.repeat(self._paused, own.size)
+        for g, after in self._watch(steps).items():
+            rows[g].final_obs[-1][...] = after
+        for g, own in self._groups.items():
+            own.reward = own.reward.copy()
+            part.rows[g].complete(rows[g], own.reward)
+            own.is_first |= rows[g].terminated | rows[g].truncated
+            own.acts &= np.repeat(self._paused, own.width)
+            own.go_on(rows[g])
         self._tallies.add(happened, self._slots.find_actors(acted))
         part.records.add(t, happened, self._tallies)
         for copy in steps:
@@ -289,42 +289,47 @@ class MultiEnvRunner(MultiRunnerParts):
 
     def _read_step(self, env: int, step: HostMultiStep, rows: dict[str, RowStep]) -> None:
         """Write what a step meant to a copy's agents into the rows of their modules."""
+        find, goes_on = self._slots.find, not step.is_over
         for agent in step.present:
-            m, row = self._slots.find(env, agent)
-            own = rows[m]
-            own.terminated[row], own.truncated[row] = step.terminated[agent], step.truncated[agent]
-            own.acts_next[row] = step.acts[agent] and not step.is_over
+            g, row = find(env, agent)
+            own = rows[g]
+            if step.terminated[agent]:
+                own.terminated[row] = True
+            if step.truncated[agent]:
+                own.truncated[row] = True
+            if goes_on and step.acts[agent]:
+                own.acts_next[row] = True
             if agent in step.obs:
-                leaves = self._flatten(m, agent, step.obs[agent])
-                for to, leaf in zip(own.final_obs[: len(leaves)], leaves, strict=True):
+                leaves = self._flatten(env, agent, step.obs[agent])
+                for to, leaf in zip(own.final_obs, leaves, strict=False):  # critics' part is last
                     to[row] = leaf
 
     def _watch(self, steps: Sequence[CopyStep]) -> dict[str, np.ndarray]:
-        """Set what central critics see next; return what they see after the step."""
+        """Set what central critics see next; return what they see after the step, by group."""
         if self._scenes is None:
             return {}
         after, before = self._scenes.watch(steps)
-        for m, rows in before.items():
-            self._modules[m].central[0] = rows
-        return after
+        groups = {g: own for g, own in self._policy.groups.items() if g in after}
+        for g, group in groups.items():
+            self._groups[g].central[0] = group.join(before)
+        return {g: group.join(after) for g, group in groups.items()}
 
     def _pay(self, happened: AgentStepArrays, rows: dict[str, RowStep]) -> None:
         """Give rows the rewards that their agents learn from, their own or shared ones."""
         reward, sharing = happened.reward, self.policy_step.sharing
         if sharing is not None:
             reward = reward @ sharing.T
-        for m in rows:
-            rows[m].reward[:] = self.policy_step.rows.select(cast("Any", reward), m)
+        for g in rows:
+            rows[g].reward[:] = self._slots.select(reward, g)
 
     def _observe_next(self, env: int, copy: CopyStep) -> None:
-        """Set what a copy's agents act on next, in a new episode if one begins."""
+        """Set what agents act on next that join a copy, in a new episode if one begins."""
         if copy.start is not None:
             self._create_episode(env)
             self._begin_episode(env, copy.start)
         elif copy.step is not None:
-            for agent, acts in copy.step.acts.items():
-                if acts:
-                    self._observe(env, agent, copy.step.obs[agent])
+            for agent in copy.step.joined:
+                self._observe(env, agent, copy.step.obs[agent])
 
     def _create_episode(self, env: int) -> None:
         self._slots.begin_episode(env)
@@ -332,7 +337,7 @@ class MultiEnvRunner(MultiRunnerParts):
             self._tracker.create_episode(env)
 
     def _begin_episode(self, env: int, start: HostMultiStart) -> None:
-        for own in self._modules.values():
+        for own in self._groups.values():
             own.begin_episode(env)
         for agent, obs in start.obs.items():
             self._observe(env, agent, obs)
@@ -340,13 +345,15 @@ class MultiEnvRunner(MultiRunnerParts):
             self._tracker.start_episode(env, start)
 
     def _observe(self, env: int, agent: str, obs: PyTree) -> None:
-        m, row = self._slots.find(env, agent)
-        self._modules[m].observe(row, self._flatten(m, agent, obs))
+        g, row = self._slots.find(env, agent)
+        self._groups[g].observe(row, self._flatten(env, agent, obs))
 
-    def _flatten(self, m: str, agent: str, obs: PyTree) -> list[Any]:
-        """Return the leaves of what a module observes of an agent."""
-        ids = self.policy_step.views[m].ids
-        return jax.tree.leaves(obs if ids is None else ids.join_one(agent, obs))
+    def _flatten(self, env: int, agent: str, obs: PyTree) -> list[Any]:
+        """Return the leaves of what the module observes that plays an agent."""
+        if self._has_ids:
+            ids = self.policy_step.views[self._slots.find_module(env, agent)].ids
+            obs = obs if ids is None else ids.join_one(agent, obs)
+        return [obs] if isinstance(obs, np.ndarray) else jax.tree.leaves(obs)
 
     def _make_runner_fault(self, fault: HostFault) -> RunnerFault:
         return RunnerFault(
@@ -363,16 +370,17 @@ class MultiEnvRunner(MultiRunnerParts):
         may_change = self.policy_step.rows.may_change
         make = cast("Any", MultiRollout)  # its fields hold arrays of either kind
         rollout = make(
-            rollouts={m: self._build_rollout(m, rows) for m, rows in part.rows.items()},
+            rollouts=build_rollouts(self._policy, self._groups, part.rows),
             record=record,
             agents=agents,
             mask=part.records.mask,
-            plays={m: np.stack(plays) for m, plays in part.plays.items()} if may_change else None,
+            plays=split_steps(self._policy, part.plays) if may_change else None,
         )
         self._transition_count = self._transition_count + taken.astype(np.uint32)
         if self._tracker is not None:
             self._tracker.finish_fragment()
         lost = self._num_dropped + sum(rows.num_lost for rows in part.rows.values())
+        completed = {g: rows.completed for g, rows in part.rows.items()}
         self._num_dropped = 0
         self._next_number += 1
         return Fragment(
@@ -387,20 +395,14 @@ class MultiEnvRunner(MultiRunnerParts):
             env_seconds=self._env_seconds,
             faults=tuple(self._faults),
             metrics=self.metrics.take(),
-            completed={m: rows.get_completed() for m, rows in part.rows.items()},
+            completed=split_steps(self._policy, completed),
             num_agent_steps_lost=lost,
-            num_pending_rows=sum(own.num_pending for own in self._modules.values()),
+            num_pending_rows=sum(own.num_pending for own in self._groups.values()),
             rewards_without_action=self.vector.take_rewards_without_action(),
         )
 
-    def _build_rollout(self, m: str, rows: CompletedRows) -> PyTree:
-        obs, outputs, carry = (own.unflatten for own in self._structures[m])
-        if self._modules[m].central:
-            obs = with_central(obs)
-        return rows.build_rollout(obs, outputs, carry)
-
     def _reset(self, seeds: list[int] | None) -> None:
-        self._num_dropped += sum(own.clear() for own in self._modules.values())
+        self._num_dropped += sum(own.clear() for own in self._groups.values())
         self._is_reset = True
         starts = self.vector.reset(seeds)
         for env, start in enumerate(starts):
@@ -420,8 +422,7 @@ class MultiEnvRunner(MultiRunnerParts):
             "count": self._transition_count.copy(),
             "tallies": self._tallies.get_state(),
             "played_by": self._slots.get_state(),
-            "modules": {m: own.get_state() for m, own in self._modules.items()},
-            "carry": self._by_env(self._policy.carry),
+            **get_modules_state(self._policy, self._groups),
             "env": self.vector.get_state(),
             **({} if self._scenes is None else {"scenes": self._scenes.get_state()}),
         }
@@ -444,20 +445,18 @@ class MultiEnvRunner(MultiRunnerParts):
         self._transition_count = np.array(state["count"], np.uint32)
         if state["env"] is None:
             self._num_dropped += count_pending_rows(state)
-            for own in self._modules.values():
+            for own in self._groups.values():
                 own.clear()  # rows of what is left behind are not lost
             self._reset(make_episode_seeds(self.seed, self.env_index, self._transition_count))
             return
-        for own in self._modules.values():
+        for own in self._groups.values():
             own.clear()
         self.vector.reset()
         self._is_reset = True
         self.vector.set_state(state["env"])
         self._tallies.set_state(state["tallies"])
         self._slots.set_state(state["played_by"])
-        for m, own in self._modules.items():
-            own.set_state(state["modules"][m])
-        self._policy.set_carry(self._by_row(state["carry"]))
+        set_modules_state(self._policy, self._groups, state)
         if self._scenes is not None:
             self._scenes.set_state(state["scenes"])
             self._watch([])
@@ -469,19 +468,12 @@ class MultiEnvRunner(MultiRunnerParts):
     def _get_observed(self, env: int) -> dict[str, PyTree]:
         """Return what an environment's agents act on next, as modules observe it."""
         observed: dict[str, PyTree] = {}
-        for m, own in self._modules.items():
-            unflatten = self._structures[m][0].unflatten
-            for row in np.flatnonzero(own.acts[own.get_rows(env)]) + env * own.size:
-                _, agent = self._slots.get_agent(m, int(row))
+        for g, own in self._groups.items():
+            unflatten = own.structures[0].unflatten
+            for row in np.flatnonzero(own.acts[own.get_rows(env)]) + env * own.width:
+                _, agent = self._slots.get_agent(g, int(row))
                 observed[agent] = unflatten([leaf[row].copy() for leaf in own.obs])
         return observed
-
-    def _by_env(self, tree: PyTree) -> PyTree:
-        """Return rows `[B * agents, ...]` as `[B, agents, ...]`, so that runners can be joined."""
-        return jax.tree.map(lambda x: x.reshape(self.num_envs, -1, *x.shape[1:]), tree)
-
-    def _by_row(self, tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *np.shape(x)[2:]), tree)
 
     def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None:
         """Start new episodes in all environments with another seed and other indices."""
@@ -498,3 +490,12 @@ class MultiEnvRunner(MultiRunnerParts):
     def close(self) -> None:
         """Close the environments; safe to call more than once."""
         self.vector.close()
+
+
+def _get_hparams(config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> dict[str, PyTree]:
+    """Return the shapes of the hyperparameters of each module."""
+    configs = {
+        m: config.get_module_config(m) if config.is_multi_agent else config
+        for m in policy_step.policies
+    }
+    return {m: get_abstract_values(own.training_settings) for m, own in configs.items()}

@@ -37,7 +37,7 @@ class MultiRunnerParts(FormerNames):
         return self.spaces
 
     def find_row(self, env: int, agent: str) -> tuple[str, int]:
-        """Return the module that plays an agent in an environment's episode, and its row there."""
+        """Return the group of the module that plays an agent in an episode, and the agent's row."""
         return self._slots.find(env, agent)
 
     def get_episode(self, env: int) -> MultiAgentEpisode:

@@ -32,6 +32,8 @@ class AgentTallies:
     def clear_ended(self, step: AgentStepArrays, failed: Bool[np.ndarray, " B"]) -> None:
         """Begin anew where an episode or an agent-episode ended, or a copy failed."""
         over = step.over | failed
+        if not (over.any() or step.ended.any()):
+            return
         gone = step.ended | over[:, None]
         self.agent_return[gone], self.agent_length[gone] = 0.0, 0
         self.episode_return[over], self.episode_length[over] = 0.0, 0

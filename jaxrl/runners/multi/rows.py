@@ -94,7 +94,6 @@ class CompletedRows:
         rows = len(pending.has_row)
         self._num_steps, self.pending = num_steps, pending
         self._numbers = np.zeros(rows, np.int64)
-        self._completed: list[Bool[np.ndarray, " R"]] = []
         shape = num_steps, rows
         self._obs, self._final_obs, self._outputs = (
             [np.zeros((num_steps, *leaf.shape), leaf.dtype) for leaf in leaves]
@@ -110,6 +109,8 @@ class CompletedRows:
         ]
         self.num_lost = 0
         """Number of rows that were dropped because a step was no transition."""
+        self.completed: list[Bool[np.ndarray, " R"]] = []
+        """Whether each step completed a row of each column."""
 
     def begin(
         self,
@@ -121,22 +122,29 @@ class CompletedRows:
     ) -> None:
         """Begin the rows of agents that act, given leaves `[R, ...]`."""
         pending = self.pending
-        pending.has_row[acts] = True
+        pending.has_row |= acts
         pending.reward[acts] = 0.0
-        pending.is_first[acts] = is_first[acts]
-        for kept, leaves in (
-            (pending.obs, obs),
-            (pending.outputs, outputs),
-            (pending.carry, carry),
+        rows = np.flatnonzero(acts)
+        for old, new in (
+            (pending.is_first, is_first),
+            *zip(pending.obs, obs, strict=True),
+            *zip(pending.outputs, outputs, strict=True),
+            *zip(pending.carry, carry, strict=True),
         ):
-            for old, new in zip(kept, leaves, strict=True):
-                old[acts] = new[acts]
+            if len(rows) == len(acts):
+                old[...] = new
+            else:
+                old[rows] = new.take(rows, axis=0)
 
-    def complete(self, step: RowStep) -> Bool[np.ndarray, " R"]:
+    def complete(self, step: RowStep, latest: Float[np.ndarray, " R"]) -> Bool[np.ndarray, " R"]:
         """Pay the rows that are pending, and complete those that a step completes.
 
+        Args:
+            step: The step.
+            latest: Reward of each column's latest complete row, which is updated in place.
+
         Returns:
-            Whether each row was completed; its reward is the latest one of the column.
+            Whether each row was completed.
         """
         pending = self.pending
         pending.reward += step.reward
@@ -144,34 +152,23 @@ class CompletedRows:
         is_complete = pending.has_row & step.is_valid & (ended | step.acts_next)
         columns = np.flatnonzero(is_complete)
         places = self._numbers[columns]
-        self._reward[places, columns] = pending.reward[columns]
-        self._terminated[places, columns] = step.terminated[columns]
-        self._truncated[places, columns] = step.truncated[columns]
-        self._is_first[places, columns] = pending.is_first[columns]
-        self._mask[places, columns] = True
-        for kept, leaves in (
-            (self._obs, pending.obs),
-            (self._outputs, pending.outputs),
-            (self._final_obs, step.final_obs),
+        for to, values in (
+            (self._reward, pending.reward),
+            (self._terminated, step.terminated),
+            (self._truncated, step.truncated),
+            (self._is_first, pending.is_first),
+            (self._mask, is_complete),
+            *zip(self._obs, pending.obs, strict=True),
+            *zip(self._outputs, pending.outputs, strict=True),
+            *zip(self._final_obs, step.final_obs, strict=True),
         ):
-            for to, leaf in zip(kept, leaves, strict=True):
-                to[places, columns] = leaf[columns]
+            to[places, columns] = values.take(columns, axis=0)
+        latest[columns] = pending.reward.take(columns)
         self._numbers[columns] += 1
         self.num_lost += int((pending.has_row & ~step.is_valid).sum())
         pending.has_row &= step.is_valid & ~is_complete
-        self._completed.append(is_complete)
+        self.completed.append(is_complete)
         return is_complete
-
-    def get_completed(self) -> Bool[np.ndarray, "T R"]:
-        """Return whether each step completed a row of each column."""
-        return np.stack(self._completed)
-
-    def get_latest_reward(self, before: Float[np.ndarray, " R"]) -> Float[np.ndarray, " R"]:
-        """Return the reward of each column's latest complete row, the given one if there is none."""
-        columns = np.arange(len(before))
-        return np.where(
-            self._numbers > 0, self._reward[np.maximum(self._numbers - 1, 0), columns], before
-        )
 
     def build_rollout(
         self,

@@ -1,7 +1,8 @@
-"""Rows of agents in the modules that play them, with the episodes that choose these modules."""
+"""Rows of agents in the groups of the modules that play them, and the episodes that choose these."""
 
 import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
@@ -14,14 +15,16 @@ from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_vector import MultiHostVector
 from jaxrl.episodes.multi_agent import MultiAgentEpisode
 from jaxrl.errors import ConfigError, did_you_mean
+from jaxrl.runners.multi.groups import ModuleGroup
 from jaxrl.training.agent_rows import AgentRows
 
 
 class AgentSlots:
-    """Places of agents in the rows of modules, `row = env * agents of the module + place`.
+    """Places of agents in the rows of groups of modules, `row = env * width of the group + place`.
 
     Args:
         rows: Agents in the rows of modules.
+        groups: Groups of modules.
         get_mapping_fn: Function that returns the user's `policy_mapping_fn`, for agents whose module
             may change; None if there are none. It is called when an episode is made.
         env_index: Indices of the environments within the run.
@@ -32,6 +35,7 @@ class AgentSlots:
     def __init__(
         self,
         rows: AgentRows,
+        groups: Mapping[str, ModuleGroup],
         get_mapping_fn: Callable[[], Callable[..., Any] | None],
         env_index: np.ndarray,
         vector: MultiHostVector,
@@ -42,27 +46,50 @@ class AgentSlots:
         vector.set_episode_maker(
             lambda choose: MultiAgentEpisode(agent_to_module_mapping_fn=choose)
         )
-        self.set_rows(rows)
+        self.set_rows(rows, groups)
         self.position = {agent: i for i, agent in enumerate(rows.agents)}
         self._modules: list[dict[str, str]] = [{} for _ in env_index]
         self.episodes = [
             MultiAgentEpisode(agent_to_module_mapping_fn=self._make_choice()) for _ in env_index
         ]
 
-    def set_rows(self, rows: AgentRows) -> None:
+    def set_rows(self, rows: AgentRows, groups: Mapping[str, ModuleGroup]) -> None:
         """Set the rows of modules, which may be more than before; ongoing episodes keep theirs."""
-        self.rows = rows
+        self.rows, self._groups = rows, groups
         self.members = {
             m: tuple(rows.agents[i] for i in rows.get_positions(m)) for m in rows.modules
         }
-        self._places = {
-            m: {agent: place for place, agent in enumerate(members)}
-            for m, members in self.members.items()
+        self._players = {
+            id_: [(agent, m) for m in group.modules for agent in self.members[m]]
+            for id_, group in groups.items()
         }
+        """Agent and module of each of a group's places."""
+        self._places = {
+            (m, agent): (id_, place)
+            for id_, players in self._players.items()
+            for place, (agent, m) in enumerate(players)
+        }
+        self._columns = {id_: self._make_columns(group) for id_, group in groups.items()}
+        self._positions = {
+            id_: np.asarray([i for _, own in columns for i in own])
+            for id_, columns in self._columns.items()
+        }
+        order = [m for group in groups.values() for m in group.modules]
+        self._is_ordered = order == sorted(order)
+        self._found: list[dict[str, tuple[str, int]]] = [{} for _ in self.env_index]
+
+    def _make_columns(self, group: ModuleGroup) -> list[tuple[slice, list[int]]]:
+        """Return places of a group with the positions of their agents, none of them twice."""
+        positions = [list(self.rows.get_positions(m)) for m in group.modules]
+        joined = [i for own in positions for i in own]
+        if len(set(joined)) == len(joined):
+            return [(slice(0, group.width), joined)]
+        starts = range(0, group.width, group.size)
+        return [(slice(i, i + group.size), own) for i, own in zip(starts, positions, strict=True)]
 
     def make_episode(self, row: int) -> MultiAgentEpisode:
         """Make a new episode of an environment, in which modules are chosen anew."""
-        self._modules[row] = {}
+        self._modules[row], self._found[row] = {}, {}
         if self._has_slots:
             return cast("MultiAgentEpisode", self._vector.get_episode(row))
         return MultiAgentEpisode(agent_to_module_mapping_fn=self._make_choice())
@@ -84,14 +111,22 @@ class AgentSlots:
             self._vector.set_episode(row, episode)
 
     def find(self, row: int, agent: str) -> tuple[str, int]:
-        """Return the module that plays an agent in an episode, and the agent's row there."""
+        """Return the group of the module that plays an agent in an episode, and the agent's row."""
+        found = self._found[row].get(agent)
+        if found is None:
+            id_, place = self._places[self.find_module(row, agent), agent]
+            found = self._found[row][agent] = id_, row * self._groups[id_].width + place
+        return found
+
+    def find_module(self, row: int, agent: str) -> str:
+        """Return the module that plays an agent in an environment's episode."""
         module = self._modules[row].get(agent)
         if module is None:
             module = self.rows.mapping[agent]
             if not self._has_slots:
                 module = self.episodes[row].module_for(self._get_own_id(row, agent))
             self._modules[row][agent] = module
-        return module, row * len(self.members[module]) + self._places[module][agent]
+        return module
 
     def get_modules(self, row: int) -> dict[AgentID, str]:
         """Return the module of every agent for which one was chosen in the current episode."""
@@ -99,36 +134,50 @@ class AgentSlots:
             return {}  # the episode knows them
         return {self._get_own_id(row, agent): m for agent, m in self._modules[row].items()}
 
-    def get_agent(self, module: str, row: int) -> tuple[int, str]:
-        """Return the environment and the agent of a module's row."""
-        env, place = divmod(row, len(self.members[module]))
-        return env, self.members[module][place]
+    def get_agent(self, group: str, row: int) -> tuple[int, str]:
+        """Return the environment and the agent of a group's row."""
+        env, place = divmod(row, self._groups[group].width)
+        return env, self._players[group][place][0]
 
     def split_actions(
         self, actions: dict[str, PyTree], acted: dict[str, Bool[np.ndarray, " R"]]
     ) -> list[dict[str, PyTree]]:
-        """Return the actions of each environment's agents that act.
+        """Return the actions of each environment's agents that act, in the order of modules.
 
         Args:
-            actions: Actions by module, `[B, agents, ...]`.
-            acted: Whether each row's agent acts, by module.
+            actions: Actions by group, `[B, width, ...]`.
+            acted: Whether each row's agent acts, by group.
         """
-        by_env: list[dict[str, PyTree]] = [{} for _ in self.env_index]
-        for m, active in acted.items():
-            for row in np.flatnonzero(active):
-                env, place = divmod(int(row), len(self.members[m]))
-                by_env[env][self.members[m][place]] = jax.tree.map(
-                    lambda x, env=env, place=place: x[env, place], actions[m]
-                )
-        return by_env
+        found: list[list[tuple[str, str, PyTree]]] = [[] for _ in self.env_index]
+        for id_, active in acted.items():
+            leaves, structure = jax.tree.flatten(actions[id_])
+            width, players = self._groups[id_].width, self._players[id_]
+            rows = np.flatnonzero(active).tolist()
+            flat = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
+            is_array = jax.tree_util.treedef_is_leaf(structure)
+            for row in rows:
+                env, place = divmod(row, width)
+                own = flat[0][row] if is_array else structure.unflatten([x[row] for x in flat])
+                agent, module = players[place]
+                found[env].append((module, agent, own))
+        if not self._is_ordered:
+            for own in found:
+                own.sort(key=operator.itemgetter(0))
+        return [{agent: action for _, agent, action in own} for own in found]
 
     def find_actors(self, acted: dict[str, Bool[np.ndarray, " R"]]) -> Bool[np.ndarray, "B A"]:
         """Return which agents acted in each environment, in whatever module."""
         num_envs = len(self.env_index)
         found = np.zeros((num_envs, len(self.position)), np.bool_)
-        for m, active in acted.items():
-            found[:, self.rows.get_positions(m)] |= active.reshape(num_envs, -1)
+        for id_, active in acted.items():
+            by_env = active.reshape(num_envs, -1)
+            for places, positions in self._columns[id_]:
+                found[:, positions] |= by_env[:, places]
         return found
+
+    def select(self, table: np.ndarray, group: str) -> np.ndarray:
+        """Return a group's rows `[R]` of a table `[B, all agents]`."""
+        return table.take(self._positions[group], axis=1).reshape(-1)
 
     def get_state(self) -> np.ndarray:
         """Return the module of each agent, `[B, A]` indices, -1 where none was chosen yet."""
@@ -146,7 +195,7 @@ class AgentSlots:
             named = {
                 agent: modules[chosen[i]] for agent, i in self.position.items() if chosen[i] >= 0
             }
-            self._modules[row] = named
+            self._modules[row], self._found[row] = named, {}
             self.episodes[row] = MultiAgentEpisode(
                 agent_module_ids=self.get_modules(row),
                 agent_to_module_mapping_fn=self._make_choice(),

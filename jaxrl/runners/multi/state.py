@@ -1,4 +1,4 @@
-"""Rows of a module in a runner of several agents: what they observe, and who acts next."""
+"""Rows of a group of modules in a runner of several agents: what they observe, and who acts next."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,23 +7,23 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import PyTree, TreeStructure
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_steps import HostMultiStep
 from jaxrl.runners.host_policy import PrevStep
 from jaxrl.runners.multi.rows import Pending, RowStep
 
 
-class ModuleState:
-    """Rows of a module, `[R, ...]` with R = B times its agents, between the steps of a runner.
+class GroupState:
+    """Rows of a group of modules, `[R, ...]`, between the steps of a runner.
 
     Attributes:
-        size: Number of the module's agents.
+        width: Number of rows of an environment.
         obs: Leaves of the latest observations.
-        central: What the module's central critic sees with them; empty without one.
+        central: What the central critics of the modules see with them; empty without any.
         acts: Whether a row's agent acts next.
         is_first: Whether a row's agent is not present; if it acts, it begins an agent-episode.
-        plays: Whether a row's agent is played by the module in the ongoing episode.
+        plays: Whether a row's agent is played by the row's module in the ongoing episode.
         reward: Reward of the latest complete row.
         pending: Rows that are not complete.
 
@@ -31,8 +31,9 @@ class ModuleState:
         obs: Leaves of all-zero observations.
         outputs: Leaves of what acting records, all-zero.
         carry: Leaves of the carry.
-        size: Number of the module's agents.
-        is_fixed: Whether these agents are always played by the module.
+        structures: Structures of observations, of what acting records, and of the carry.
+        width: Number of rows of an environment.
+        is_fixed: Whether agents are always played by the same modules.
         central: All-zero inputs of a central critic; empty without one.
     """
 
@@ -41,13 +42,14 @@ class ModuleState:
         obs: Sequence[np.ndarray],
         outputs: Sequence[np.ndarray],
         carry: Sequence[np.ndarray],
-        size: int,
+        structures: tuple[TreeStructure, ...],
+        width: int,
         *,
         is_fixed: bool,
         central: Sequence[np.ndarray] = (),
     ) -> None:
         rows = len(obs[0])
-        self.size, self._is_fixed = size, is_fixed
+        self.width, self._is_fixed, self.structures = width, is_fixed, structures
         self.obs, self.central = list(obs), list(central)
         self.acts = np.zeros(rows, np.bool_)
         self.is_first = np.ones(rows, np.bool_)
@@ -78,7 +80,7 @@ class ModuleState:
 
     def get_rows(self, env: int) -> slice:
         """Return the rows of an environment."""
-        return slice(env * self.size, (env + 1) * self.size)
+        return slice(env * self.width, (env + 1) * self.width)
 
     def make_prev(self, is_paused: Bool[np.ndarray, " B"]) -> PrevStep:
         """Return the reward and flags that come with the observations to act on."""
@@ -90,7 +92,7 @@ class ModuleState:
 
     def get_active(self, is_paused: Bool[np.ndarray, " B"]) -> Bool[np.ndarray, " R"]:
         """Return which rows act now: none of a paused environment."""
-        return self.acts & ~np.repeat(is_paused, self.size)
+        return self.acts & ~np.repeat(is_paused, self.width)
 
     def observe(self, row: int, leaves: Sequence[np.ndarray]) -> None:
         """Set what an agent observes that acts next."""
@@ -99,12 +101,20 @@ class ModuleState:
         self.acts[row] = True
         self.plays[row] = True
 
+    def go_on(self, step: RowStep) -> None:
+        """Set what agents observe that are present after a step and act next."""
+        rows = np.flatnonzero(step.acts_next)
+        for kept, leaf in zip(self.obs, step.final_obs[: len(self.obs)], strict=True):
+            kept[rows] = leaf[rows]
+        self.acts[rows] = True
+        self.plays[rows] = True
+
     def make_step(self) -> RowStep:
         """Return a step that means nothing to any row, to be filled in."""
         return RowStep.make_empty(self.recorded)
 
     def get_state(self) -> PyTree:
-        """Return everything as arrays `[B, agents, ...]`."""
+        """Return everything as arrays `[B, width, ...]`."""
         return jax.tree.map(self._by_env, self._get_tree())
 
     def set_state(self, state: PyTree) -> None:
@@ -132,7 +142,7 @@ class ModuleState:
         }
 
     def _by_env(self, x: np.ndarray) -> np.ndarray:
-        return x.reshape(-1, self.size, *x.shape[1:]).copy()
+        return x.reshape(-1, self.width, *x.shape[1:]).copy()
 
 
 def count_pending_rows(state: PyTree) -> int:

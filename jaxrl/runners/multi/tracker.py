@@ -53,13 +53,13 @@ class MultiEpisodeTracker:
 
         Args:
             actions: Agents that act, by copy.
-            outputs: What each module recorded, by column, `[R, ...]`.
+            outputs: What each group recorded, by column, `[R, ...]`.
         """
         for row, acting in enumerate(actions):
             self._actions[row], self._outputs[row] = {}, {}
             for agent in acting:
-                module, place = self._runner.find_row(row, agent)
-                own = jax.tree.map(lambda x, place=place: np.array(x[place]), outputs[module])
+                group, place = self._runner.find_row(row, agent)
+                own = jax.tree.map(lambda x, place=place: np.array(x[place]), outputs[group])
                 name = self._get_id(row, agent)
                 self._actions[row][name] = own.pop(Columns.ACTIONS)
                 self._outputs[row][name] = own

@@ -22,6 +22,27 @@ def run(*steps: Any, start: Any = None, **options: Any) -> list[Any]:
     return found
 
 
+def test_a_step_at_which_all_go_on_is_what_any_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {"a": False, "b": False, "__all__": False}
+    one = BOTH, {"b": np.float32(2), "a": 1}, flags, flags, {"a": {}, "b": {"x": 1}}
+    ends = BOTH, {"a": 1.0, "b": 0.0}, {**flags, "a": True}, flags, {"a": {}, "b": {}}
+    numbers = BOTH, {"a": 1.0, "b": 0.0}, dict.fromkeys(flags, np.False_), flags, {"a": {}, "b": {}}
+    steps = one, one, numbers, ends
+    quick = run(*steps, start=(BOTH, {}))
+    monkeypatch.setattr(CheckedMultiAgentEnv, "_check_usual_step", lambda *_: None)
+    for found, expected in zip(quick, run(*steps, start=(BOTH, {})), strict=True):
+        for name, value in vars(expected).items():
+            np.testing.assert_equal(getattr(found, name), value)
+            assert not isinstance(value, dict) or list(getattr(found, name)) == list(value)
+
+
+def test_large_numbers_are_finite() -> None:
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    env = Scripted(({"a": np.full(2, 3e38, np.float32)}, {}), [])
+    env.observation_spaces = {"a": space, "b": space}
+    assert CheckedMultiAgentEnv(env).reset().obs["a"][0] > 1e38
+
+
 def test_the_flag_of_the_episode_may_be_in_one_dictionary_alone() -> None:
     _, step = run((BOTH, {}, {"__all__": True}, {}, {}))
     assert step.terminated["__all__"]
