@@ -367,20 +367,19 @@ class MultiEnvRunner(MultiRunnerParts):
     def _make_fragment(self, part: _Part, taken: Int[np.ndarray, " B"]) -> Fragment:
         """Build the fragment and advance each environment's transition count by `taken`."""
         record, agents = part.records.build(self._transition_count)
-        may_change = self.policy_step.rows.may_change
+        plays = part.plays if self.policy_step.rows.may_change else None
         make = cast("Any", MultiRollout)  # its fields hold arrays of either kind
         rollout = make(
             rollouts=build_rollouts(self._policy, self._groups, part.rows),
             record=record,
             agents=agents,
             mask=part.records.mask,
-            plays=split_steps(self._policy, part.plays) if may_change else None,
+            plays=plays and split_steps(self._policy, plays),
         )
         self._transition_count = self._transition_count + taken.astype(np.uint32)
         if self._tracker is not None:
             self._tracker.finish_fragment()
         lost = self._num_dropped + sum(rows.num_lost for rows in part.rows.values())
-        completed = {g: rows.completed for g, rows in part.rows.items()}
         self._num_dropped = 0
         self._next_number += 1
         return Fragment(
@@ -395,7 +394,7 @@ class MultiEnvRunner(MultiRunnerParts):
             env_seconds=self._env_seconds,
             faults=tuple(self._faults),
             metrics=self.metrics.take(),
-            completed=split_steps(self._policy, completed),
+            completed=split_steps(self._policy, {g: x.completed for g, x in part.rows.items()}),
             num_agent_steps_lost=lost,
             num_pending_rows=sum(own.num_pending for own in self._groups.values()),
             rewards_without_action=self.vector.take_rewards_without_action(),
