@@ -778,6 +778,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             filled = ckpt.fill(before, leaves, prefixes)
             self.state = set_first_versions(refresh_snapshot(filled), list(filled.modules))
         else:
+            self._loop.check_counts(restored.runner_counts)
             filled = ckpt.fill(template, leaves, prefixes)
             self.state = restore_empty_buffer(self._assembly, filled, before)
             self._record.host = restored

@@ -16,6 +16,8 @@ OFFLINE_EVAL_RUNNERS = "offline_eval_runners"
 """RLlib's key of what held-out recorded episodes give, below `EVALUATION`."""
 OFF_POLICY_ESTIMATOR = "off_policy_estimator"
 """RLlib's key of the estimates of `off_policy_estimation_methods`, below `EVALUATION`."""
+HELD_OUT_PARTS = OFFLINE_EVAL_RUNNERS, OFF_POLICY_ESTIMATOR
+"""Keys below `EVALUATION` that come at `offline_evaluation_interval`."""
 REPLAY_BUFFER = "replay_buffer"
 TIMERS = "timers"
 FAULT_TOLERANCE = "fault_tolerance"
@@ -135,8 +137,7 @@ OPEN_PREFIXES = (
     f"{EVALUATION}/custom_metrics/",
     *(f"{ENV_RUNNERS}/{name}/" for name in (*_AGENT_KEYS, *_AGENT_STEP_KEYS)),
     *(f"{EVALUATION}/{ENV_RUNNERS}/{name}/" for name in _AGENT_KEYS),
-    f"{EVALUATION}/{OFFLINE_EVAL_RUNNERS}/",
-    f"{EVALUATION}/{OFF_POLICY_ESTIMATOR}/",
+    *(f"{EVALUATION}/{part}/" for part in HELD_OUT_PARTS),
 )
 """Prefixes below which key names depend on the algorithm, the environment's agents or the user."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl.config.stop import count_until_multiple
 from jaxrl.estimation.methods import EstimationMethods
-from jaxrl.metrics import OFF_POLICY_ESTIMATOR, OFFLINE_EVAL_RUNNERS, TIMERS
+from jaxrl.metrics import HELD_OUT_PARTS, TIMERS
 from jaxrl.runs.results import to_plain
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class IntervalEvaluations(EstimationMethods):
         """Run the evaluations that are due, and attach the latest ones to a result."""
         settings, timers = self.config.evaluation_settings, result[TIMERS]
         latest, fresh = self._record.host.last_evaluation, dict[str, Any]()
-        kept = {name: latest[name] for name in _OFFLINE_KEYS if name in latest}
+        kept = {name: latest[name] for name in HELD_OUT_PARTS if name in latest}
         if settings.is_due(self.iteration):
             begin = time.perf_counter()
             fresh = to_plain(
@@ -63,6 +63,3 @@ class IntervalEvaluations(EstimationMethods):
         attached = latest if settings.always_attach_evaluation_results else fresh
         if attached:
             result["evaluation"] = attached
-
-
-_OFFLINE_KEYS = (OFFLINE_EVAL_RUNNERS, OFF_POLICY_ESTIMATOR)

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.assembly.dataset_connectors import check_statistics_may_change
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.distributions.base import DiagGaussian
@@ -75,6 +76,8 @@ def import_weights(
     problems = done.problems + problems
     if problems and strict:
         _raise_problems(problems)
+    if statistics and algorithm.config.is_offline:
+        check_statistics_may_change(algorithm.get_policy().inference.policy_step)
     algorithm.state = state  # with the statistics
     algorithm.set_weights({module_id: _overlay(weights, done.arrays)})
     return problems

@@ -38,7 +38,8 @@ def merge_ended_parts(
         max_unfinished_steps: Number of steps of episodes that have not ended; above it, the one that
             has waited longest for its next part is taken to be over.
         overlaps: Whether what follows such an episode begins with its last step once more, of which
-            only then the successor is known. It is for those who leave out last steps.
+            only then the successor is known. It is for those who leave out last steps. An eighth of
+            `max_unfinished_steps` such steps are kept, those of the episodes given up last.
     """
     unfinished: dict[str, list[EpisodePart]] = {}
     tails: dict[str, EpisodePart] = {}
@@ -63,6 +64,8 @@ def merge_ended_parts(
             waiting -= _count_steps(run)
             if overlaps:
                 tails[run[-1].episode_id] = _copy_last_step(run[-1])
+                if len(tails) > max(1, max_unfinished_steps // 8):
+                    del tails[next(iter(tails))]
             yield _join(run)
     for run in unfinished.values():
         yield _join(run)

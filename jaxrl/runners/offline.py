@@ -258,20 +258,23 @@ class DatasetLoop(InGraphLoop):
         """
         raise ConfigError(_NO_STEPS)
 
-    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
+    def check_counts(self, counts: Mapping[str, Any]) -> None:
         """Check that the data are those of the checkpoint.
 
         Raises:
             CheckpointError: If they are others.
         """
-        super().restore(fill, _check_fingerprint(self._group, counts))
+        _check_fingerprint(self._group, counts)
+
+    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
+        super().restore(fill, {name: value for name, value in counts.items() if name != DATA})
 
     def get_counts(self) -> dict[str, Any]:
         return super().get_counts() | _count_data(self._group)
 
 
-def _check_fingerprint(group: RecordedLearners, counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return counts without the digest of the data, after comparing it with that of the learners.
+def _check_fingerprint(group: RecordedLearners, counts: Mapping[str, Any]) -> None:
+    """Compare the digest of the data with that of the learners.
 
     Raises:
         CheckpointError: If the data are others.
@@ -283,7 +286,6 @@ def _check_fingerprint(group: RecordedLearners, counts: Mapping[str, Any]) -> di
             "that offline_evaluation_split leaves for training: name the same files and split, or "
             "restore a part of it, component='rl_module'."
         )
-    return {name: value for name, value in counts.items() if name != DATA}
 
 
 def _count_data(group: RecordedLearners) -> dict[str, Any]:
@@ -306,13 +308,16 @@ class MixedHostLoop(HostLoop):
         """
         raise ConfigError(_NO_STEPS)
 
-    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
+    def check_counts(self, counts: Mapping[str, Any]) -> None:
         """Check that the data are those of the checkpoint.
 
         Raises:
             CheckpointError: If they are others.
         """
-        super().restore(fill, _check_fingerprint(self._learners, counts))
+        _check_fingerprint(self._learners, counts)
+
+    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
+        super().restore(fill, {name: value for name, value in counts.items() if name != DATA})
 
     def get_counts(self) -> dict[str, Any]:
         return super().get_counts() | _count_data(self._learners)

@@ -240,6 +240,17 @@ class Loop(Protocol):
         """
         ...
 
+    def check_counts(self, counts: Mapping[str, Any]) -> None:
+        """Check that the run can go on from a checkpoint, before anything is changed.
+
+        Args:
+            counts: Return value of `get_counts` at the time of saving.
+
+        Raises:
+            CheckpointError: If it cannot.
+        """
+        ...
+
     def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
         """Continue from a checkpoint.
 

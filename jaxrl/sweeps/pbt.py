@@ -15,10 +15,10 @@ from jaxrl.metrics import (
     DEFAULT_MODULE,
     ENV_RUNNERS,
     EVALUATION,
+    HELD_OUT_PARTS,
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     NUM_ENV_STEPS_TRAINED_LIFETIME,
     OFF_POLICY_ESTIMATOR,
-    OFFLINE_EVAL_RUNNERS,
     TRAINING_ITERATION,
 )
 
@@ -81,12 +81,19 @@ def _check_time(time_attr: str, config: "AlgorithmConfig") -> None:
 def _check_metric(metric: str, config: "AlgorithmConfig") -> None:
     """Raise if no result will have the metric of a scheduler."""
     evaluation = config.evaluation_settings
-    held_out = f"{EVALUATION}/{OFFLINE_EVAL_RUNNERS}/", f"{EVALUATION}/{OFF_POLICY_ESTIMATOR}/"
+    held_out = tuple(f"{EVALUATION}/{part}/" for part in HELD_OUT_PARTS)
     if metric.startswith(held_out):
         if not evaluation.offline_evaluation_interval:
             raise ConfigError(
                 f"metric={metric!r} is in no result without "
                 "evaluation(offline_evaluation_interval=...)."
+            )
+        named = evaluation.off_policy_estimation_methods
+        estimate = metric.removeprefix(f"{EVALUATION}/{OFF_POLICY_ESTIMATOR}/")
+        if estimate != metric and estimate.partition("/")[0] not in named:
+            raise ConfigError(
+                f"metric={metric!r} is in no result: off_policy_estimation_methods names "
+                f"{', '.join(sorted(named)) or 'no estimate'}."
             )
     elif metric.startswith(f"{EVALUATION}/"):
         if not evaluation.evaluation_interval:

@@ -266,14 +266,24 @@ class OfflineRunner(BatchLoop):
             return data.statistics
         rows = jnp.arange(data.num_rows, dtype=jnp.int32)
         mask = jnp.ones((data.num_rows,), jnp.bool_)
-        return self.update_statistics(first, data.get_obs(rows), mask)
+        obs = data.get_obs(rows)
+        found = first
+        for _ in range(sum(bool(jax.tree.leaves(state)) for state in first)):
+            # One more of the connectors receives what those before it return in the end.
+            received = self._list_received(found, obs)
+            found = pipeline.update(first, received, mask[:, None], None)
+        return found
 
     def update_statistics(self, before: PyTree, obs: PyTree, mask: Bool[Array, " N"]) -> PyTree:
         """Return the statistics with further observations `[N, ...]`, of which a mask counts."""
         pipeline = self.policy_step.obs_pipeline
+        return pipeline.update(before, self._list_received(before, obs), mask[:, None], None)
+
+    def _list_received(self, states: PyTree, obs: PyTree) -> tuple[PyTree, ...]:
+        """Return what each connector receives of observations `[N, ...]`, `[N, 1, ...]`."""
         obs = jax.tree.map(lambda x: x[:, None], obs)
         received: list[PyTree] = []
-        for connector, state in zip(pipeline.connectors, before, strict=True):
+        for connector, state in zip(self.policy_step.obs_pipeline.connectors, states, strict=True):
             received.append(obs)
             obs = connector(state, obs)
-        return pipeline.update(before, tuple(received), mask[:, None], None)
+        return tuple(received)

@@ -78,6 +78,15 @@ def test_last_steps_wait_for_their_successors_where_they_are_left_out() -> None:
     assert_same(kept[1], tail)
 
 
+def test_few_last_steps_wait() -> None:
+    """Those of episodes that never go on do not add up."""
+    heads = [dataclasses.replace(PARTS["a"][0], episode_id=str(i)) for i in range(9)]
+    rest = [dataclasses.replace(PARTS["a"][1], episode_id=str(i)) for i in (0, 7)]
+    merged = describe(merge_ended_parts([*heads, *rest], 2, overlaps=True))
+    assert ("7", 2, 4) in merged
+    assert ("0", 3, 3) in merged
+
+
 def test_episodes_side_by_side_are_whole(tmp_path: Path) -> None:
     with EpisodeWriter(tmp_path, BOX, DISCRETE, actions_are_normalized=True) as writer:
         writer.add_parts(make_interleaved())

@@ -303,6 +303,10 @@ def test_behavior_cloning_is_a_program_of_its_own(data: str) -> None:
             "is in no result without evaluation(evaluation_interval=...)",
         ),
         (
+            {"metric": "evaluation/off_policy_estimator/is/v_target"},
+            "is in no result: off_policy_estimation_methods names no estimate",
+        ),
+        (
             {"time_attr": "num_env_steps_sampled_lifetime"},
             "stays at 0 in runs that learn from recorded data: set 'num_env_steps_trained_lifetime'",
         ),

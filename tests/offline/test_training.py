@@ -21,9 +21,11 @@ from jaxrl.algorithms.sac import SACConfig
 from jaxrl.assembly.input_transform import transform_parts
 from jaxrl.assembly.offline import open_config_data
 from jaxrl.cli.app import app
+from jaxrl.connectors.observations import MeanStdFilter
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, ConfigError, DataError
+from jaxrl.interop import import_weights
 from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.runtime import kept_programs
 from tests.recorded_data import make_part, make_parts, write_data
@@ -152,6 +154,28 @@ def test_the_filter_has_the_statistics_of_all_rows_and_keeps_them(data: str) -> 
     check_equal(before, jax.tree.map(np.asarray, algorithm.state.connectors.obs))
     found = [leaf for leaf in jax.tree.leaves(before) if leaf.shape == (2,)]
     assert any(np.allclose(leaf, seen.mean(axis=0), atol=1e-5) for leaf in found)
+
+
+def test_a_second_filter_has_the_statistics_of_what_the_first_returns(data: str) -> None:
+    def add_filter(*_: Any) -> MeanStdFilter:
+        return MeanStdFilter()
+
+    settings = {"observation_filter": "MeanStdFilter", "env_to_module_connector": add_filter}
+    algorithm = make_config(data, **settings).build()
+    first, second = algorithm.state.connectors.obs
+    seen = np.concatenate([part.obs[:-1] for part in make_parts()])
+    np.testing.assert_allclose(first.mean, seen.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(second.mean, 0.0, atol=1e-3)
+    np.testing.assert_allclose(second.m2 / len(seen), 1.0, rtol=0.1)
+
+
+def test_statistics_that_stacked_rows_have_passed_are_not_imported(data: str) -> None:
+    settings = {"observation_filter": "MeanStdFilter", "env_to_module_connector": stack_two}
+    algorithm = make_config(data, **settings).build()
+    moments = {"mean": np.zeros(2), "var": np.ones(2), "count": np.full((), 10.0)}
+    source = {f"obs_rms.{name}": value for name, value in moments.items()}
+    with pytest.raises(ConfigError, match="statistics of the observation filter cannot be replac"):
+        import_weights(algorithm, source, {}, strict=False)
 
 
 def test_stacked_frames_are_those_of_the_episode(data: str) -> None:
@@ -439,3 +463,8 @@ def test_other_data_than_the_checkpoints_are_refused(data: str, tmp_path: Path) 
     write_data(Path(data), parts)
     with pytest.raises(CheckpointError, match="other recorded data"):
         Algorithm.from_checkpoint(path)
+    other = make_config(data).build()
+    before = jax.tree.map(np.asarray, other.get_state()["train_state"])
+    with pytest.raises(CheckpointError, match="other recorded data"):
+        other.set_state(algorithm.get_state())
+    check_equal(before, jax.tree.map(np.asarray, other.get_state()["train_state"]))
