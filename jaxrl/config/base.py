@@ -304,6 +304,14 @@ class AlgorithmConfig(ConfigBuilder):
             )
         return make_planned_config(self, plan, module_id)
 
+    def get_training_by_module(self) -> "dict[str, Any]":
+        """Return the training settings of each module; those of a single one are named ''."""
+        if not self.is_multi_agent:
+            return {"": self.training_settings}
+        plan = self.plan()
+        assert isinstance(plan, MultiAgentPlan)
+        return {m: make_planned_config(self, plan, m).training_settings for m in plan.modules}
+
     def get_multi_rl_module_spec(self, **arguments: object) -> "MultiRLModuleSpec":
         """Return the specification of every module, with its model settings merged in.
 

@@ -11,7 +11,6 @@ from jaxrl.assembly.assemble import Assembly, assemble, make_env
 from jaxrl.assembly.env_params import can_share_program
 from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.assembly.tasks import prepare_first_task
-from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan, make_planned_config
 from jaxrl.config.offline import check_lane_storage, make_stream_lanes_error
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import (
@@ -83,7 +82,7 @@ class CompatibleLanes:
 
     def find_varying_settings(self) -> set[str]:
         """Return the names of traced settings whose values differ between the lanes."""
-        first, *others = [get_lane_settings(lane.config) for lane in self.lanes]
+        first, *others = [lane.config.get_training_by_module() for lane in self.lanes]
         return {
             name
             for module, settings in first.items()
@@ -107,7 +106,7 @@ class CompatibleLanes:
             return assemble(first)
         config = first.copy(copy_frozen=False)
         vars(config)["training_settings"] = mark_per_lane(first.training_settings, varying)
-        assembly, settings = assemble(config), get_lane_settings(first)
+        assembly, settings = assemble(config), first.get_training_by_module()
         if not (assembly.is_in_graph or assembly.is_offline):
             return assembly
         runner = change_settings(assembly.compiled_runner, lambda module, _: settings[module])
@@ -143,18 +142,9 @@ def _get_structure(config: "AlgorithmConfig") -> dict[str, Any]:
     return {**{n: v for n, v in config.items() if n not in excluded}, "numbers": shapes}
 
 
-def get_lane_settings(config: "AlgorithmConfig") -> dict[str, Any]:
-    """Return the training settings of each module of a lane; of a single one, named ''."""
-    if not config.is_multi_agent:
-        return {"": config.training_settings}
-    plan = config.plan()
-    assert isinstance(plan, MultiAgentPlan)
-    return {m: make_planned_config(config, plan, m).training_settings for m in plan.modules}
-
-
 def get_lane_numbers(config: "AlgorithmConfig") -> dict[str, HParams]:
-    """Return the sweepable settings of each module as leaves, as `get_lane_settings` does."""
-    return {m: get_numeric_hparams(own) for m, own in get_lane_settings(config).items()}
+    """Return the sweepable settings of each module as leaves, as `get_training_by_module` does."""
+    return {m: get_numeric_hparams(own) for m, own in config.get_training_by_module().items()}
 
 
 def _can_share_program(envs: LaneEnvs, others: LaneEnvs) -> bool:

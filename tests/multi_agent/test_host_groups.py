@@ -48,6 +48,11 @@ def test_functions_are_told_apart_by_their_constants_and_steps() -> None:
     assert describe_function(call, VECTOR) is None
 
 
+def test_what_a_program_does_not_show_is_on_its_own() -> None:
+    exported = jax.export.export(jax.jit(lambda x: 2 * x))(VECTOR)
+    assert describe_function(exported.call, VECTOR) is None
+
+
 def test_groups_have_equal_functions_and_sizes() -> None:
     keys = {"d": 1, "b": 1, "c": None, "a": 2, "e": 1, "f": None}
     groups = make_groups(keys, {**dict.fromkeys(keys, 1), "e": 2}, num_envs=4)

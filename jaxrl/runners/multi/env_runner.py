@@ -493,8 +493,5 @@ class MultiEnvRunner(MultiRunnerParts):
 
 def _get_hparams(config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> dict[str, PyTree]:
     """Return the shapes of the hyperparameters of each module."""
-    configs = {
-        m: config.get_module_config(m) if config.is_multi_agent else config
-        for m in policy_step.policies
-    }
-    return {m: get_abstract_values(own.training_settings) for m, own in configs.items()}
+    own, common = config.get_training_by_module(), config.training_settings
+    return {m: get_abstract_values(own.get(m, common)) for m in policy_step.policies}

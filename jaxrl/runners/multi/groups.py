@@ -104,6 +104,10 @@ class ModuleGroup:
         return slice(first, first + self.size)
 
 
+_OPAQUE = "callback", "call_exported", "ffi_call"
+"""Parts of the names of operations of which a program does not show what they compute."""
+
+
 def make_groups(
     keys: Mapping[str, object], sizes: Mapping[str, int], num_envs: int
 ) -> dict[str, ModuleGroup]:
@@ -128,11 +132,12 @@ def make_groups(
 def describe_function(function: Callable[..., PyTree], *arguments: PyTree) -> object:
     """Return a value that is equal for functions that compute the same of such arguments.
 
-    It is None for a function that calls back into Python, which no batch may change.
+    It is None for a function that calls back into Python, which no batch may change, and for one
+    that calls what its program does not show, such as an exported function.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     text = str(traced.jaxpr)
-    if traced.effects or "callback" in text:
+    if traced.effects or any(name in text for name in _OPAQUE):
         return None
     arrays = *traced.consts, *_collect_constants(traced.jaxpr)
     constants = tuple(_describe_constant(x) for x in arrays)

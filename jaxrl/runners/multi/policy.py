@@ -59,7 +59,7 @@ class MultiHostPolicy(HostPolicy):
         self._before: dict[str, ActorCarry] = {}
         self._num_envs, self._explore = len(env_index), explore
         self.groups = make_groups(
-            {m: self._describe(m, hparams[m], critics.get(m)) for m in policies},
+            {m: self._describe(m, hparams[m], critics.get(m)) if jit else None for m in policies},
             {m: len(rows.get_positions(m)) for m in policies},
             self._num_envs,
         )

@@ -71,7 +71,7 @@ class AgentSlots:
         }
         self._columns = {id_: self._make_columns(group) for id_, group in groups.items()}
         self._positions = {
-            id_: np.asarray([i for _, own in columns for i in own])
+            id_: np.asarray([i for _, own in columns for i in own], np.int32)
             for id_, columns in self._columns.items()
         }
         order = [m for group in groups.values() for m in group.modules]
