@@ -193,7 +193,7 @@ def check_mutable(mutations: Mapping[str, Marker], learner: "LearnerState") -> N
         if name in adapted:
             why = "the learner adapts it during training; only its initial value is configurable"
         elif not (hasattr(value, "shape") or isinstance(value, Counter)):
-            why = "its initial value is off, a schedule or a function; set a number"
+            why = "its initial value is None, off, a schedule or a function; set a number"
         else:
             continue
         raise ConfigError(f"hyperparam_mutations cannot change {name}, got {marker!r}: {why}.")

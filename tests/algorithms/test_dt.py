@@ -404,7 +404,10 @@ def test_devices_change_nothing(tmp_path: Path) -> None:
         ({"dataset_storage": "stream"}, "PrevActionsPrevRewards"),
         ({"model_config": {"max_seq_len": 8}}, "max_seq_len=8 has no effect on a decision trans"),
         ({"model_config": {"vf_share_layers": True}}, "vf_share_layers=True has no effect"),
-        ({"model_config": {"use_attention": False}}, "no effect without use_attention"),
+        (
+            {"model_config": {"use_attention": False}},
+            "use_attention=False leaves nothing of a decision transformer",
+        ),
         ({"model_config": {"use_lstm": True}}, "exclude each other"),
         (
             {"model_config": {"attention_use_n_prev_rewards": 0}},
