@@ -12,7 +12,6 @@ from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.struct import replace
-from jaxrl.envs.vector import NO_FAULT
 from jaxrl.errors import DataError
 from jaxrl.offline.agent_stitch import AgentRollout, AgentStitcher
 from jaxrl.offline.manifest import MANIFEST
@@ -160,7 +159,7 @@ def split_rollout(rollout: MultiRollout, rows: AgentRows) -> dict[str, AgentRoll
     """Return the rows of each module as they are recorded, without what critics see."""
     record, num_envs, completed = rollout.record, rollout.mask.shape[1], rollout.completed
     assert completed is not None
-    env_ended = np.asarray(record.ended | (record.fault != NO_FAULT))
+    env_ended = np.asarray(record.ended | ~rollout.mask)  # a step that failed is masked
     agent_ended = np.asarray(rollout.agents.ended)
     found: dict[str, AgentRollout] = {}
     for m, own in rollout.rollouts.items():

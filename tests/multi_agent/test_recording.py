@@ -237,6 +237,33 @@ def test_an_episode_whose_last_step_failed_is_cut() -> None:
     assert second.agent_id == "b"
 
 
+class Failing(Streams):
+    """The same, whose steps raise at times."""
+
+    def step(self, action_dict: dict[Any, Any]) -> Any:
+        if self.number > 1 and self._draw("a", 9) < 0.1:
+            raise RuntimeError("the simulator is gone")
+        return super().step(action_dict)
+
+
+def find_episodes(output: Path) -> dict[str, set[tuple[float, float]]]:
+    """Return the seeds and numbers of the episodes of `Streams` by the id of all agents' episode."""
+    found: dict[str, set[tuple[float, float]]] = {}
+    for module in ("p0", "p1"):
+        for part in open_data(output / module).iter_parts():
+            for origin, number, *_ in np.asarray(part.obs):
+                found.setdefault(str(part.multi_agent_episode_id), set()).add((origin, number))
+    return found
+
+
+def test_an_episode_that_failed_and_the_next_one_have_ids_of_their_own(tmp_path: Path) -> None:
+    config = make(tmp_path, env=Failing).environment(disable_env_checking=True)
+    train(config.fault_tolerance(restart_failed_sub_environments=True), 1)
+    episodes = find_episodes(tmp_path)
+    assert len(episodes) > 10
+    assert all(len(own) == 1 for own in episodes.values())
+
+
 @pytest.mark.slow
 def test_python_environments_are_recorded_and_training_is_the_same(tmp_path: Path) -> None:
     plain, recorded = (train(make(output, env=Streams)) for output in (None, tmp_path / "out"))
