@@ -18,8 +18,9 @@ FORMATS = ["parquet", "npz"]
 def write(folder: Path, module_id: str | None = None, file_format: str = "npz") -> None:
     """Write an episode of two steps, whose id is the folder's name."""
     part = make_part(2, episode_id=folder.name, terminated=True)
-    options = {"module_id": module_id, "file_format": file_format}
-    with EpisodeWriter(folder, BOX, DISCRETE, **options) as writer:
+    with EpisodeWriter(
+        folder, BOX, DISCRETE, module_id=module_id, file_format=file_format
+    ) as writer:
         writer.add_parts([part])
 
 
