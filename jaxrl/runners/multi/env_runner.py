@@ -443,10 +443,11 @@ class MultiEnvRunner(MultiRunnerParts):
         key = jax.random.wrap_key_data(jnp.asarray(state["key"], jnp.uint32))
         self._env_keys = jax.device_put(key, self._policy.device)
         self._transition_count = np.array(state["count"], np.uint32)
+        if state["env"] is None:
+            self._num_dropped += count_pending_rows(state)
         for own in self._groups.values():
             own.clear()  # rows of what is left behind are not lost
         if state["env"] is None:
-            self._num_dropped += count_pending_rows(state)
             self._reset(make_episode_seeds(self.seed, self.env_index, self._transition_count))
             return
         self.vector.reset()
