@@ -26,6 +26,7 @@ class AgentRollout:
         cells: Column of the environment and index of the agent of each of the module's columns.
         env_ended: Whether a step ended an environment's episode.
         agent_ended: Whether a step ended the episode of an agent.
+        begins_episodes: Whether all environments began anew with these rows.
     """
 
     rollout: Rollout
@@ -33,6 +34,7 @@ class AgentRollout:
     cells: Int[np.ndarray, "R 2"]
     env_ended: Bool[np.ndarray, "T B"]
     agent_ended: Bool[np.ndarray, "T B A"]
+    begins_episodes: bool = False
 
 
 class AgentStitcher:
@@ -82,6 +84,8 @@ class AgentStitcher:
         versions = np.broadcast_to(np.asarray(version, np.int64), rows.env_ended.shape)
         ends = np.cumsum(rows.env_ended, axis=0) - rows.env_ended
         found: list[EpisodePart] = []
+        if rows.begins_episodes:
+            self._parts.leave_episodes(env_index.tolist())
         for column, (env, agent) in enumerate(rows.cells.tolist()):
             places = np.flatnonzero(host.mask[:, column])
             steps = np.flatnonzero(rows.completed[:, column])
@@ -137,6 +141,12 @@ class _AgentParts(PartStitcher):
     def count_episodes(self, env: int, number: int) -> None:
         """Add episodes of an environment that ended."""
         self._episodes[env] = self.get_episode(env) + number
+
+    def leave_episodes(self, envs: Sequence[int]) -> None:
+        """Leave the episodes that environments were in, of which nothing more will come."""
+        for env in envs:
+            if env in self._episodes:
+                self.count_episodes(env, 1)
 
     def _begin(self, env: int, t_started: int) -> Progress:
         self._begun[env] = self.episode

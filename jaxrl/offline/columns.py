@@ -223,6 +223,17 @@ class Columns:
         return trees
 
 
+def find_agent_columns(names: Iterable[str], columns: Columns) -> list[str]:
+    """Return which columns of a file say whose a part is.
+
+    Args:
+        names: Names of all columns of the file.
+        columns: Its columns of leaves, of which an extra may have such a name.
+    """
+    own = set(names).difference(column.name for column in columns.leaves)
+    return [name for name in AGENT_COLUMNS if name in own]
+
+
 def find_column_difference(recorded: Columns, other: Columns) -> str | None:
     """Return how other columns differ from those of recorded data; None if parts of both fit.
 

@@ -21,7 +21,7 @@ FORMAT = "jaxrl-episodes"
 VERSION = 1
 
 _INVALID = (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
-_MAX_BYTES = 2**26
+MAX_BYTES = 2**26
 """Largest size of a manifest or of a header in a file."""
 
 
@@ -310,7 +310,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     path = folder / MANIFEST
     try:
-        text = read_bounded(path, _MAX_BYTES)
+        text = read_bounded(path, MAX_BYTES)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

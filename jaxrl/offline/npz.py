@@ -27,6 +27,7 @@ from jaxrl.offline.columns import (
     T_STARTED,
     VERSION,
     Columns,
+    find_agent_columns,
 )
 from jaxrl.offline.manifest import Header, parse_header
 from jaxrl.offline.parquet import make_part
@@ -176,8 +177,7 @@ def iter_npz(path: Path, columns: Columns, max_bytes: int) -> Iterator[EpisodePa
     plain = {EPISODE_ID: "U", T_STARTED: "i", LENGTH: "i", **dict.fromkeys(FLAGS, "b")}
     if has_state:
         plain[HAS_STATE] = "b"
-    is_own = set(arrays).difference(column.name for column in columns.leaves)
-    plain.update(dict.fromkeys([name for name in AGENT_COLUMNS if name in is_own], "U"))
+    plain.update(dict.fromkeys(find_agent_columns(arrays, columns), "U"))
     expected = {*plain, REWARDS, VERSION, *(column.name for column in columns.leaves)}
     missing = sorted(expected - arrays.keys())
     if missing:

@@ -26,6 +26,7 @@ from jaxrl.offline.columns import (
     VERSION,
     Column,
     Columns,
+    find_agent_columns,
 )
 from jaxrl.offline.manifest import Header, parse_header
 from jaxrl.offline.space_json import dump_json
@@ -211,7 +212,7 @@ def _check_schema(schema: Table, columns: Columns, path: Path) -> None:
     """Check the types of all columns of a file."""
     pa, _ = import_pyarrow()
     plain = {EPISODE_ID: pa.string(), T_STARTED: pa.int64(), LENGTH: pa.int64()}
-    has_agents = any(name in schema.names for name in AGENT_COLUMNS)
+    has_agents = bool(find_agent_columns(schema.names, columns))
     plain.update(dict.fromkeys(AGENT_COLUMNS if has_agents else (), pa.string()))
     expected = {**plain, **dict.fromkeys(FLAGS, pa.bool_())}
     for name, kind in expected.items():
@@ -245,7 +246,7 @@ def _is_type(pa: ModuleType, found: Table, column: Column) -> bool:
 
 def _decode_group(table: Table, columns: Columns, path: Path) -> Iterator[EpisodePart]:
     plain = {name: table[name].to_pylist() for name in (EPISODE_ID, T_STARTED, LENGTH, *FLAGS)}
-    names = [name for name in AGENT_COLUMNS if name in table.column_names]
+    names = find_agent_columns(table.column_names, columns)
     agents = {name: table[name].to_pylist() for name in names}
     num_parts = table.num_rows
     leaves = {

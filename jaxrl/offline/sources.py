@@ -39,6 +39,7 @@ def find_files(source: Source) -> list[Path]:
                 f"No file matches {os.fspath(entry)!r}: give a folder, a file, or a pattern such as "
                 "'data/*.parquet'."
             )
+        check_one_module(name, found)
         files.extend(found)
     if not files:
         raise DataError("The source of recorded data is an empty list: give a folder or a file.")
@@ -52,7 +53,6 @@ def find_files(source: Source) -> list[Path]:
 
 def _find_entry(path: Path) -> list[Path]:
     if path.is_dir():
-        check_one_module(path)
         return _find_in_folder(path)
     if path.exists():
         return [path.absolute()]

@@ -19,7 +19,7 @@ from jaxrl.episodes.lookback import LookbackBuffer, stack_items
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.episodes.single_agent import SingleAgentEpisode
 from jaxrl.errors import DataError
-from jaxrl.offline.agents import check_agent_columns, check_module, check_same_module
+from jaxrl.offline.agents import check_agent_columns, check_same_module, set_module
 from jaxrl.offline.checks import OrderChecker, PartChecker, convert_rewards, locate
 from jaxrl.offline.columns import Columns, find_column_difference
 from jaxrl.offline.counting import EpisodeCounter
@@ -198,11 +198,11 @@ class EpisodeWriter:
         """
         if self._is_closed:
             raise DataError(f"The writer of {self.path} is closed: open a new one to append.")
-        for part in parts:
-            if not len(part):
+        for given in parts:
+            if not len(given):
                 continue
-            header = self._header or self._start(part)
-            check_module(part, header)
+            header = self._header or self._start(given)
+            part = set_module(given, header)
             assert self._checker is not None
             if self._is_after_others:
                 self.check_columns(part)
@@ -297,7 +297,8 @@ class EpisodeWriter:
             DataError: If one is missing or another one.
         """
         for name, digest in cast("Mapping[str, str]", state["files"]).items():
-            if name not in self._files or self._files[name].sha256 != digest:
+            entry, is_there = self._files.get(name), (self.path / name).is_file()
+            if entry is None or entry.sha256 != digest or not is_there:
                 raise DataError(
                     f"{self.path / name} is not the file that the run had recorded: choose a new "
                     "folder."

@@ -53,7 +53,8 @@ class RecordingMethods:
     ) -> RecordedData | dict[str, RecordedData]:
         """Record the current policy in its environment, without learning.
 
-        Several agents have the policies of all modules recorded, each in the folder of its id. The environment has the run's current task. Without an environment to train in, that of the
+        Several agents have the policies of all modules recorded, each in the folder of its id. The
+        environment has the run's current task. Without an environment to train in, that of the
         evaluation is taken.
 
         Args:

@@ -12,7 +12,6 @@ from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.struct import replace
-from jaxrl.envs.vector import NO_FAULT
 from jaxrl.errors import DataError
 from jaxrl.offline.agent_stitch import AgentRollout, AgentStitcher
 from jaxrl.offline.manifest import MANIFEST
@@ -45,6 +44,8 @@ class AgentsRecorder(Recorder):
         rollout: MultiRollout,
         env_index: Int[np.ndarray, " B"],
         version: int | Int[np.ndarray, "T B"] = -1,
+        *,
+        begins_episodes: bool = False,
     ) -> None:
         """Add the next rows of all modules.
 
@@ -52,18 +53,24 @@ class AgentsRecorder(Recorder):
             rollout: Rollouts of NumPy arrays, which are not changed afterwards.
             env_index: Index of each environment within the run.
             version: Version of the weights at each step.
+            begins_episodes: Whether all environments began anew with these rows.
 
         Raises:
             DataError: If the folder cannot be written.
         """
-        rows = split_rollout(rollout, self._rows)
+        rows = split_rollout(rollout, self._rows, begins_episodes=begins_episodes)
         self._put({m: (own, env_index, version) for m, own in rows.items()})
 
     def add_fragments(self, fragments: Sequence[Fragment]) -> None:
         for fragment in fragments:
             rollout = cast("MultiRollout", fragment.rollout)
             rollout = replace(rollout, completed=fragment.completed)
-            self.add(rollout, fragment.env_index, fragment.weights_version)
+            self.add(
+                rollout,
+                fragment.env_index,
+                fragment.weights_version,
+                begins_episodes=fragment.begins_episodes,
+            )
 
     @property
     def _rows(self) -> AgentRows:
@@ -156,11 +163,13 @@ def open_module_writers(
         stack.pop_all()
 
 
-def split_rollout(rollout: MultiRollout, rows: AgentRows) -> dict[str, AgentRollout]:
+def split_rollout(
+    rollout: MultiRollout, rows: AgentRows, *, begins_episodes: bool = False
+) -> dict[str, AgentRollout]:
     """Return the rows of each module as they are recorded, without what critics see."""
     record, num_envs, completed = rollout.record, rollout.mask.shape[1], rollout.completed
     assert completed is not None
-    env_ended = np.asarray(record.ended | (record.fault != NO_FAULT))
+    env_ended = np.asarray(record.ended | ~rollout.mask)  # a step that failed is masked
     agent_ended = np.asarray(rollout.agents.ended)
     found: dict[str, AgentRollout] = {}
     for m, own in rollout.rollouts.items():
@@ -172,5 +181,6 @@ def split_rollout(rollout: MultiRollout, rows: AgentRows) -> dict[str, AgentRoll
             cells=rows.get_cells(m, num_envs),
             env_ended=env_ended,
             agent_ended=agent_ended,
+            begins_episodes=begins_episodes,
         )
     return found

@@ -50,6 +50,7 @@ class Fragment:
     completed a row of each module's column. `num_agent_steps_lost` counts the rows that
     were begun and never completed because a copy failed, `num_pending_rows` those that go on in the
     next fragment, and `rewards_without_action` the rewards of agents that were not present.
+    `begins_episodes` is whether all environments began anew with it, of several agents.
     """
 
     worker_index: int
@@ -67,3 +68,4 @@ class Fragment:
     num_agent_steps_lost: int = 0
     num_pending_rows: int = 0
     rewards_without_action: int = 0
+    begins_episodes: bool = False

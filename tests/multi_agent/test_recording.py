@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,11 +15,15 @@ from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.qmix import QMIXConfig
 from jaxrl.core.types import Rollout
+from jaxrl.envs.multi.host_env import MultiAgentEnv
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.offline.agent_stitch import AgentRollout, AgentStitcher
 from jaxrl.offline.recorded import open_data
 from jaxrl.offline.writer import EpisodeWriter
+from jaxrl.runners.agent_recording import split_rollout
+from jaxrl.training.episode_stats import EpisodeRecord
+from jaxrl.training.multi_rollout import MultiRollout
 from tests.multi_agent.agent_envs import Targets, Torture
 from tests.multi_agent.host_envs import Streams
 from tests.multi_agent.test_league import make_config as make_league_config
@@ -235,6 +240,128 @@ def test_an_episode_whose_last_step_failed_is_cut() -> None:
     assert (second.is_cut, second.truncated, len(second)) == (False, True, 2)
     assert [p.episode_id for p in (first, second)] == ["run-7-0-b-0", "run-7-1-b-1"]
     assert second.agent_id == "b"
+
+
+class Failing(MultiAgentEnv):
+    """The same, whose steps raise at times, and whose state cannot be saved."""
+
+    possible_agents = Streams.possible_agents
+    observation_spaces, action_spaces = Streams.observation_spaces, Streams.action_spaces
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.streams = Streams(config)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        return self.streams.reset(seed=seed, options=options)
+
+    def step(self, action_dict: dict[Any, Any]) -> Any:
+        inner = self.streams
+        if inner.number > 1 and np.random.default_rng([inner.number, inner.time]).random() < 0.1:
+            raise RuntimeError("the simulator is gone")
+        return inner.step(action_dict)
+
+
+def find_episodes(output: Path) -> dict[str, set[tuple[float, float]]]:
+    """Return the seeds and numbers of the episodes of `Streams` by the id of all agents' episode."""
+    found: dict[str, set[tuple[float, float]]] = {}
+    for module in ("p0", "p1"):
+        for part in open_data(output / module).iter_parts():
+            for origin, number, *_ in np.asarray(part.obs):
+                found.setdefault(str(part.multi_agent_episode_id), set()).add((origin, number))
+    return found
+
+
+def test_a_step_that_raised_ends_the_episode() -> None:
+    make_record: Any = EpisodeRecord
+    make_rollout: Any = MultiRollout
+    no = np.zeros((3, 1), np.bool_)
+    numbers = np.zeros((3, 1), np.int32)
+    record = make_record(
+        ended=no, episode_return=numbers, episode_length=numbers, env_step=numbers, fault=numbers
+    )
+    agents = jax.tree.map(lambda leaf: leaf[..., None], record)
+    rows: Any = Rollout
+    own = rows(
+        obs=numbers,
+        action=numbers,
+        reward=numbers,
+        terminated=no,
+        truncated=no,
+        final_obs=numbers,
+        is_first=no,
+        mask=~no,
+        extras={},
+    )
+    rollout = make_rollout(
+        rollouts={"p0": own},
+        record=record,
+        agents=agents,
+        mask=np.asarray([[True], [False], [True]]),
+        completed={"p0": ~no},
+    )
+    cells: Any = SimpleNamespace(get_cells=lambda *_: np.zeros((1, 2), np.int64))
+    found = split_rollout(rollout, cells)["p0"]
+    assert found.env_ended[:, 0].tolist() == [False, True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [Failing, Streams])
+def test_episodes_of_python_environments_have_ids_of_their_own(tmp_path: Path, env: Any) -> None:
+    config = make(tmp_path / "out", env=env).environment(disable_env_checking=True)
+    config.fault_tolerance(restart_failed_sub_environments=env is Failing)
+    with config.build() as algorithm:
+        algorithm.train()
+        checkpoint = algorithm.save(tmp_path / "checkpoint")
+        if env is Streams:
+            algorithm.train()
+    whole = find_episodes(tmp_path / "out")
+    with Algorithm.from_checkpoint(checkpoint, env=env) as restored:
+        restored.train()
+    episodes = find_episodes(tmp_path / "out")
+    assert len(episodes) > 10
+    assert all(len(own) == 1 for own in episodes.values())
+    if env is Streams:
+        assert episodes == whole  # they go on, with their ids
+
+
+def test_episodes_that_were_left_have_other_ids_than_the_next_ones() -> None:
+    """Environment 1 has a row in each call, and begins anew with the third one."""
+    no, yes = np.zeros((1, 1), np.bool_), np.ones((1, 1), np.bool_)
+    make_rows: Any = Rollout
+    stitchers = {m: AgentStitcher("run", m, ("a", "b")) for m in ("p0", "p1")}
+    ids: dict[str, list[str | None]] = {m: [] for m in stitchers}
+    for call, (acts, begins) in enumerate(
+        [("p0", True), ("p0", False), ("p0", True), ("p1", False)]
+    ):
+        for i, (m, stitcher) in enumerate(stitchers.items()):
+            mask = yes if m == acts else no
+            value = np.full((1, 1), call, np.float32)
+            rollout = make_rows(
+                obs=value,
+                action=value,
+                reward=value,
+                terminated=no,
+                truncated=no,
+                final_obs=value,
+                is_first=yes if call != 1 else no,
+                mask=mask,
+                extras={},
+            )
+            rows = AgentRollout(
+                rollout=rollout,
+                completed=mask,
+                cells=np.asarray([[0, i]]),
+                env_ended=no,
+                agent_ended=no[:, :, None].repeat(2, 2),
+                begins_episodes=begins,
+            )
+            parts = [*stitcher.add(rows, np.asarray([1])), *stitcher.flush()]
+            ids[m] += [part.multi_agent_episode_id for part in parts]
+            state = stitcher.get_state()
+            stitchers[m] = AgentStitcher("run", m, ("a", "b"))
+            stitchers[m].set_state(state)
+    assert ids == {"p0": ["run-1-0", "run-1-0", "run-1-1"], "p1": ["run-1-1"]}
 
 
 @pytest.mark.slow

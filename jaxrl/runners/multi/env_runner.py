@@ -118,7 +118,7 @@ class MultiEnvRunner(MultiRunnerParts):
         self._transition_count = np.zeros(self.num_envs, np.uint32)
         self._tallies = AgentTallies(self.num_envs, len(policy_step.rows.agents))
         self._paused = np.zeros(self.num_envs, np.bool_)
-        self._is_reset = False
+        self._is_reset = self._begins_episodes = False
         self._next_number = 0
         self._env_seconds = 0.0
         self._faults: list[RunnerFault] = []
@@ -380,7 +380,7 @@ class MultiEnvRunner(MultiRunnerParts):
         if self._tracker is not None:
             self._tracker.finish_fragment()
         lost = self._num_dropped + sum(rows.num_lost for rows in part.rows.values())
-        self._num_dropped = 0
+        self._num_dropped, begins, self._begins_episodes = 0, self._begins_episodes, False
         self._next_number += 1
         return Fragment(
             worker_index=self.worker_index,
@@ -389,6 +389,7 @@ class MultiEnvRunner(MultiRunnerParts):
             rollout=rollout,
             record=record,
             env_index=self.env_index,
+            begins_episodes=begins,
             num_env_steps=int(part.records.mask.sum()),
             seconds=time.perf_counter() - part.start_time,
             env_seconds=self._env_seconds,
@@ -402,7 +403,7 @@ class MultiEnvRunner(MultiRunnerParts):
 
     def _reset(self, seeds: list[int] | None) -> None:
         self._num_dropped += sum(own.clear() for own in self._groups.values())
-        self._is_reset = True
+        self._is_reset = self._begins_episodes = True
         starts = self.vector.reset(seeds)
         for env, start in enumerate(starts):
             self._create_episode(env)
@@ -444,14 +445,13 @@ class MultiEnvRunner(MultiRunnerParts):
         self._transition_count = np.array(state["count"], np.uint32)
         if state["env"] is None:
             self._num_dropped += count_pending_rows(state)
-            for own in self._groups.values():
-                own.clear()  # rows of what is left behind are not lost
+        for own in self._groups.values():
+            own.clear()  # rows of what is left behind are not lost
+        if state["env"] is None:
             self._reset(make_episode_seeds(self.seed, self.env_index, self._transition_count))
             return
-        for own in self._groups.values():
-            own.clear()
         self.vector.reset()
-        self._is_reset = True
+        self._is_reset, self._begins_episodes = True, False
         self.vector.set_state(state["env"])
         self._tallies.set_state(state["tallies"])
         self._slots.set_state(state["played_by"])
