@@ -64,9 +64,9 @@ def merge_ended_parts(
             waiting -= _count_steps(run)
             if overlaps:
                 tails[run[-1].episode_id] = _copy_last_step(run[-1])
-                if len(tails) > max(1, max_unfinished_steps // 8):
-                    del tails[next(iter(tails))]
             yield _join(run)
+        while len(tails) > max(1, max_unfinished_steps // 8):
+            del tails[next(iter(tails))]
     for run in unfinished.values():
         yield _join(run)
 
