@@ -239,8 +239,14 @@ def test_parameters_of_modules_that_are_not_trained_are_sent_once() -> None:
         def get_params() -> list[Any]:
             return group.foreach_env_runner(
                 lambda runner: {
-                    m: jax.tree.map(np.asarray, own.params)
-                    for m, own in runner._policy._actor.items()
+                    m: jax.tree.map(
+                        lambda x, i=i, own=own: (
+                            np.asarray(x) if own.is_single else np.asarray(x)[i]
+                        ),
+                        runner._policy._actor[g].params,
+                    )
+                    for g, own in runner._policy.groups.items()
+                    for i, m in enumerate(own.modules)
                 },
                 local_env_runner=False,
             )
