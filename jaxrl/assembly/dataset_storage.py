@@ -210,13 +210,18 @@ def check_stream_pipelines(
     """Check that rows can pass the connectors in a stream, where not all of them are there at once.
 
     Raises:
-        ConfigError: If a connector looks back, or at all rewards.
+        ConfigError: If a connector looks back, or at all rewards, or needs statistics of all rows
+            after those of another one.
     """
-    temporal = [connector.name for connector in policy_step.obs_pipeline.temporal]
+    pipeline = policy_step.obs_pipeline
+    temporal = [connector.name for connector in pipeline.temporal]
+    states = zip(pipeline.connectors, jax.eval_shape(pipeline.init), strict=True)
+    filters = [connector.name for connector, state in states if jax.tree.leaves(state)]
     others = [c.name for c in learner_pipeline.connectors if not isinstance(c, ClipRewards)]
     for names, reason in (
         (temporal, "looks back in the episode"),
         (others, "may look at other rewards"),
+        (filters[1:], "has statistics of all rows after those of another filter"),
     ):
         if names:
             raise ConfigError(

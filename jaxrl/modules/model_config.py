@@ -50,7 +50,8 @@ class DefaultModelConfig:
       encoder, of observations and actions, in SAC's critics.
 
     Sizes of a memory are refused without its switch. Where the switch is False by name, as
-    `use_lstm=args.use_lstm` may be, they are kept without effect.
+    `use_lstm=args.use_lstm` may be, they are kept without effect; `dataclasses.replace` and
+    `to_dict` name every switch.
     """
 
     fcnet_hiddens: tuple[int, ...] | list[int] = _setting(

@@ -17,6 +17,7 @@ from jaxrl.assembly import dataset_storage
 from jaxrl.assembly.dataset_storage import choose_storage
 from jaxrl.assembly.offline import open_config_data
 from jaxrl.buffers.dataset import DatasetPosition
+from jaxrl.connectors.observations import MeanStdFilter
 from jaxrl.connectors.temporal import FrameStacking
 from jaxrl.errors import ConfigError, DataError, UnknownNameError
 from jaxrl.training.replay_updates import split_step_key
@@ -25,6 +26,10 @@ from tests.recorded_data import ACTION_SPACE, OBS_SPACE, write_data
 
 SMALL = {"fcnet_hiddens": [8]}
 MEMORY = {**SMALL, "use_lstm": True, "max_seq_len": 4, "lstm_cell_size": 4}
+
+
+def two_filters(*_: Any) -> list[MeanStdFilter]:
+    return [MeanStdFilter(), MeanStdFilter()]
 
 
 def stack_two(*_: Any) -> FrameStacking:
@@ -249,6 +254,10 @@ def test_the_size_of_files_that_do_not_say_it_is_counted_as_they_are_read(
         (
             {"dataset_storage": "stream", "env_to_module_connector": stack_two},
             "looks back in the episode, which dataset_storage='stream' does not support",
+        ),
+        (
+            {"dataset_storage": "stream", "env_to_module_connector": two_filters},
+            "has statistics of all rows after those of another filter, which dataset_storage='stream'",
         ),
         (
             {"dataset_storage": "host", "max_dataset_bytes": 10**6},
