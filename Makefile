@@ -8,8 +8,9 @@ WORKERS ?= logical
 # Not those that start Ray: actors compile in their own way, and are compared bit by bit.
 COMPILE_QUICKLY := XLA_FLAGS="$$XLA_FLAGS $$(.ci/compile_quickly $(BIN)/python)"
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
-# Tests that start Ray share one cluster, so they run in one process.
-RAY_PYTEST := .ci/loopback $(BIN)/python -m pytest
+# Tests that start Ray share one cluster, so they run in one process, which collects only their files.
+RAY_FILES = $$(grep -rl --include='*.py' 'mark\.ray' tests)
+RAY_PYTEST = .ci/loopback $(BIN)/python -m pytest $(RAY_FILES)
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	"$$python" -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo "$$python"; break; }; done)
