@@ -1,9 +1,10 @@
 """Gradient steps per second on recorded data: `python -m benchmarks.offline`.
 
-BC, CQL, IQL and TD3+BC learn from one file of 100,000 random rows with HalfCheetah's sizes, with
-networks of 2 x 64 and batches of 64 rows, and with 2 x 256 and 256. d3rlpy has an environment of its
-own (`.peers/d3rlpy`, made on first use), with one thread and with its own number of threads. TD3+BC and
-IQL are also written by hand with jax and optax in one file. Peers take turns, and compilation is apart.
+BC, CQL, IQL and TD3+BC learn from 100,000 random rows with HalfCheetah's sizes, with networks of
+2 x 64 and batches of 64 rows, and with 2 x 256 and 256. d3rlpy and RLlib, which has no TD3+BC, have
+environments of their own (`.peers`, made on first use), and run with one thread and with torch's number
+of threads. CQL, IQL and TD3+BC are also written by hand with jax and optax in one file. Peers take
+turns, and compilation is apart. Then jaxrl and RLlib read a million rows from Parquet by turns.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from typing import Any
 
 from benchmarks import machine, measure
 from benchmarks.commands import add_round_options, parse_names, save_results, start_results
+from benchmarks.offline_rows import write_rows
 from benchmarks.offline_settings import (
     D3RLPY,
     D3RLPY_THREADS,
+    EPISODE_LENGTH,
     HANDWRITTEN,
     NUM_ROWS,
     OURS,
+    READERS,
+    RLLIB,
+    RLLIB_THREADS,
     OfflineSetting,
     is_supported,
     make_settings,
@@ -33,9 +39,12 @@ from benchmarks.report import build_header
 from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
 from benchmarks.worker import Worker
 from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
+from jaxrl.bench.peers import PeerError
 
-PEERS = (OURS, HANDWRITTEN, D3RLPY, D3RLPY_THREADS)
-QUICK_SCALE = 0.02
+PEERS = (OURS, HANDWRITTEN, D3RLPY, D3RLPY_THREADS, RLLIB, RLLIB_THREADS)
+READS = 3
+"""Rounds of the reading of Parquet, which takes RLlib minutes."""
+QUICK_SCALE, QUICK_ROWS = 0.02, 10_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,15 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any(is_supported(peer, setting) for peer in options.peers)
     }
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-"))
-        data = Path(folder) / "data.npz"
-        write_data(data)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-")))
         workers = measure.start_workers(stack, options.peers, infos)
+        data = _write_data(folder, options.peers)
         cases = {
-            name: _measure_case(setting, str(data), workers, options.pairs)
+            name: _measure_case(setting, data, workers, options.pairs)
             for name, setting in settings.items()
         }
-    results |= {"peers": infos, "cases": cases}
+        readers = {name: worker for name, worker in workers.items() if name in READERS}
+        reading = measure_reading(readers, folder, options.rows, min(options.pairs, READS))
+    results |= {"peers": infos, "cases": cases, "reading": reading}
     save_results(results, options.out, "offline", render_markdown)
     return 0
 
@@ -70,22 +80,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.offline", description=__doc__)
     parser.add_argument("--peers", default=",".join(PEERS), help="names, separated by commas")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=1_000_000,
+        help="rows that are read from Parquet; 0 leaves it out (default: %(default)s)",
+    )
     add_round_options(parser)
     options = parser.parse_args(arguments)
     options.peers = parse_names(parser, "--peers", options.peers, PEERS)
+    if options.rows < 0:
+        parser.error(f"--rows: {options.rows} is less than 0, which leaves the reading out")
     if options.quick:
-        options.pairs = 2
+        options.pairs, options.rows = 2, min(options.rows, QUICK_ROWS)
     options.out = options.out or machine.choose_results_folder(is_complete=not options.quick)
     return options
 
 
+def _write_data(folder: Path, peers: Sequence[str]) -> dict[str, str]:
+    """Write the rows that are learned from, and return the file of every peer."""
+    arrays, table = folder / "data.npz", folder / "data.parquet"
+    write_data(arrays)
+    write_rows(table, NUM_ROWS)
+    has_table = (RLLIB, RLLIB_THREADS)
+    return {name: str(table if name in has_table else arrays) for name in peers}
+
+
 def _measure_case(
-    setting: OfflineSetting, data: str, workers: Mapping[str, Worker], rounds: int
+    setting: OfflineSetting, data: Mapping[str, str], workers: Mapping[str, Worker], rounds: int
 ) -> dict[str, Any]:
     """Measure the gradient steps per second, in every round, of every peer with the algorithm."""
     workers = {name: worker for name, worker in workers.items() if is_supported(name, setting)}
     compiled = {
-        name: worker.ask("setup", setting=setting.to_dict(), data=data)["compile_s"]
+        name: worker.ask("setup", setting=setting.to_dict(), data=data[name])["compile_s"]
         for name, worker in workers.items()
     }
     seconds = measure.take_turns(
@@ -106,8 +133,40 @@ def _measure_case(
     }
 
 
+def measure_reading(
+    workers: Mapping[str, Worker], folder: Path, num_rows: int, rounds: int
+) -> dict[str, Any] | None:
+    """Measure the seconds from Parquet to rows on the device; None if there is nothing to read.
+
+    Every peer has read a few rows before. The order rotates by one every round.
+    """
+    if not workers or not num_rows:
+        return None
+    small, table = folder / "few.parquet", folder / "rows.parquet"
+    write_rows(small, EPISODE_LENGTH)
+    write_rows(table, num_rows)
+    for worker in workers.values():
+        worker.ask("read", data=str(small))
+    seconds: dict[str, list[float]] = {name: [] for name in workers}
+    order = list(workers)
+    for number in range(rounds):
+        first = number % len(order)
+        for name in order[first:] + order[:first]:
+            reply = workers[name].ask("read", data=str(table))
+            if reply["num_rows"] != num_rows:
+                raise PeerError(f"{name} has read {reply['num_rows']} rows of {num_rows}")
+            seconds[name].append(reply["seconds"])
+    others = [name for name in seconds if name != OURS and OURS in seconds]
+    return {
+        "num_rows": num_rows,
+        "seconds": seconds,
+        "median": {name: to_dict(estimate_median(found)) for name, found in seconds.items()},
+        "ratio": {name: to_dict(estimate_ratio(seconds[name], seconds[OURS])) for name in others},
+    }
+
+
 def render_markdown(results: Mapping[str, Any]) -> str:
-    """Render the table as Markdown."""
+    """Render the tables as Markdown."""
     rows: list[Cells] = []
     for name, case in results["cases"].items():
         for peer, median in case["median"].items():
@@ -128,7 +187,31 @@ def render_markdown(results: Mapping[str, Any]) -> str:
     )
     header = ("setting", "peer", "updates/s", f"{OURS} / peer", "compile, s")
     table = Table(text=text, header=header, rows=rows)
-    return render_document(*build_header(results, "Learning from recorded data"), table)
+    head = build_header(results, "Learning from recorded data")
+    return render_document(*head, table, _build_reading_table(results.get("reading")))
+
+
+def _build_reading_table(reading: Mapping[str, Any] | None) -> Table | None:
+    if reading is None:
+        return None
+    rows: list[Cells] = []
+    for peer, median in reading["median"].items():
+        ratio = reading["ratio"].get(peer)
+        rows.append(
+            (
+                peer,
+                format_estimate(from_dict(median), ",.1f"),
+                format_estimate(from_dict(ratio), ".1f") if ratio else "-",
+            )
+        )
+    text = (
+        f"Seconds from a Parquet file of {reading['num_rows']:,} rows to rows that can be learned from, "
+        f"medians over the rounds. {OURS}: all of `build()`, after which the rows are on the device. "
+        "Others: from the first row to the last batch of tensors, in an algorithm that is built. The "
+        f"ratio is theirs to {OURS}'s, with 95 % intervals."
+    )
+    header = ("peer", "seconds", f"peer / {OURS}")
+    return Table(title="Reading", text=text, header=header, rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Settings of the benchmark of recorded data, and the data file that all peers read.
+"""Settings of the benchmark of recorded data, and the rows that all peers read.
 
 Uses the standard library and NumPy alone, because peers in their own virtual environments import it
 too.
@@ -15,8 +15,14 @@ import numpy as np
 
 OURS, D3RLPY, D3RLPY_THREADS = "jaxrl-offline", "d3rlpy", "d3rlpy-threads"
 HANDWRITTEN = "handwritten-offline"
-HANDWRITTEN_ALGORITHMS = ("IQL", "TD3+BC")
-"""Algorithms of the hand-written script; the other peers have all of them."""
+RLLIB, RLLIB_THREADS = "rllib-offline", "rllib-offline-threads"
+ALGORITHMS = {
+    HANDWRITTEN: ("CQL", "IQL", "TD3+BC"),
+    **dict.fromkeys((RLLIB, RLLIB_THREADS), ("BC", "CQL", "IQL")),
+}
+"""Algorithms of the peers that do not have all of them."""
+READERS = (OURS, RLLIB)
+"""Peers whose reading of Parquet is measured."""
 NUM_ROWS, EPISODE_LENGTH = 100_000, 1000
 OBS_SIZE, ACTION_SIZE = 17, 6
 """Sizes of HalfCheetah's spaces."""
@@ -73,18 +79,25 @@ def make_settings(scale: float = 1.0) -> dict[str, OfflineSetting]:
 
 def is_supported(peer: str, setting: OfflineSetting) -> bool:
     """Return whether a peer has the algorithm of a setting."""
-    return peer != HANDWRITTEN or setting.algorithm in HANDWRITTEN_ALGORITHMS
+    return setting.algorithm in ALGORITHMS.get(peer, (setting.algorithm,))
+
+
+READING = OfflineSetting(algorithm="IQL", hidden_size=64, batch_size=256, num_updates=2)
+"""Setting of the reading of Parquet, an algorithm that needs every column."""
+
+
+def make_rows(num_rows: int) -> dict[str, np.ndarray]:
+    """Make random rows in D4RL's columns; the numbers have no effect on speed."""
+    rng = np.random.default_rng(0)
+    return {
+        "observations": rng.normal(size=(num_rows, OBS_SIZE)).astype(np.float32),
+        "actions": rng.uniform(-0.95, 0.95, (num_rows, ACTION_SIZE)).astype(np.float32),
+        "rewards": rng.normal(size=num_rows).astype(np.float32),
+        "terminals": np.zeros(num_rows, np.bool_),
+        "timeouts": np.arange(1, num_rows + 1) % EPISODE_LENGTH == 0,
+    }
 
 
 def write_data(path: Path) -> None:
-    """Write random rows in D4RL's columns; the numbers have no effect on speed."""
-    rng = np.random.default_rng(0)
-    ends = np.arange(1, NUM_ROWS + 1) % EPISODE_LENGTH == 0
-    np.savez(
-        path,
-        observations=rng.normal(size=(NUM_ROWS, OBS_SIZE)).astype(np.float32),
-        actions=rng.uniform(-0.95, 0.95, (NUM_ROWS, ACTION_SIZE)).astype(np.float32),
-        rewards=rng.normal(size=NUM_ROWS).astype(np.float32),
-        terminals=np.zeros(NUM_ROWS, np.bool_),
-        timeouts=ends,
-    )
+    """Write the rows that are learned from as NumPy's arrays."""
+    np.savez(path, **make_rows(NUM_ROWS))  # pyright: ignore[reportArgumentType]

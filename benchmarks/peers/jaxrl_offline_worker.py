@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from benchmarks.offline_settings import ACTION_SIZE, OBS_SIZE, OfflineSetting
+from benchmarks.offline_settings import ACTION_SIZE, OBS_SIZE, READING, OfflineSetting
 from benchmarks.peers.jaxrl_worker import get_versions, wait_for_state
 from benchmarks.peers.protocol import serve_peer
 from jaxrl import Algorithm, BCConfig, CQLConfig, IQLConfig, TD3Config
@@ -55,6 +55,18 @@ class JaxrlOfflinePeer:
         wait_for_state(self._algorithm)
         return {"seconds": seconds}
 
+    def read(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Build an algorithm, which reads a file and puts its rows on the device."""
+        config: Any = make_config(READING, request["data"])
+        config.offline_data(ignore_final_observation=False)  # it is recorded
+        start = time.perf_counter()
+        algorithm = config.build()
+        dataset = jax.block_until_ready(algorithm.learner_group.dataset)
+        seconds = time.perf_counter() - start
+        num_rows = dataset.num_rows
+        algorithm.stop()
+        return {"seconds": seconds, "num_rows": num_rows}
+
     def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
         return {}
 
@@ -90,7 +102,7 @@ def make_config(setting: OfflineSetting, data: str) -> AlgorithmConfig:
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         os.environ["JAXRL_RESULTS_DIR"] = folder
-        serve_peer(JaxrlOfflinePeer())
+        serve_peer(JaxrlOfflinePeer(), "read")
 
 
 if __name__ == "__main__":

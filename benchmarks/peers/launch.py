@@ -60,6 +60,11 @@ def _make_rllib_peer(*arguments: str) -> Peer:
     return Peer(module=module, environment="rllib", starts_ray=True)
 
 
+def _make_rllib_offline_peer(*arguments: str) -> Peer:
+    module = ("benchmarks.peers.rllib.offline_worker", *arguments)
+    return Peer(module=module, environment="rllib", starts_ray=True)
+
+
 _PEERS_BY_NAME = {
     OURS: Peer(module=("benchmarks.peers.jaxrl_worker",)),
     HANDWRITTEN: Peer(module=("benchmarks.peers.handwritten_ppo.worker",)),
@@ -119,6 +124,8 @@ _PEERS_BY_NAME = {
         module=("benchmarks.peers.d3rlpy.worker", "--threads", "1"), environment="d3rlpy"
     ),
     offline.D3RLPY_THREADS: Peer(module=("benchmarks.peers.d3rlpy.worker",), environment="d3rlpy"),
+    offline.RLLIB: _make_rllib_offline_peer("--threads", "1"),
+    offline.RLLIB_THREADS: _make_rllib_offline_peer(),
 }
 
 

@@ -13,10 +13,13 @@ NUM_CPUS = 4
 OBJECT_STORE_BYTES = 100 * 2**20
 
 
-def start_ray() -> None:
+def start_ray(object_store_bytes: int = OBJECT_STORE_BYTES) -> None:
     """Start a local Ray without dashboard or usage reports, with a small object store.
 
     Ray sets `OMP_NUM_THREADS` of every actor to the number of CPUs that the actor has reserved.
+
+    Args:
+        object_store_bytes: Size of the object store.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -24,7 +27,7 @@ def start_ray() -> None:
         address="local",
         num_cpus=NUM_CPUS,
         include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
+        object_store_memory=object_store_bytes,
         logging_level=logging.ERROR,
         log_to_driver=False,
     )

@@ -1,9 +1,9 @@
-"""TD3+BC and IQL in one file, as a researcher would write them with jax and optax.
+"""TD3+BC, IQL and CQL in one file, as a researcher would write them with jax and optax.
 
 All rows are on the device, and a program is `jit` of `lax.scan` over updates, each of which draws its
 rows with replacement. Sources: Fujimoto & Gu 2021 (https://arxiv.org/abs/2106.06860), Fujimoto et al.
-2018 (https://arxiv.org/abs/1802.09477) and Kostrikov et al. 2021 (https://arxiv.org/abs/2110.06169).
-Actions are in [-1, 1].
+2018 (https://arxiv.org/abs/1802.09477), Kostrikov et al. 2021 (https://arxiv.org/abs/2110.06169) and
+Kumar et al. 2020 (https://arxiv.org/abs/2006.04779). Actions are in [-1, 1].
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ POLICY_DELAY, POLICY_NOISE, NOISE_CLIP, BC_COEFF = 2, 0.2, 0.5, 2.5
 """TD3+BC: critic updates per policy update, smoothing of target actions, and the paper's alpha."""
 EXPECTILE, BETA, MAX_WEIGHT = 0.8, 3.0, 100.0
 """IQL: expectile, scale of the advantages, and largest weight."""
+NUM_ACTIONS, PENALTY_WEIGHT = 10, 5.0
+"""CQL: actions of each of three kinds per row, and weight of the penalty."""
 
 Params = Any
 
@@ -89,14 +91,26 @@ def apply_critics(critics: Params, obs: jax.Array, action: jax.Array) -> jax.Arr
 
 
 def act(policy: Params, obs: jax.Array) -> jax.Array:
-    return jnp.tanh(apply_mlp(policy["net"], obs))
+    """Return the action of the mean; CQL's network also has the scales, after the means."""
+    mean = apply_mlp(policy["net"], obs)
+    return jnp.tanh(mean if "log_std" in policy else jnp.split(mean, 2, axis=-1)[0])
+
+
+def draw(policy: Params, obs: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Turn normal noise `[m, N, A]` into actions of CQL's policy, with log-densities `[m, N]`."""
+    mean, log_std = jnp.split(apply_mlp(policy["net"], obs), 2, axis=-1)
+    log_std = jnp.clip(log_std, -20.0, 2.0)
+    unsquashed = mean[None] + jnp.exp(log_std)[None] * noise
+    slope = 2.0 * (jnp.log(2.0) - unsquashed - jax.nn.softplus(-2.0 * unsquashed))
+    density = jax.scipy.stats.norm.logpdf(noise) - log_std[None] - slope
+    return jnp.tanh(unsquashed), density.sum(axis=-1)
 
 
 class Learner:
     """Algorithm of a setting.
 
     Args:
-        setting: Setting, with the algorithm "TD3+BC" or "IQL".
+        setting: Setting, with the algorithm "TD3+BC", "IQL" or "CQL".
         obs_size: Numbers of an observation.
         action_size: Numbers of an action.
     """
@@ -104,9 +118,11 @@ class Learner:
     def __init__(self, setting: OfflineSetting, obs_size: int, action_size: int) -> None:
         self.setting, self.sizes = setting, (obs_size, action_size)
         self.optimizer = optax.adam(setting.lr)
-        self.update: Update = {"TD3+BC": self._update_td3_bc, "IQL": self._update_iql}[
-            setting.algorithm
-        ]
+        self.update: Update = {
+            "TD3+BC": self._update_td3_bc,
+            "IQL": self._update_iql,
+            "CQL": self._update_cql,
+        }[setting.algorithm]
 
     def init(self, key: jax.Array) -> State:
         hidden = (self.setting.hidden_size,) * 2
@@ -123,6 +139,9 @@ class Learner:
         }
         if self.setting.algorithm == "IQL":
             params["value"] = init_mlp(value, (obs_size, *hidden, 1))
+        if self.setting.algorithm == "CQL":
+            params["policy"] = {"net": init_mlp(policy, (obs_size, *hidden, 2 * action_size))}
+            params["log_alpha"] = jnp.zeros(())
         moments = {name: self.optimizer.init(part) for name, part in params.items()}
         target = {name: jax.tree.map(jnp.copy, params[name]) for name in ("policy", "critics")}
         return State(params, target, moments, run, jnp.zeros((), jnp.int32))
@@ -216,3 +235,47 @@ class Learner:
 
         state = self._step(state, "policy", policy_loss)
         return self._follow(self._step(state, "critics", critic_loss), "critics")
+
+    def _update_cql(self, state: State, batch: Rows) -> State:
+        noise_key, draw_key = jax.random.split(jax.random.fold_in(state.key, 1))
+        here, after = jax.random.normal(noise_key, (2, 1, *batch.action.shape))
+        before = state.params["policy"]
+        surplus = draw(before, batch.obs, here)[1].mean() - self.sizes[1]
+        state = self._step(state, "log_alpha", lambda log_alpha: -log_alpha * surplus)
+        alpha = jnp.exp(state.params["log_alpha"])
+
+        def policy_loss(policy: Params) -> jax.Array:
+            action, log_density = draw(policy, batch.obs, here)
+            values = apply_critics(state.params["critics"], batch.obs, action[0]).min(axis=0)
+            return (alpha * log_density[0] - values).mean()
+
+        next_action = draw(before, batch.next_obs, after)[0][0]
+        next_values = apply_critics(state.target["critics"], batch.next_obs, next_action)
+        targets = batch.reward + batch.discount * next_values.min(axis=0)
+        drawn, drawn_density = self._draw_three_kinds(before, batch, draw_key)
+
+        def critic_loss(critics: Params) -> jax.Array:
+            values = apply_critics(critics, batch.obs, batch.action)
+            others = jax.vmap(lambda action: apply_critics(critics, batch.obs, action))(drawn)
+            pushed_down = jax.nn.logsumexp(others - drawn_density[:, None], axis=0)
+            penalty = PENALTY_WEIGHT * (pushed_down - values)
+            return (jnp.square(values - targets[None]) + penalty).mean(axis=-1).sum()
+
+        stepped = self._step(state, "policy", policy_loss)
+        return self._follow(self._step(stepped, "critics", critic_loss), "critics")
+
+    def _draw_three_kinds(
+        self, policy: Params, batch: Rows, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Draw uniform actions, and the policy's at the observations and at the next ones."""
+        uniform_key, noise_key = jax.random.split(key)
+        shape = (NUM_ACTIONS, *batch.action.shape)
+        uniform = jax.random.uniform(uniform_key, shape, minval=-1.0, maxval=1.0)
+        noise = jax.random.normal(noise_key, (2, *shape))
+        here, here_density = draw(policy, batch.obs, noise[0])
+        after, after_density = draw(policy, batch.next_obs, noise[1])
+        density = jnp.full(shape[:2], -self.sizes[1] * jnp.log(2.0))
+        return (
+            jnp.concatenate([uniform, here, after]),
+            jnp.concatenate([density, here_density, after_density]),
+        )

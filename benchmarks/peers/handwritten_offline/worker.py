@@ -1,4 +1,7 @@
-"""Hand-written TD3+BC and IQL as a peer: `python -m benchmarks.peers.handwritten_offline.worker`."""
+"""Hand-written TD3+BC, IQL and CQL as a peer.
+
+`python -m benchmarks.peers.handwritten_offline.worker`.
+"""
 
 from __future__ import annotations
 

@@ -63,3 +63,50 @@ def test_cut_rows_are_left_out_and_terminations_do_not_bootstrap(tmp_path: Path)
     np.testing.assert_array_equal(rows.reward, [0.0, 2.0])
     np.testing.assert_allclose(rows.discount, [0.9, 0.0], rtol=1e-6)
     np.testing.assert_array_equal(rows.next_obs[0], observations[1])
+
+
+@pytest.mark.slow
+def test_a_bandits_good_action_is_found_by_cql_with_values_below_its_own(tmp_path: Path) -> None:
+    state = train_cql(write(tmp_path / "data.npz"))
+    chosen = float(algorithms.act(state.params["policy"], jnp.ones((1, 2)))[0, 0])
+    assert chosen == pytest.approx(BEST, abs=0.25)
+    values = algorithms.apply_critics(
+        state.params["critics"], jnp.ones((1, 2)), jnp.array([[BEST]])
+    )
+    assert (values < -0.5).all()
+    assert (values > -10.0).all()
+
+
+@pytest.mark.slow
+def test_cql_lowers_the_values_of_actions_outside_of_the_data(tmp_path: Path) -> None:
+    action = np.random.default_rng(0).uniform(0.2, 0.8, (NUM_ROWS, 1)).astype(np.float32)
+    path = write(tmp_path / "data.npz", actions=action, rewards=np.zeros(NUM_ROWS, np.float32))
+    state = train_cql(path)
+    values = algorithms.apply_critics(
+        state.params["critics"], jnp.ones((2, 2)), jnp.array([[0.5], [-0.9]])
+    )
+    assert (values[:, 0] > values[:, 1] + 1.0).all()
+
+
+def train_cql(path: str) -> algorithms.State:
+    """Train CQL and return its state."""
+    setting = OfflineSetting(
+        algorithm="CQL", hidden_size=16, batch_size=64, num_updates=1500, lr=3e-3
+    )
+    rows = algorithms.load(path, setting.gamma)
+    learner = algorithms.Learner(setting, 2, 1)
+    state = learner.init(jax.random.key(0))
+    return learner.compile(state, rows)(state, rows)
+
+
+def test_drawn_actions_of_cql_have_the_density_of_a_squashed_normal_distribution() -> None:
+    policy = {"net": algorithms.init_mlp(jax.random.key(1), (2, 8, 8, 6))}
+    obs = jnp.array([[0.5, -1.0], [2.0, 0.3]])
+    noise = jax.random.normal(jax.random.key(2), (5, 2, 3))
+    actions, log_density = algorithms.draw(policy, obs, noise)
+    assert actions.shape == (5, 2, 3)
+    mean, log_std = jnp.split(algorithms.apply_mlp(policy["net"], obs), 2, axis=-1)
+    normal = jax.scipy.stats.norm.logpdf(jnp.arctanh(actions), mean[None], jnp.exp(log_std)[None])
+    expected = (normal - jnp.log(1.0 - jnp.square(actions))).sum(axis=-1)
+    np.testing.assert_allclose(log_density, expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(algorithms.act(policy, obs), jnp.tanh(mean), rtol=1e-6)
