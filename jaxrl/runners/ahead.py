@@ -75,45 +75,48 @@ class Pace:
         self._grown = 1
         self._since_read = 0
         self._interval: int | None = None
-        self._seconds_per_row: float | None = None
+        self._seconds_per_batch: float | None = None
 
-    def choose_num_rows(self, max_rows: int) -> int:
+    def choose_num_rows(self, max_rows: int, num_batches: int = 1) -> int:
         """Return the number of rows of the next dispatch.
 
         Args:
             max_rows: Number of rows that are known to be requested.
+            num_batches: Number of train batches per row.
         """
-        if self._seconds_per_row is None:
+        if self._seconds_per_batch is None:
             return 1  # the duration of a row is not known yet
         until_read = max_rows
         if self._interval is not None:
             while self._interval <= self._since_read:
                 self._interval *= 2  # the expected read did not happen
             until_read = self._interval - self._since_read
-        return max(1, min(self._grown, self._max_rows, self._max_in_time, max_rows, until_read))
+        in_time = self._count_in_time(num_batches)
+        return max(1, min(self._grown, self._max_rows, in_time, max_rows, until_read))
 
-    def choose_num_rows_ahead(self, num_available: int, max_rows: int) -> int:
+    def choose_num_rows_ahead(self, num_available: int, max_rows: int, num_batches: int = 1) -> int:
         """Return the number of rows to dispatch while earlier rows are returned; 0 for none.
 
         Args:
             num_available: Number of rows that are available already.
             max_rows: Number of further rows that are known to be requested.
+            num_batches: Number of train batches per row.
         """
-        if self._seconds_per_row is None or self._max_rows == 1:
+        if self._seconds_per_batch is None or self._max_rows == 1:
             return 0
         since = self._since_read + num_available
         until_read = max_rows if self._interval is None else self._interval - since
-        return max(0, min(2 * self._grown, self._max_rows, self._max_in_time, max_rows, until_read))
+        in_time = self._count_in_time(num_batches)
+        return max(0, min(2 * self._grown, self._max_rows, in_time, max_rows, until_read))
 
-    @property
-    def _max_in_time(self) -> int:
-        """Number of rows that fit into the time limit."""
-        assert self._seconds_per_row is not None
-        return int(self._seconds / max(self._seconds_per_row, 1e-9))
+    def _count_in_time(self, num_batches: int) -> int:
+        """Return the number of rows that fit into the time limit."""
+        assert self._seconds_per_batch is not None
+        return int(self._seconds / max(self._seconds_per_batch * num_batches, 1e-9))
 
-    def record_duration(self, seconds_per_row: float) -> None:
-        """Record the duration of a dispatch's rows."""
-        self._seconds_per_row = seconds_per_row
+    def record_duration(self, seconds_per_row: float, num_batches: int = 1) -> None:
+        """Record the duration of a dispatch's rows, each of so many train batches."""
+        self._seconds_per_batch = seconds_per_row / num_batches
 
     def record_taken(self, *, is_last: bool) -> None:
         """Record that a row was returned, and whether it is the last of its dispatch."""

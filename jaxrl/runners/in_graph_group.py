@@ -124,13 +124,13 @@ class InGraphLearnerGroup(LocalLearnerGroup):
             window = self._following[1].result()
         else:
             self._discard_following()
-            number = self._pace.choose_num_rows(rows_at_most) if self._has_snapshots else 1
+            number = self._pace.choose_num_rows(rows_at_most, batches) if self._has_snapshots else 1
             window = self._dispatch_window(number, batches, on_phase)
         self._window, self._state = window, window.state
         self._following = self._undelivered = None
         window.wait_seconds = (time.perf_counter() - started) / window.num_rows
         if window.updates > 0:  # steps before learning starts are not representative
-            self._pace.record_duration(window.seconds)
+            self._pace.record_duration(window.seconds, batches)
         return window
 
     def _dispatch_window(
@@ -164,7 +164,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         """Dispatch the next window in a thread, while the rows of this one are returned."""
         if not self._has_snapshots:
             return
-        number = self._pace.choose_num_rows_ahead(window.num_rows, at_most)
+        number = self._pace.choose_num_rows_ahead(window.num_rows, at_most, window.num_batches)
         if number > 0:
             run = partial(self._dispatch_window, number, window.num_batches)
             self._following = window.num_batches, self._executor.submit(run)

@@ -39,6 +39,16 @@ class TestPace:
         pace.record_duration(2.0)
         assert pace.choose_num_rows(1000) == 1
 
+    def test_the_time_of_a_short_dispatch_is_that_of_its_batches(self) -> None:
+        pace = Pace(64, seconds=0.5)
+        for _ in range(8):
+            self.taking(pace, pace.choose_num_rows(1000, num_batches=1), seconds=0.2)
+        assert pace.choose_num_rows(1000, num_batches=1) == 2
+        assert pace.choose_num_rows(1000, num_batches=4) == 1
+        assert pace.choose_num_rows_ahead(0, 1000, num_batches=4) == 0
+        pace.record_duration(0.4, num_batches=4)
+        assert pace.choose_num_rows(1000, num_batches=1) == 5
+
     def test_no_more_than_is_wanted(self) -> None:
         pace = Pace(64)
         for _ in range(8):
@@ -143,7 +153,7 @@ def test_nobody_can_tell(kind: str, tmp_path: Path) -> None:
     lengths: list[int] = []
     ran = pace.choose_num_rows
     ran_after = pace.choose_num_rows_ahead
-    pace.choose_num_rows = lambda at_most: lengths.append(ran(at_most)) or lengths[-1]
+    pace.choose_num_rows = lambda *given: lengths.append(ran(*given)) or lengths[-1]
     pace.choose_num_rows_ahead = lambda *given: lengths.append(ran_after(*given)) or lengths[-1]
     pace._seconds = 1e9  # a busy machine changes nothing
     rows, states = play(ahead)
