@@ -26,6 +26,14 @@ B_contra = TypeVar("B_contra", contravariant=True)
 
 NUM_NONFINITE_UPDATES = "num_nonfinite_updates"
 
+MAX_RAVELED = 2**14
+"""Maximum number of parameters that are one vector to their optimizer and in collectives.
+
+A vector takes a few operations instead of a few for each tensor, but parameters are copied into it
+and out of it, which costs more with networks of two layers of 128 units.
+Measured: docs/performance.md.
+"""
+
 
 class LearnerState(Protocol):
     """Common part of all learners' states: parameters with their optimizer, and hyperparameters."""
@@ -194,13 +202,7 @@ def apply_gradients(
         log_gradients: Whether to report the L2 norm of every gradient tensor as `grad_norm/<path>`.
     """
     (loss, metrics), grads = gradients
-    # Raveled: a single collective and a single norm, whatever the number of tensors.
-    flat, unravel = ravel_pytree(grads)
-    if axis_name is not None:
-        reduced = jax.lax.pmean(jnp.append(flat, loss), axis_name)
-        flat, loss = reduced[:-1], reduced[-1]
-    grads = unravel(flat)
-    grad_norm = jnp.sqrt(jnp.sum(jnp.square(flat)))
+    grads, loss, grad_norm = _reduce_gradients(grads, loss, axis_name)
     if log_gradients:
         metrics = {**metrics, **compute_gradient_norms(grads)}
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
@@ -212,6 +214,21 @@ def apply_gradients(
         "grad_norm": grad_norm,
         NUM_NONFINITE_UPDATES: 1.0 - is_finite.astype(jnp.float32),
     }
+
+
+def _reduce_gradients(
+    grads: Params, loss: Float[Array, ""], axis_name: str | None
+) -> tuple[Params, Float[Array, ""], Float[Array, ""]]:
+    """Average gradients and loss over all shards, and compute the gradients' L2 norm."""
+    if not _is_raveled(grads):
+        if axis_name is not None:
+            grads, loss = jax.lax.pmean((grads, loss), axis_name)
+        return grads, loss, optax.tree.norm(grads)
+    flat, unravel = ravel_pytree(grads)
+    if axis_name is not None:
+        reduced = jax.lax.pmean(jnp.append(flat, loss), axis_name)
+        flat, loss = reduced[:-1], reduced[-1]
+    return unravel(flat), loss, jnp.sqrt(jnp.sum(jnp.square(flat)))
 
 
 def compute_gradient_norms(grads: PyTree) -> Metrics:
@@ -268,8 +285,8 @@ def build_optimizer(
 ) -> optax.GradientTransformation:
     """Build the optimizer of a training group (`Training`), gradient clipping included.
 
-    If every step is elementwise, it works on one vector of all parameters: a few operations instead
-    of a few for each tensor.
+    If every step is elementwise, it works on one vector of all parameters, if they are few
+    (`MAX_RAVELED`).
 
     Args:
         settings: Training settings.
@@ -280,8 +297,25 @@ def build_optimizer(
     if not _is_elementwise(settings.optimizer):
         return optax.chain(clip, optimizer)
     if settings.grad_clip_by == "norm":
-        return optax.chain(clip, optax.flatten(optimizer))
-    return optax.flatten(optax.chain(clip, optimizer))
+        return optax.chain(clip, _ravel(optimizer))
+    return _ravel(optax.chain(clip, optimizer))
+
+
+def _is_raveled(tree: PyTree) -> bool:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree)) <= MAX_RAVELED
+
+
+def _ravel(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return an optimizer of one vector of all parameters, if they are few."""
+    raveled = optax.flatten(optimizer)
+
+    def choose(tree: PyTree) -> optax.GradientTransformation:
+        return raveled if _is_raveled(tree) else optimizer
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        return choose(updates).update(updates, state, params)
+
+    return optax.GradientTransformation(lambda params: choose(params).init(params), update)
 
 
 ELEMENTWISE_OPTIMIZERS = frozenset(

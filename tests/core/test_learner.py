@@ -14,6 +14,7 @@ from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
 from jaxrl.core.hparams import build_hparams, current_values
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError
+from jaxrl.learners import learner
 from jaxrl.learners.learner import (
     NUM_NONFINITE_UPDATES,
     SgdState,
@@ -23,8 +24,15 @@ from jaxrl.learners.learner import (
     sgd_step,
 )
 
+BOTH_LAYOUTS = pytest.mark.usefixtures("max_raveled")
 LR = 0.1
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scale": ()}
+
+
+@pytest.fixture(params=[learner.MAX_RAVELED, 0], ids=["vector", "tensors"])
+def max_raveled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters as one vector, and each tensor by itself."""
+    monkeypatch.setattr(learner, "MAX_RAVELED", request.param)
 
 
 def tree(seed: int, size: float = 1.0) -> dict[str, jax.Array]:
@@ -109,6 +117,7 @@ OPTIMIZERS: list[tuple[Any, Callable[[float], optax.GradientTransformation]]] = 
 ]
 
 
+@BOTH_LAYOUTS
 @pytest.mark.parametrize("grad_clip_by", [None, *CLIPPING])
 @pytest.mark.parametrize(("setting", "reference"), OPTIMIZERS)
 def test_the_optimizer_is_the_one_that_is_named(
@@ -141,6 +150,14 @@ def test_unknown_optimizers_are_refused_when_they_are_set(setting: Any, words: l
         assert word in str(caught.value)
 
 
+def test_parameters_are_a_vector_if_they_are_few() -> None:
+    settings = PPOTraining(lr=LR)
+    tx = build_optimizer(settings, values_of(settings))
+    few, many = jnp.zeros((2, 2**13)), jnp.zeros((2, 2**13 + 1))
+    assert jax.tree.leaves(tx.init(few))[1].shape == (2**14,)
+    assert jax.tree.leaves(tx.init(many))[1].shape == many.shape
+
+
 # --- the step ---
 
 
@@ -155,6 +172,7 @@ def started() -> tuple[optax.GradientTransformation, SgdState]:
     return tx, SgdState(params=tree(4), opt_state=tx.init(tree(4)))
 
 
+@BOTH_LAYOUTS
 def test_a_step_goes_down_and_reports_the_gradient() -> None:
     tx, state = started()
     after, metrics = jax.jit(partial(sgd_step, quadratic, tx, log_gradients=True))(state)
@@ -186,6 +204,7 @@ def infinite(params: Any) -> tuple[Any, Any]:
     return quadratic(params, jnp.inf)
 
 
+@BOTH_LAYOUTS
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("loss_fn", [nan_loss, nan_gradient, infinite])
 def test_what_is_not_finite_changes_nothing_and_is_counted(loss_fn: Any, jit: bool) -> None:
@@ -197,6 +216,7 @@ def test_what_is_not_finite_changes_nothing_and_is_counted(loss_fn: Any, jit: bo
     assert metrics[NUM_NONFINITE_UPDATES] == 1.0
 
 
+@BOTH_LAYOUTS
 def test_the_gradient_is_the_mean_over_an_axis_and_one_bad_part_stops_all() -> None:
     tx, state = started()
     factors = jnp.array([0.5, 1.0, 3.0, 1.5])
