@@ -155,7 +155,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         self._notes += [*measured, *trials.notes, *describe_buffer(self._assembly)]
         self._notes += describe_opponents(self._assembly)
         if self._assembly.is_in_graph and not config.evaluation_settings.evaluation_num_env_runners:
-            self._callbacks.check_no_host_hooks()
+            self._callbacks.check_no_host_hooks(has_several_agents=config.is_multi_agent)
         log_assembly(config, self._assembly, [self._placement_reason, *self._notes])
         self._nonfinite = NonfiniteMonitor(config.fault_tolerance_settings)
         self._should_stop: Callable[[], bool] = lambda: False
@@ -647,7 +647,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         It has a copy of the parameters, so later training does not change it.
 
         Args:
-            policy_id: Name of the module; there is only one.
+            policy_id: Id of the module, in a run of several agents.
             explore: Whether to sample actions; False takes the mode, None uses the config's
                 `explore`.
             seed: Seed of the sampled actions.
@@ -682,7 +682,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             explore: Whether to sample the action; False takes the mode, None uses the config's
                 `explore`.
             full_fetch: Whether to also return the new state and the module's outputs.
-            policy_id: Name of the module; there is only one.
+            policy_id: Id of the module, in a run of several agents.
             unsquash_action: Whether to unsquash a Box action; False leaves it in the module's
                 range, None is as configured.
             clip_action: Whether to clip a Box action that is not unsquashed; None is as configured.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl.config.placement import HOST_ONLY_SETTINGS
+from jaxrl.config.placement import HOST_ONLY_SETTINGS, HOST_REMEDIES
 from jaxrl.config.rllib_api import RENAMED_HOOK_ARGUMENTS, RENAMED_HOOKS
 from jaxrl.config.rllib_names import REFUSED_HOOKS
 from jaxrl.errors import ConfigError, did_you_mean
@@ -272,17 +272,20 @@ class CallbackList:
                 error.add_note(f"Raised by {hook} of {listener.name}.")
                 raise
 
-    def check_no_host_hooks(self) -> None:
+    def check_no_host_hooks(self, *, has_several_agents: bool = False) -> None:
         """Check the listeners for a run whose environments are in the compiled program.
+
+        Args:
+            has_several_agents: Whether they have several agents, and are never stepped on the host.
 
         Raises:
             ConfigError: If a listener would never be called.
         """
         for hook in HOST_HOOKS:
             if self.has_listeners(hook):
+                remedy = HOST_REMEDIES[has_several_agents]
                 raise ConfigError(
-                    f"{hook} would never be called: {HOST_ONLY_SETTINGS[hook]}; set placement='host' "
-                    "to step the environment from Python."
+                    f"{hook} would never be called: {HOST_ONLY_SETTINGS[hook]}; {remedy}."
                 )
 
 

@@ -47,7 +47,7 @@ def make_module(
         )
     if not config.is_trained:
         return module
-    of_several = "" if config.module_id is None else ", or leave it out of policies_to_train"
+    of_several = "" if config.module_id is None else ", or name the others in policies_to_train"
     if config.learns and is_parameter_free:
         raise ModuleError(
             f"{type(module).__name__} has no parameters that {config.algo_name} could train: use "

@@ -5,13 +5,14 @@ from typing import Annotated
 import typer
 
 from jaxrl.cli.errors import get_log_level
-from jaxrl.cli.options import Checkpoint, Trust, Verbosity
+from jaxrl.cli.options import Checkpoint, PolicyId, Trust, Verbosity
 
 EXPORT_EXAMPLES = (
     "[bold]Examples[/bold]\n\n"
     "jaxrl export my_run --out policy\n\n"
     "jaxrl export ~/jaxrl_results/my_run/checkpoints/checkpoint_000010 --out policy "
-    "--formats numpy,stablehlo --no-explore"
+    "--formats numpy,stablehlo --no-explore\n\n"
+    "jaxrl export my_run --policy-id p0 --out policy"
 )
 PARITY_EXAMPLES = "[bold]Examples[/bold]\n\njaxrl parity policy\n\njaxrl parity policy my_run"
 
@@ -39,6 +40,7 @@ def export(
             help="Export only sampled actions, or only the most likely ones; by default both.",
         ),
     ] = None,
+    policy_id: PolicyId = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
@@ -48,7 +50,9 @@ def export(
     """
     from jaxrl.cli import exporting
 
-    exporting.export(checkpoint, out, formats, explore, get_log_level(ctx), trust=trust)
+    exporting.export(
+        checkpoint, out, formats, explore, get_log_level(ctx), policy_id=policy_id, trust=trust
+    )
 
 
 def parity(
@@ -64,6 +68,7 @@ def parity(
             help="The checkpoint that was exported, or its run: its actions are computed anew.",
         ),
     ] = None,
+    policy_id: PolicyId = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
@@ -75,5 +80,7 @@ def parity(
     """
     from jaxrl.cli import exporting
 
-    code = exporting.parity(folder, checkpoint, get_log_level(ctx), trust=trust)
+    code = exporting.parity(
+        folder, checkpoint, get_log_level(ctx), policy_id=policy_id, trust=trust
+    )
     raise typer.Exit(code)

@@ -12,6 +12,7 @@ from jaxrl.cli.errors import make_log_level_override
 from jaxrl.errors import ExportError
 from jaxrl.export import numpy_program as npp
 from jaxrl.export.parity import Check, compare, format_table
+from jaxrl.metrics import DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
@@ -26,6 +27,7 @@ def export(
     explore: bool | None,
     log_level: int | None = None,
     *,
+    policy_id: str | None = None,
     trust: Sequence[str] | None = None,
 ) -> None:
     """Export the policy of a checkpoint and print what was written.
@@ -36,6 +38,7 @@ def export(
         formats: Names of formats, separated by commas.
         explore: Whether the exported policy samples; None exports both programs.
         log_level: Level of jaxrl's Python loggers; None for the run's.
+        policy_id: Module of a run of several agents.
         trust: Packages that may be imported; see `--trust`.
 
     Raises:
@@ -49,7 +52,8 @@ def export(
     check_options(names, modes)
     check_target(target)
     with open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
-        folder = algorithm.export(target, formats=names, explore=modes)
+        module_id = policy_id or DEFAULT_MODULE
+        folder = algorithm.export(target, formats=names, explore=modes, policy_id=module_id)
     typer.echo(f"exported    {folder}")
     for file in sorted(Path(folder).iterdir()):
         typer.echo(f"            {file.name}  {file.stat().st_size} bytes")
@@ -61,6 +65,7 @@ def parity(
     checkpoint: str | None,
     log_level: int | None = None,
     *,
+    policy_id: str | None = None,
     trust: Sequence[str] | None = None,
 ) -> int:
     """Compare an exported policy with the original, print a table, and return the exit code.
@@ -70,12 +75,17 @@ def parity(
         checkpoint: Checkpoint that computes anew what is compared; None compares with what was
             recorded at the export, which needs no JAX.
         log_level: Level of jaxrl's Python loggers; None for the run's.
+        policy_id: Module of a run of several agents.
         trust: Packages that may be imported; see `--trust`.
 
     Raises:
         JaxrlError: If the export or the checkpoint cannot be used.
     """
     path = str(Path(folder).expanduser())
+    if checkpoint is None and policy_id is not None:
+        raise ExportError(
+            f"--policy-id {policy_id} names a module of a checkpoint: name the checkpoint as well."
+        )
     with _translate_errors():
         manifest = npp.read_json(path, npp.MANIFEST)
         npp.check_manifest(manifest, path)
@@ -84,7 +94,9 @@ def parity(
             examples = npp.read_arrays(path, EXAMPLES)
             checks: list[Check] = []
         else:
-            examples, checks = _record_anew(checkpoint, policies, manifest, log_level, trust)
+            examples, checks = _record_anew(
+                checkpoint, policies, manifest, log_level, policy_id, trust
+            )
         for name, policy in policies.items():
             typer.echo(f"{name}: {path}")
             found = [*checks, *compare(policy, examples)]
@@ -175,6 +187,7 @@ def _record_anew(
     policies: dict[str, npp.NumpyPolicy],
     manifest: dict[str, object],
     log_level: int | None,
+    policy_id: str | None,
     trust: Sequence[str] | None,
 ) -> tuple[dict[str, np.ndarray], list[Check]]:
     """Return new examples of a checkpoint, and the comparison of its weights."""
@@ -183,7 +196,7 @@ def _record_anew(
     from jaxrl.export.spaces import describe_space
 
     with open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
-        policy = algorithm.get_policy()
+        policy = algorithm.get_policy(policy_id or DEFAULT_MODULE)
         space = describe_space(policy.inference.observation_space, "observation_space")
         if space != manifest.get("observation_space"):
             raise ExportError(

@@ -62,6 +62,14 @@ Checkpoint = Annotated[
     str,
     typer.Argument(metavar="CHECKPOINT", help="A checkpoint, or a run folder for its newest one."),
 ]
+PolicyId = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE",
+        show_default=False,
+        help="Module of a run of several agents, by its id.",
+    ),
+]
 Trust = Annotated[
     list[str] | None,
     typer.Option(

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from jaxrl.cli.errors import get_log_level
-from jaxrl.cli.options import Trust, Verbosity
+from jaxrl.cli.options import PolicyId, Trust, Verbosity
 
 EPILOG = (
     "[bold]Examples[/bold]\n\n"
@@ -61,6 +61,7 @@ def serve(
         bool,
         typer.Option("--insecure", help="Allow other machines without TLS, behind a proxy of it."),
     ] = False,
+    policy_id: PolicyId = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
@@ -74,6 +75,7 @@ def serve(
         checkpoint,
         token_file=token_file,
         follow=follow,
+        policy_id=policy_id,
         trust=trust,
         log_level=get_log_level(ctx),
         host=host,

@@ -30,6 +30,7 @@ def serve(
     *,
     token_file: str | None,
     follow: bool,
+    policy_id: str | None,
     trust: Sequence[str] | None,
     log_level: int | None,
     **settings: Any,
@@ -40,6 +41,7 @@ def serve(
         given: Checkpoint, a run for its newest one, or an exported policy.
         token_file: File with the token; None for the environment variable.
         follow: Whether to serve newer checkpoints of the run as they are saved.
+        policy_id: Module of a run of several agents.
         trust: Packages that may be imported; see `--trust`.
         log_level: Level of jaxrl's Python loggers; None for reloads alone.
         **settings: Fields of ServeSettings.
@@ -54,7 +56,7 @@ def serve(
         raise ConfigError(f"jaxrl serve needs {error.name}: pip install 'jaxrl[serve]'.") from error
     chosen = ServeSettings(token=read_token(token_file), **settings)
     logging.getLogger("jaxrl").setLevel(logging.INFO if log_level is None else log_level)
-    source = _open_source(given, chosen, follow=follow, trust=trust)
+    source = _open_source(given, chosen, follow=follow, policy_id=policy_id, trust=trust)
     backend = source.load(None)
     server = PolicyServer(
         backend,
@@ -69,7 +71,12 @@ def serve(
 
 
 def _open_source(
-    given: str, settings: "ServeSettings", *, follow: bool, trust: Sequence[str] | None
+    given: str,
+    settings: "ServeSettings",
+    *,
+    follow: bool,
+    policy_id: str | None,
+    trust: Sequence[str] | None,
 ) -> _Source:
     """Return where policies come from: an export, which needs no JAX, or else checkpoints."""
     from jaxrl.serve import numpy_backend
@@ -78,6 +85,8 @@ def _open_source(
     if numpy_backend.is_export(folder):
         if trust:
             raise ConfigError("--trust is for checkpoints; an export imports nothing.")
+        if policy_id is not None:
+            raise ConfigError("--policy-id is for checkpoints; an export has one module.")
         return _Source(
             folder,
             partial(numpy_backend.load_export, folder),
@@ -94,7 +103,9 @@ def _open_source(
 
     return _Source(
         path,
-        lambda replaced: load_backend(path, replaced, max_batch=settings.max_batch, trust=trust),
+        lambda replaced: load_backend(
+            path, replaced, max_batch=settings.max_batch, policy_id=policy_id, trust=trust
+        ),
         lambda: resolve_checkpoint(path).name,
     )
 

@@ -5,11 +5,14 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, Union, cast, overload
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, overload
 
 import numpy as np
 
 T = TypeVar("T")
+
+AgentName: TypeAlias = Annotated[str, "also a number"]
+"""Id of an agent in a setting: numbers, as RLlib's agents have them, become strings."""
 
 
 class MismatchError(Exception):
@@ -63,6 +66,9 @@ def _coerce_generic(value: Any, origin: Any, args: tuple[Any, ...]) -> object:
         return _require_fit(value, callable(value))
     if origin is type:
         return _require_fit(value, isinstance(value, type))
+    if origin is Annotated:
+        is_number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        return coerce(str(value) if is_number else value, args[0])
     if origin in (dict, Mapping):
         _require_fit(value, isinstance(value, Mapping))
         return {coerce(k, args[0]): coerce(v, args[1]) for k, v in value.items()}

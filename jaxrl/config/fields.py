@@ -274,7 +274,7 @@ def get_settings(group: type[Any]) -> dict[str, Setting]:
 
     User-defined fields may be plain dataclass fields, without the metadata of `field`.
     """
-    hints = typing.get_type_hints(group)
+    hints = typing.get_type_hints(group, include_extras=True)
     defaults = group()
     return {
         f.name: Setting(

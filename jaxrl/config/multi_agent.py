@@ -29,12 +29,14 @@ from jaxrl.config.league_mapping import (
     make_league_patterns,
     name_draws,
 )
+from jaxrl.config.markers import find_markers
 from jaxrl.config.settings.multi_agent import Draw, PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.envs.multi.contract import check_agents
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_any, make_multi
 from jaxrl.errors import ConfigError, did_you_mean
-from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -73,6 +75,8 @@ def make_agents_env(config: "AlgorithmConfig") -> AnyMadeMulti:
         )
     limit = settings.max_episode_steps
     made = make_any(settings.env, settings.env_config, max_episode_steps=limit)
+    if isinstance(made, MadeMultiEnv):
+        check_agents(made.env, made.id)
     number = config.multi_agent_settings.max_agents
     if isinstance(made, MadeMultiHostEnv):
         ids = _list_ids(config.multi_agent_settings.policies)
@@ -169,7 +173,12 @@ def is_module_id(module: str) -> bool:
 
 
 def check_module_id(module: str) -> None:
-    """Raise ConfigError if an id could not name files."""
+    """Raise ConfigError if an id could not name files, or names something else in results."""
+    if module == ALL_MODULES:
+        raise ConfigError(
+            f"policies has the id {module!r}, below which results have the sums over all modules: give "
+            "the module another one."
+        )
     if not isinstance(module, str) or not is_module_id(module):
         raise ConfigError(
             f"policies has the id {module!r}, which names files and parts of a checkpoint: use "
@@ -367,10 +376,26 @@ def make_module_config(
 
 def get_module_overrides(config: "AlgorithmConfig", module: str) -> dict[str, Any]:
     """Return the settings that differ for a module, from its PolicySpec and the overrides."""
+    policies = config.multi_agent_settings.policies
+    is_tuple = isinstance(policies, Mapping) and isinstance(policies.get(module), tuple | list)
     spec = _get_policy(config, module)
-    own = _to_settings(spec.config) if isinstance(spec, PolicySpec) else {}
-    settings = config.multi_agent_settings.algorithm_config_overrides_per_module
-    return {**own, **_to_settings(settings.get(module))}
+    given = spec.config if isinstance(spec, PolicySpec) else None
+    common = config.multi_agent_settings.algorithm_config_overrides_per_module.get(module)
+    own, settings = _to_settings(given), _to_settings(common)
+    _refuse_hidden_markers(module, {} if is_tuple else own)
+    _refuse_hidden_markers(module, {} if isinstance(common, Mapping) else settings)
+    return {**own, **settings}
+
+
+def _refuse_hidden_markers(module: str, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an object holds values to sweep, which are found in dictionaries alone."""
+    for name, value in settings.items():
+        if next(find_markers(value), None) is not None:
+            raise ConfigError(
+                f"The module {module!r} has {name}={value!r} in an object, and a sweep finds values in "
+                f"dictionaries alone: set algorithm_config_overrides_per_module={{{module!r}: "
+                f"{{{name!r}: {value!r}}}}}."
+            )
 
 
 def _get_policy(config: "AlgorithmConfig", module: str) -> object:

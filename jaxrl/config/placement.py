@@ -34,6 +34,12 @@ HOST_ONLY_SETTINGS: dict[str, str] = {
 }
 """Settings that only have an effect on the host, with the reasons."""
 
+HOST_REMEDIES = {
+    False: "set placement='host' to step the environment from Python",
+    True: "leave it out, or write the environment of several agents in Python (MultiAgentEnv)",
+}
+"""Ways to the host from the compiled program, by whether environments have several agents."""
+
 _NO_ENV_REASON = "the simulators have the environments, and this process has none"
 NOT_EXTERNAL_SETTINGS: dict[str, str] = {
     "env": f"{_NO_ENV_REASON}: declare observation_space and action_space instead",
@@ -256,12 +262,12 @@ def check_in_graph(config: "AlgorithmConfig") -> None:
     Raises:
         ConfigError: If there is such a setting; the message gives the reason and the alternative.
     """
+    remedy = HOST_REMEDIES[config.is_multi_agent]
     for name, reason in HOST_ONLY_SETTINGS.items():
         value, default = config[name], type(config)()[name]
         if name in config.explicit and value != default:
             raise ConfigError(
-                f"'{name}' (got {value!r}) has no effect with this environment: {reason}; set "
-                "placement='host' to step it from Python."
+                f"'{name}' (got {value!r}) has no effect with this environment: {reason}; {remedy}."
             )
 
 

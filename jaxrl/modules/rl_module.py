@@ -305,7 +305,8 @@ class RLModule:
         """Return the module of a run's checkpoint, with its weights for calls with a batch.
 
         Args:
-            path: Checkpoint; RLlib's folder of the module inside of it counts as the checkpoint.
+            path: Checkpoint; RLlib's folder of the module inside of it counts as the checkpoint, and
+                names the module in a run of several agents, as `checkpoint/rl_module/p0`.
         """
         higher = importlib.import_module("jaxrl.policy.bound_module")  # by name: a higher layer
         return higher.load_module(path)

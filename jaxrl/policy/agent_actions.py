@@ -203,17 +203,17 @@ class ComputeAgentActions:
             )
         return own
 
-    def _select(self, module_id: str, method: str) -> ComputeActions:
+    def _select(self, module_id: str, method: str, name: str = "policy_id") -> ComputeActions:
         if module_id == DEFAULT_MODULE and module_id not in self._modules:
             raise ConfigError(
-                f"{method} needs the id of a module in a run of several agents: policy_id is one of "
+                f"{method} needs the id of a module in a run of several agents: {name} is one of "
                 f"{', '.join(self._modules)}."
             )
         return self._get(module_id)
 
     def get_module(self, module_id: str) -> RLModule:
         """Return a module, with the current weights for calls with a batch."""
-        return self._get(module_id).get_module(module_id)
+        return self._select(module_id, "get_module", "module_id").get_module(module_id)
 
     def get_policy(self, policy_id: str, explore: bool, seed: int) -> Policy:
         """Return the current policy of a module; see `Algorithm.get_policy`."""

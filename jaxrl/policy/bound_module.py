@@ -16,15 +16,17 @@ from jaxtyping import Array
 
 from jaxrl.core.spaces import get_leaf_spaces, map_leaves
 from jaxrl.core.types import Columns, Key, ObsSequence, ObsWithCarry, PyTree
-from jaxrl.errors import ModuleError, SpaceError
+from jaxrl.errors import ConfigError, ModuleError, SpaceError
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.rl_module import RLModule
+from jaxrl.runs.weights import list_modules
 from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorState
 
 Outputs = dict[str, Any]
 
-_RLLIB_FOLDERS = ("learner_group", "learner", "env_runner", "rl_module", DEFAULT_MODULE)
+_MODULES_FOLDER = "rl_module"
+_RLLIB_FOLDERS = ("learner_group", "learner", "env_runner", _MODULES_FOLDER)
 """Folders around the module in a checkpoint of RLlib's, which a checkpoint here does not have."""
 
 
@@ -146,11 +148,20 @@ def bind_module(
 
 def load_module(path: str | os.PathLike[str]) -> RLModule:
     """Return the module of a checkpoint; see `RLModule.from_checkpoint`."""
-    found = Path(path)
+    found, module_id = Path(path), DEFAULT_MODULE
+    if found.parent.name == _MODULES_FOLDER and not found.exists():
+        found, module_id = found.parent, found.name
     while found.name in _RLLIB_FOLDERS:
         found = found.parent
     higher = importlib.import_module("jaxrl.algorithm")  # by name: it is a higher layer
-    return higher.Algorithm.from_checkpoint(found).get_module()
+    algorithm = higher.Algorithm.from_checkpoint(found)
+    ids = list_modules(algorithm.state)
+    if module_id == DEFAULT_MODULE and module_id not in ids:
+        raise ConfigError(
+            f"RLModule.from_checkpoint returns one module, and {found} has {', '.join(ids)}: name one "
+            f"below it, such as {str(found / _MODULES_FOLDER / ids[0])!r}."
+        )
+    return algorithm.get_module(module_id)
 
 
 def is_class_of(module: object, given: object) -> bool:

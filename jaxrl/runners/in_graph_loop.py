@@ -261,7 +261,8 @@ class InGraphLoop:
             ([], 0) if before is None else collect_episodes(report.latest.ring, before)
         )
         if patterns := self.runners.local_env_runner.patterns:
-            episodes = add_agents(episodes, report.latest.agents.ring, patterns)
+            episodes, left_out = add_agents(episodes, report.latest.agents.ring, patterns)
+            missed += left_out
         for episode in episodes:
             self._hooks.call(
                 "on_episode_end",

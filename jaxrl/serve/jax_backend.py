@@ -14,6 +14,7 @@ from jaxrl.config.imports import TrustSpec
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError
 from jaxrl.export.spaces import describe_space
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.requests import ActionRequest
@@ -139,6 +140,7 @@ def load_backend(
     replaced: Backend | None = None,
     *,
     max_batch: int,
+    policy_id: str | None = None,
     trust: TrustSpec = None,
 ) -> JaxBackend:
     """Load the policy of a checkpoint and compile it.
@@ -147,6 +149,7 @@ def load_backend(
         path: Checkpoint, or a run, whose newest checkpoint is used.
         replaced: Backend that the policy replaces, with which it must have the spaces in common.
         max_batch: Largest number of rows.
+        policy_id: Module of a run of several agents.
         trust: Packages that the checkpoint may import; see `Algorithm.from_checkpoint`.
 
     Raises:
@@ -155,7 +158,7 @@ def load_backend(
     found = find_checkpoint(path)
     config = cast("Mapping[str, object]", read_metadata(found)["config"])
     with Algorithm.from_checkpoint(found, trust=trust) as algorithm:
-        policy = algorithm.get_policy(explore=False)
+        policy = algorithm.get_policy(policy_id or DEFAULT_MODULE, explore=False)
     if isinstance(replaced, JaxBackend):
         backend = replaced.replace_policy(policy, found.name, config)
     else:

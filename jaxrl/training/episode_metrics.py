@@ -44,18 +44,30 @@ def add_agents(
     episodes: Sequence[EndedEpisode],
     rings: EpisodeStatsBuffer,
     patterns: Sequence[Mapping[str, str]],
-) -> list[EndedEpisode]:
-    """Return episodes with the returns and lengths of their agents.
+) -> tuple[list[EndedEpisode], int]:
+    """Add the returns and lengths of their agents to episodes.
+
+    An agent may end several times in an episode, so that its ring goes back less far than that of
+    episodes. Those that it may not cover are left out.
 
     Args:
         episodes: Episodes of environments.
         rings: Latest agent-episodes of each agent, `[A, G, K]`.
         patterns: Module of each agent, in their order, in copies of the environment.
+
+    Returns:
+        The episodes, and the number of those that are left out.
     """
     agents = list(patterns[0])
-    held = np.arange(rings.env_index.shape[2])[None, None] < rings.count[:, :, None]
+    size = rings.env_index.shape[2]
+    steps, count = np.asarray(rings.env_step), np.asarray(rings.count)
+    oldest = np.take_along_axis(steps, count[:, :, None] % size, axis=2)[..., 0]
+    held = np.arange(size)[None, None] < rings.count[:, :, None]
     found: list[EndedEpisode] = []
     for episode in episodes:
+        reach = (np.uint32(episode.env_step) - oldest).astype(np.int32)
+        if ((count > size) & (reach < len(episode))).any():
+            continue
         ago = (np.uint32(episode.env_step) - rings.env_step).astype(np.uint32)
         of_it = held & (rings.env_index == episode.env_index) & (ago < len(episode))
         took_part = [i for i in range(len(agents)) if of_it[i].any()]
@@ -67,7 +79,7 @@ def add_agents(
                 episode, agent_returns=returns, agent_lengths=lengths, mapping=mapping
             )
         )
-    return found
+    return found, len(episodes) - len(found)
 
 
 def compute_episode_metrics(

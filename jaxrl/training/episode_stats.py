@@ -262,7 +262,8 @@ class EndedEpisode:
 
     It has the attributes of RLlib's episodes for which data exist: return and length, and with
     several agents `agent_returns` and `agent_lengths` (numbers of own steps) of those that took part;
-    an agent that came more than once has the sums.
+    an agent that came more than once has the sums. Episodes whose agents ended so often that the ring
+    buffer does not hold all of it are not reported.
     """
 
     episode_return: float
@@ -311,11 +312,9 @@ class EndedEpisode:
         if name.startswith("__") or not hasattr(type(self), "__dataclass_fields__"):
             raise AttributeError(name)
         fields = ", ".join(field.name for field in dataclasses.fields(self))
+        host = "an environment in Python" if self.mapping else "placement='host'"
         raise AttributeError(
             f"An episode of the compiled program has no '{name}': "
-            + (
-                instead
-                or f"it has {fields}, get_return() and len(); placement='host' records steps"
-            )
+            + (instead or f"it has {fields}, get_return() and len(); {host} records steps")
             + "."
         )

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from jaxrl import MultiRLModuleSpec, PolicySpec, ReplayBuffer, RLModuleSpec
+from jaxrl import MultiRLModuleSpec, PolicySpec, ReplayBuffer, RLModuleSpec, grid
 from jaxrl.algorithms.appo import APPOConfig
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
@@ -158,10 +158,34 @@ class WithSlash(Targets):
     possible_agents = ("a/1", "b")
 
 
+class WithNumbers(Targets):
+    possible_agents = (0, 1)  # pyright: ignore[reportAssignmentType]
+
+
 COUNTER = itertools.count()
 SPACE = gymnasium.spaces.Box(-1.0, 1.0, (5,), np.float32)
 
 BAD: dict[str, tuple[Callable[[], AlgorithmConfig], list[str]]] = {
+    "a module with the name of the sums": (
+        lambda: ppo(mapping={"a": "__all_modules__", "b": "p1"}),
+        ["policies has the id '__all_modules__'", "give the module another one"],
+    ),
+    "agents that are numbers": (
+        lambda: ppo(WithNumbers, policy_mapping_fn=lambda aid, ep: f"p{aid}"),
+        ["WithNumbers: ids of agents", "got 0"],
+    ),
+    "values to sweep in an object": (
+        lambda: ppo(policies={"p0": PolicySpec(config={"lr": grid([0.1, 0.2])})}),
+        ["The module 'p0' has lr=grid([0.1, 0.2]) in an object", "{'p0': {'lr': grid("],
+    ),
+    "a hook that is never called": (
+        lambda: ppo().callbacks(on_episode_step=lambda **kwargs: None),
+        ["on_episode_step would never be called", "leave it out, or write the environment"],
+    ),
+    "a setting of the host": (
+        lambda: ppo().env_runners(batch_mode="complete_episodes"),
+        ["'batch_mode' (got 'complete_episodes')", "leave it out, or write the environment"],
+    ),
     "unknown module in a mapping": (
         lambda: ppo(policies={"p0", "p1"}, mapping={"a": "p0", "b": "p2"}),
         ["mapping gives the agent 'b' the module 'p2'", "p0, p1"],
@@ -384,3 +408,15 @@ def test_modules_and_agents_that_are_asked_for_by_a_wrong_name() -> None:
         config.get_module_config("p7")
     with pytest.raises(ConfigError, match="There is a single module"):
         ppo("CartPole-v1").get_module_config("p0")
+
+
+def test_a_mapping_may_have_agents_as_numbers() -> None:
+    mapping: Any = {0: "p0", np.int64(1): "p1"}
+    other: Any = {0: "p1", 1: "p0"}
+    config = PPOConfig().multi_agent(mapping=mapping)
+    assert config.multi_agent_settings.mapping == {"0": "p0", "1": "p1"}
+    config.multi_agent(mapping=[mapping, other])
+    assert config["mapping"][1] == {"0": "p1", "1": "p0"}
+    flags: Any = {True: "p0"}
+    with pytest.raises(ConfigError, match="mapping must be a dictionary"):
+        config.multi_agent(mapping=flags)

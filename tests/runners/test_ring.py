@@ -13,8 +13,13 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Metrics
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.metrics import EMPTY_EPISODE_METRICS
-from jaxrl.training.episode_metrics import collect_episodes, compute_episode_metrics
+from jaxrl.training.episode_metrics import (
+    add_agents,
+    collect_episodes,
+    compute_episode_metrics,
+)
 from jaxrl.training.episode_stats import (
+    EndedEpisode,
     EpisodeRecord,
     EpisodeSums,
     compute_episode_means,
@@ -195,3 +200,27 @@ def test_a_scanned_run_has_a_learning_curve_and_trains_results_have_none_in_the_
         assert not {"episode_return_mean", "num_episodes"} & set(
             result["learners"]["default_policy"]
         )
+
+
+def test_episodes_that_the_rings_of_agents_do_not_cover_are_left_out() -> None:
+    """Agent `twice` ends two times in each episode of four steps, `once` with the episode."""
+    ends = np.arange(
+        3, 24, 4
+    )  # 6 episodes; rings of 8 hold all of `once`, and `twice` from step 9 on
+    twice = np.sort(np.concatenate([ends - 2, ends]))
+    rings = jax.tree.map(
+        lambda x: np.zeros((2, *x.shape), x.dtype), to_host(init_episode_stats(1, 8))
+    )
+    rings = replace(rings, count=np.array([[6], [12]], np.uint32))
+    for agent, steps in enumerate((ends, twice)):
+        for ordinal, step in enumerate(steps):
+            rings.episode_return[agent, 0, ordinal % 8] = step
+            rings.episode_length[agent, 0, ordinal % 8] = 2
+            rings.env_step[agent, 0, ordinal % 8] = step
+    episodes = [EndedEpisode(0.0, 4, 0, int(step)) for step in ends]
+    found, left_out = add_agents(episodes, rings, [{"once": "p", "twice": "p"}])
+    assert [episode.env_step for episode in found] == list(ends[3:])
+    assert left_out == 3
+    for episode in found:
+        step = episode.env_step
+        assert episode.agent_returns == {"once": step, "twice": 2 * step - 2}

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from jaxrl.config.coerce import AgentName
 from jaxrl.config.fields import count, field
 from jaxrl.config.imports import RL_MODULE
 from jaxrl.config.settings.league import League, PopulationPlay, find_no_number
@@ -172,7 +173,7 @@ class MultiAgentSettings:
         "PolicySpec, an RLModuleSpec, an RLModule class or None. None is the names that the mapping "
         "has, by default 'default_policy' for all agents.",
     )
-    mapping: dict[str, Player] | list[dict[str, Player]] | Seats | None = field(
+    mapping: dict[AgentName, Player] | list[dict[AgentName, Player]] | Seats | None = field(
         default=None,
         doc="Module of each agent, such as {'player_0': 'learned', 'player_1': 'random'}; None is "
         "what policy_mapping_fn returns. A value may be a Draw, or ids (with weights) to draw from: "
@@ -192,7 +193,7 @@ class MultiAgentSettings:
     )
     policies_to_train: list[str] | Callable[..., Any] | None = field(
         default=None,
-        doc="Ids of the modules to train, or a function of an id; None is all that can be trained. "
+        doc="Ids of the modules to train, or a function of an id; None is all that have rows of their own. "
         "Other modules play with the parameters that they have.",
     )
     policy_map_capacity: int = field(
