@@ -97,7 +97,8 @@ def test_after_the_first_call_an_action_costs_one_program_call() -> None:
 
 def test_what_is_known_of_a_call_is_forgotten_with_what_it_was_known_of() -> None:
     """Weights, an observation and a state that changed are all looked at."""
-    config = small(env="CartPole-v1").rl_module(model_config={"use_lstm": True})
+    model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 4}
+    config = small(env="CartPole-v1").rl_module(model_config=model)
     with config.build() as algorithm:
         obs = np.array([0.1, 0.2, 0.03, 0.4], np.float32)
 

@@ -276,7 +276,7 @@ def test_episodes_of_parts() -> None:
 
     config = config_for(gym_env(OBSERVATIONS, ACTIONS)).callbacks(Keeps)
     with config.build() as algorithm:
-        algorithm.train()
+        algorithm.sample()
     episode = seen[0]
     assert len(episode) == 5
     observation = episode.get_observations(0)

@@ -359,6 +359,7 @@ def test_silent_client_is_disconnected(first: Served) -> None:
 def test_client_that_does_not_read_is_disconnected(served: Served, monkeypatch: Any) -> None:
     monkeypatch.setattr("jaxrl.runners.external.server._MAX_UNSENT_BYTES", 2**16)
     with connected(served) as deaf:
+        deaf.channel._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.channel._socket.settimeout(0.5)
         ping = encode(Kind.PING, {"num_recorded": 0}) * 1000
         with pytest.raises((ConnectionError, TimeoutError)):  # noqa: PT012

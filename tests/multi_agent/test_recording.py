@@ -30,6 +30,8 @@ from tests.multi_agent.test_league import make_config as make_league_config
 from tests.multi_agent.test_training import make_config
 from tests.offline.parts import BOX, DISCRETE, make_part
 
+pytestmark = pytest.mark.shares_programs
+
 MAPPING = {"a": "p0", "b": "p1", "c": "p0"}
 AGENTS = ("a", "b", "c")
 SMALL = {"fcnet_hiddens": [4]}
@@ -93,20 +95,6 @@ def check_torture(output: Path, lifetime: dict[str, int], least: int = 10) -> No
     assert {(True, False), (False, True)} <= set(ends)
 
 
-def test_rows_are_those_of_each_agent_and_training_is_the_same(tmp_path: Path) -> None:
-    plain, recorded = (train(make(output)) for output in (None, tmp_path / "out"))
-    assert_same_weights(plain, recorded)
-    runners = plain.last_result["env_runners"]
-    check_torture(tmp_path / "out", runners["num_agent_steps_sampled_lifetime"])
-    ended = sum(
-        part.terminated or part.truncated
-        for module in ("p0", "p1")
-        for parts in read(tmp_path / "out" / module).values()
-        for part in parts
-    )
-    assert ended > 20
-
-
 def join(output: Path) -> dict[str, dict[str, np.ndarray]]:
     """Return the rows of each episode of all modules, however they are divided into parts."""
     found: dict[str, dict[str, np.ndarray]] = {}
@@ -122,25 +110,46 @@ def join(output: Path) -> dict[str, dict[str, np.ndarray]]:
     return found
 
 
+@dataclasses.dataclass
+class Saved:
+    """A run that was recorded for two iterations, and its checkpoint after one."""
+
+    algorithm: Algorithm
+    output: Path
+    checkpoint: Path
+
+
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the folder of a run that was recorded for two iterations, and its checkpoint after one."""
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder = tmp_path_factory.mktemp("saved")
     with make(folder / "out").build() as algorithm:
         algorithm.train()
         path = algorithm.save(folder / "checkpoint")
         algorithm.train()
-    return folder / "out", Path(str(path))
+    return Saved(algorithm, folder / "out", Path(str(path)))
 
 
-def test_a_resumed_run_records_as_if_it_had_not_stopped(
-    saved: tuple[Path, Path], tmp_path: Path
-) -> None:
-    output, checkpoint = saved
+def test_rows_are_those_of_each_agent_and_training_is_the_same(saved: Saved) -> None:
+    plain = train(make())
+    assert_same_weights(plain, saved.algorithm)
+    runners = plain.last_result["env_runners"]
+    check_torture(saved.output, runners["num_agent_steps_sampled_lifetime"])
+    ended = sum(
+        part.terminated or part.truncated
+        for module in ("p0", "p1")
+        for parts in read(saved.output / module).values()
+        for part in parts
+    )
+    assert ended > 20
+
+
+def test_a_resumed_run_records_as_if_it_had_not_stopped(saved: Saved, tmp_path: Path) -> None:
+    output, checkpoint = saved.output, saved.checkpoint
     whole = join(output)
     with Algorithm.from_checkpoint(checkpoint) as restored:
         data = restored.record(tmp_path / "played", num_steps=64, num_envs=4, seed=1)
         restored.train()
+        assert_same_weights(restored, saved.algorithm)
     again = join(output)
     assert whole.keys() == again.keys()
     for name, rows in whole.items():
@@ -160,10 +169,8 @@ def count_rows(output: Path) -> dict[str, int]:
     return counts
 
 
-def test_a_module_is_learned_from_and_all_of_them_are_not_one_module(
-    saved: tuple[Path, Path],
-) -> None:
-    output, _ = saved
+def test_a_module_is_learned_from_and_all_of_them_are_not_one_module(saved: Saved) -> None:
+    output = saved.output
     config = BCConfig().offline_data(input_=str(output / "p0"))
     config.training(train_batch_size=32).rl_module(model_config=SMALL)
     config.offline_data(num_updates_per_iteration=1).debugging(loggers=[])
@@ -179,8 +186,8 @@ def test_a_module_is_learned_from_and_all_of_them_are_not_one_module(
     assert both.origin.module_id is None
 
 
-def test_a_folder_of_other_data_is_refused(saved: tuple[Path, Path]) -> None:
-    output, _ = saved
+def test_a_folder_of_other_data_is_refused(saved: Saved) -> None:
+    output = saved.output
     with pytest.raises(DataError, match=r"has data of a single agent"):
         make(output / "p0").build()
     single = PPOConfig().environment("CartPole-v1").offline_data(output=str(output))

@@ -16,6 +16,8 @@ from jaxrl.envs.multi.matrix_games import TwoStepAnd
 from jaxrl.errors import JaxrlError
 from tests.multi_agent.teams import NoState, Risky, Rivals, Unequal
 
+pytestmark = pytest.mark.shares_programs
+
 GREEDY = {"explore": False}
 PRIORITIZED = {"type": "prioritized", "capacity": 256}
 LSTM = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}
@@ -91,7 +93,7 @@ def test_no_illegal_action_is_taken_and_the_dead_earn_nothing(model: dict[str, A
 )
 def test_team_reward(reward: Any, total: float) -> None:
     with small(team_reward=reward).build() as algorithm:
-        assert algorithm.train()["env_runners"]["episode_return_mean"] == pytest.approx(total)
+        assert algorithm.evaluate()["env_runners"]["episode_return_mean"] == pytest.approx(total)
 
 
 def test_a_cut_episode_ends_with_those_who_would_have_acted() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +19,6 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
 from jaxrl.assembly.assemble import assemble
-from jaxrl.callbacks import Callbacks
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_config
 from jaxrl.core.keys import make_key
@@ -32,6 +31,8 @@ from jaxrl.training.episode_stats import EndedEpisode
 from jaxrl.training.sharding import state_specs
 from tests.multi_agent.agent_envs import Ending, Targets, Torture
 from tests.multi_agent.host_envs import Duel
+
+pytestmark = pytest.mark.shares_programs
 
 MAPPING = {"a": "p0", "b": "p1"}
 OBS = {agent: np.array([0.0, i], np.float32) for i, agent in enumerate(("a", "b"))}
@@ -168,11 +169,10 @@ def test_a_module_without_a_new_row_is_not_updated() -> None:
     config = make_replay_config(env="jaxrl:probe-turns-v0").env_runners(rollout_fragment_length=1)
     buffer = {"type": "uniform", "capacity": 4096}
     config.training(num_steps_sampled_before_learning_starts=16, replay_buffer_config=buffer)
+    config.multi_agent(policies_to_train=["p1"])
     result, _ = train(config.env_runners(num_envs_per_env_runner=1), 1)
-    rows = result["env_runners"]["num_module_steps_sampled"]
-    for module in ("p0", "p1"):
-        assert rows[module] == 320
-        assert result["learners"][module]["num_updates_lifetime"] == 320 - 15
+    assert result["env_runners"]["num_module_steps_sampled"] == {"p0": 320, "p1": 320}
+    assert result["learners"]["p1"]["num_updates_lifetime"] == 320 - 15
 
 
 def test_modules_do_not_touch_each_other(learned: Learned) -> None:
@@ -239,24 +239,62 @@ def test_shared_rewards_teach_who_is_not_paid(share: str) -> None:
     assert alone["env_runners"]["agent_episode_returns_mean"]["b"] < 13.5
 
 
-@pytest.mark.representatives("PPO")
-@pytest.mark.parametrize("algo", ["PPO", "DQN"])
-def test_devices_compute_the_same(algo: str) -> None:
-    found: list[PyTree] = []
+def make_sharded_config(number: int) -> AlgorithmConfig:
+    """Four shards of environments on some devices; one of two modules is trained."""
+    # With Adam, rounding decides the sign of the step where a gradient is almost zero.
+    ppo = PPOConfig().training(optimizer="sgd", minibatch_size=256, num_epochs=1)
+    mapping = {"a": "p0", "b": "p1", "c": "p0"}
+    config = make_config(ppo, env=Torture, mapping=mapping, policies_to_train=["p0"])
+    return config.learners(num_devices=number, num_shards=4)
+
+
+@dataclasses.dataclass
+class Watched:
+    """Weights before and after two iterations on one device, all episodes, and results."""
+
+    before: PyTree
+    after: PyTree
+    episodes: list[EndedEpisode]
+    results: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def watched() -> Watched:
+    episodes: list[EndedEpisode] = []
+
+    def on_episode_end(*, episode: Any, **kwargs: Any) -> None:
+        episodes.append(episode)
+
+    config = make_sharded_config(1).callbacks(on_episode_end=on_episode_end)
+    with config.build() as algorithm:
+        before = copy.deepcopy(algorithm.get_weights())
+        results = [algorithm.train() for _ in range(2)]
+        return Watched(before, algorithm.get_weights(), episodes, results)
+
+
+def test_devices_compute_the_same(watched: Watched) -> None:
+    result, weights = train(make_sharded_config(2), 2)
+    check_close(weights, watched.after)
+    sampled = result["env_runners"]["num_agent_steps_sampled"]
+    assert sampled == watched.results[-1]["env_runners"]["num_agent_steps_sampled"]
+    assert sum(sampled.values()) > 100
+
+
+@pytest.mark.slow
+def test_devices_replay_the_same() -> None:
+    found = []
     for number in (1, 2):
-        # With Adam, rounding decides the sign of the step where a gradient is almost zero.
-        mapping = {"a": "p0", "b": "p1", "c": "p0"}
-        if algo == "PPO":
-            ppo = PPOConfig().training(optimizer="sgd", minibatch_size=256, num_epochs=1)
-            config = make_config(ppo, env=Torture, mapping=mapping, policies_to_train=["p0"])
-        else:
-            config = make_replay_config(env=Torture, mapping=mapping).training(optimizer="sgd")
-        config.learners(num_devices=number, num_shards=4)
+        config = make_replay_config(env=Torture, mapping={"a": "p0", "b": "p1", "c": "p0"})
+        config.training(optimizer="sgd").learners(num_devices=number, num_shards=4)
         result, weights = train(config, 2)
         found.append((weights, result["env_runners"]["num_agent_steps_sampled"]))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), found[0][0], found[1][0])
+    check_close(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
     assert sum(found[0][1].values()) > 100
+
+
+def check_close(one: PyTree, other: PyTree) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), one, other)
 
 
 def test_every_array_of_the_state_has_a_place_on_several_devices() -> None:
@@ -287,35 +325,22 @@ def test_evaluation_reports_agents_too(learned: Learned) -> None:
     assert sum(returns.values()) == pytest.approx(evaluated["episode_return_mean"], rel=1e-5)
 
 
-class Watching(Callbacks):
-    """Keeps the episodes that it is called with."""
-
-    episodes: ClassVar[list[EndedEpisode]] = []
-
-    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
-        self.episodes.append(episode)
-
-
-def test_callbacks_see_all_agents_and_what_is_not_trained_keeps_every_byte() -> None:
-    mapping = {"a": "p0", "b": "p1", "c": "p0"}
-    config = make_config(env=Torture, mapping=mapping, policies_to_train=["p1"])
-    with config.callbacks(Watching).build() as algorithm:
-        before = copy.deepcopy(algorithm.get_weights())
-        result = algorithm.train()
-        after = algorithm.get_weights()
-    assert_same(before["p0"], after["p0"])
-    assert not is_same(before["p1"], after["p1"])
-    assert "p0" not in result["learners"]
+def test_callbacks_see_all_agents_and_what_is_not_trained_keeps_every_byte(
+    watched: Watched,
+) -> None:
+    assert_same(watched.before["p1"], watched.after["p1"])
+    assert not is_same(watched.before["p0"], watched.after["p0"])
+    result, episodes = watched.results[-1], watched.episodes
+    assert "p1" not in result["learners"]
     assert result["env_runners"]["module_episode_returns_mean"].keys() == {"p0", "p1"}
-    episodes = Watching.episodes
-    assert len(episodes) == result["env_runners"]["num_episodes"] > 20
+    assert len(episodes) == result["env_runners"]["num_episodes_lifetime"] > 20
     for episode in episodes:
         assert sum(episode.agent_returns.values()) == pytest.approx(episode.get_return(), abs=1e-3)
         assert 0 < episode.agent_steps() == sum(episode.agent_lengths.values())
         assert all(length <= len(episode) for length in episode.agent_lengths.values())
         assert episode.module_for("a") == episode.module_for("c") == "p0"
     assert len({tuple(episode.agent_returns) for episode in episodes}) > 1  # some miss one
-    sampled = result["env_runners"]["num_agent_steps_sampled"]
+    sampled = result["env_runners"]["num_agent_steps_sampled_lifetime"]
     assert sum(e.agent_steps() for e in episodes) <= sum(sampled.values())
 
 

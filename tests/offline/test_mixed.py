@@ -27,6 +27,8 @@ from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.training.mixed import MixedRunner
 from tests.recorded_data import OBS_SPACE, make_part, write_data
 
+pytestmark = pytest.mark.shares_programs
+
 SMALL = {"fcnet_hiddens": [8]}
 MARK = 1000.0
 """Reward of recorded rows, which no environment gives."""
@@ -105,7 +107,7 @@ def make_config(data: Any, **training: Any) -> DQNConfig:
 def test_shares_are_exact_also_when_the_buffer_is_full(tmp_path: Path, buffer: str) -> None:
     """The ring has been written over twice at the end; demonstrations are not in it.
 
-    Evaluations play in the environment.
+    Evaluations play in the environment. A run resumes, and its data are checked.
     """
     one, two = (write_marked(tmp_path / name) for name in "ab")
     config = make_config(
@@ -114,14 +116,23 @@ def test_shares_are_exact_also_when_the_buffer_is_full(tmp_path: Path, buffer: s
     )
     config.evaluation(evaluation_interval=2, evaluation_duration=2)
     with config.build() as algorithm:
-        for _ in range(2):
+        for i in range(2):
             result = algorithm.train()
             learned = result["learners"]["default_policy"]
             assert learned["num_marked"] == 4.0
             assert learned["agrees"] == 1.0
+            if i == 0:
+                path = algorithm.save(tmp_path / "checkpoint")
+        want = algorithm.get_weights()
     assert result["num_env_steps_trained_lifetime"] == 16 * learned["num_updates_lifetime"]
     assert result["num_env_steps_sampled_lifetime"] == 256
     assert result["evaluation"]["env_runners"]["num_episodes"] == 2
+    with Algorithm.from_checkpoint(path, trust=["tests"]) as resumed:
+        resumed.train()
+        jax.tree.map(np.testing.assert_array_equal, resumed.get_weights(), want)
+    changed = {"input_": {"sampler": 0.75, two: 0.25}}
+    with pytest.raises(CheckpointError, match="trained on other recorded data"):
+        Algorithm.from_checkpoint(path, trust=["tests"], **changed)
 
 
 @pytest.mark.slow
@@ -182,23 +193,6 @@ def test_margins_are_of_recorded_rows_alone(tmp_path: Path) -> None:
             runs[share] = algorithm.train()["learners"]["default_policy"]["margin_loss"]
     assert runs[0.25] > 0.0
     assert runs[0.5] == pytest.approx(2.0 * runs[0.25], rel=0.2)
-
-
-def test_a_run_resumes_and_its_data_are_checked(tmp_path: Path) -> None:
-    data = write_marked(tmp_path / "data")
-    with make_config({"sampler": 0.5, data: 0.5}).build() as algorithm:
-        algorithm.train()
-        path = algorithm.save(tmp_path / "checkpoint")
-        algorithm.train()
-        want = algorithm.get_weights()
-    with Algorithm.from_checkpoint(path, trust=["tests"]) as resumed:
-        resumed.train()
-        got = resumed.get_weights()
-    jax.tree.map(np.testing.assert_array_equal, got, want)
-    other = write_marked(tmp_path / "other")
-    changed = {"input_": {"sampler": 0.5, other: 0.25, data: 0.25}}
-    with pytest.raises(CheckpointError, match="trained on other recorded data"):
-        Algorithm.from_checkpoint(path, trust=["tests"], **changed)
 
 
 @pytest.mark.slow

@@ -65,8 +65,8 @@ def step_both(name: str, num_steps: int) -> tuple[Any, list[PyTree], list[PyTree
     env, own = make_multi(f"jaxmarl:{name}").env, jaxmarl.make(name)
     key = jax.random.key(3)
     with jax.numpy_rank_promotion("allow"):
-        state, _ = env.reset(key, None)
-        _, wanted = own.reset(jax.random.key_data(key))
+        state, _ = jax.jit(lambda key: env.reset(key, None))(key)
+        _, wanted = jax.jit(own.reset)(jax.random.key_data(key))
         step, play = jax.jit(lambda *args: env.step(*args, None)), jax.jit(own.step_env)
         found, expected = [], []
         for number in range(num_steps):
