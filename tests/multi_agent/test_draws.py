@@ -94,11 +94,8 @@ def make_runner(memory: str) -> tuple[Any, PyTree, PyTree]:
     ]
     config = make_config(Torture, model, mapping=mapping)
     config.env_runners(observation_filter="MeanStdFilter")
-    with config.build() as algorithm:
-        runner, params = algorithm.runner, algorithm.env_params
-    runner: Any
-    state = jax.jit(runner.init)(make_key(2), params)
-    return runner, state, params
+    with config.debugging(seed=2).build() as algorithm:
+        return algorithm.runner, algorithm.state, algorithm.env_params
 
 
 def spread(stack: Any) -> Any:
@@ -228,10 +225,9 @@ def test_actions_are_those_of_who_plays() -> None:
     """Scripted opponents are paid in every episode for their only action, or never."""
     config = make_config(mapping=Seats("main", Draw(("zero", "one"))))
     config.multi_agent(policies={"main": None, "zero": Zero, "one": One})
-    with config.build() as algorithm:
-        runner, params = algorithm.runner, algorithm.env_params
+    with config.debugging(seed=2).build() as algorithm:
+        runner, params, state = algorithm.runner, algorithm.env_params, algorithm.state
         runner: Any
-        state = jax.jit(runner.init)(make_key(2), params)
 
         @jax.jit
         def run(env: Any, carry: Any) -> Any:

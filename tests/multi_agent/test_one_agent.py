@@ -12,7 +12,6 @@ from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PPOConfig
 from jaxrl.algorithms.sac import SACConfig
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.core.keys import make_key
 from jaxrl.core.types import PyTree
 from tests.multi_agent.agent_envs import OneAgent
 
@@ -70,9 +69,7 @@ def run(config: AlgorithmConfig, env: object, number: int, **env_config: object)
     model = {"fcnet_hiddens": [8], **(config.rl_module_settings.model_config or {})}
     config.rl_module(model_config=model).debugging(seed=3, loggers=[])
     with config.build() as algorithm:
-        runner, params = algorithm.runner, algorithm.env_params
-    state = runner.init(make_key(3), params)
-    step = jax.jit(runner.step)
+        state, step = algorithm.state, jax.jit(algorithm.runner.step)
     for _ in range(number):
         state, _ = step(state)
     return state
