@@ -15,7 +15,7 @@ from jaxrl.errors import ConfigError, ReplayBufferError
 from tests.helpers import assert_equal, differs, small
 from tests.replays import PRIORITIZED, replaying
 
-pytestmark = [pytest.mark.allow_key_reuse, pytest.mark.shares_programs]
+pytestmark = pytest.mark.allow_key_reuse
 
 
 class Plain(ReplayBuffer):

@@ -17,8 +17,6 @@ from tests.multi_agent.agent_envs import Targets, Torture
 from tests.multi_agent.games import play
 from tests.multi_agent.test_draws import One, Zero
 
-pytestmark = pytest.mark.shares_programs
-
 
 class FirstMove(ScriptedModule):
     """The first legal move."""

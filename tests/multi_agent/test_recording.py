@@ -30,8 +30,6 @@ from tests.multi_agent.test_league import make_config as make_league_config
 from tests.multi_agent.test_training import make_config
 from tests.offline.parts import BOX, DISCRETE, make_part
 
-pytestmark = pytest.mark.shares_programs
-
 MAPPING = {"a": "p0", "b": "p1", "c": "p0"}
 AGENTS = ("a", "b", "c")
 SMALL = {"fcnet_hiddens": [4]}

@@ -16,8 +16,6 @@ from jaxrl.envs.multi.matrix_games import TwoStepAnd
 from jaxrl.errors import JaxrlError
 from tests.multi_agent.teams import NoState, Risky, Rivals, Unequal
 
-pytestmark = pytest.mark.shares_programs
-
 GREEDY = {"explore": False}
 PRIORITIZED = {"type": "prioritized", "capacity": 256}
 LSTM = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}

@@ -32,8 +32,6 @@ from jaxrl.training.sharding import state_specs
 from tests.multi_agent.agent_envs import Ending, Targets, Torture
 from tests.multi_agent.host_envs import Duel
 
-pytestmark = pytest.mark.shares_programs
-
 MAPPING = {"a": "p0", "b": "p1"}
 OBS = {agent: np.array([0.0, i], np.float32) for i, agent in enumerate(("a", "b"))}
 

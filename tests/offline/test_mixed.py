@@ -27,8 +27,6 @@ from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.training.mixed import MixedRunner
 from tests.recorded_data import OBS_SPACE, make_part, write_data
 
-pytestmark = pytest.mark.shares_programs
-
 SMALL = {"fcnet_hiddens": [8]}
 MARK = 1000.0
 """Reward of recorded rows, which no environment gives."""
