@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -47,6 +47,8 @@ def extreme(annotation: Any, draw: random.Random) -> Any:
         return extreme(draw.choice(args), draw)
     if origin is Literal:
         return draw.choice(get_choices(annotation))
+    if origin is Annotated:  # ids of agents, which may be numbers
+        return extreme(draw.choice((int, args[0])), draw)
     if origin is list:
         return [extreme(args[0], draw) for _ in range(draw.randrange(4))]
     if origin is tuple:
