@@ -9,7 +9,7 @@ WORKERS ?= logical
 COMPILE_QUICKLY := XLA_FLAGS="$$XLA_FLAGS $$(.ci/compile_quickly $(BIN)/python)"
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 # Tests that start Ray share one cluster, so they run in one process, which collects only their files.
-RAY_FILES = $$(grep -rl --include='*.py' 'mark\.ray' tests)
+RAY_FILES = $$(grep -rl --include='*.py' 'mark\.ray' tests | LC_ALL=C sort)
 RAY_PYTEST = .ci/loopback $(BIN)/python -m pytest $(RAY_FILES)
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
