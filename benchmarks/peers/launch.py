@@ -55,13 +55,8 @@ def _make_jaxrl_host_peer(*arguments: str, starts_ray: bool = True) -> Peer:
     return Peer(module=("benchmarks.peers.jaxrl_host_worker", *arguments), starts_ray=starts_ray)
 
 
-def _make_rllib_peer(*arguments: str) -> Peer:
-    module = ("benchmarks.peers.rllib.worker", *arguments)
-    return Peer(module=module, environment="rllib", starts_ray=True)
-
-
-def _make_rllib_offline_peer(*arguments: str) -> Peer:
-    module = ("benchmarks.peers.rllib.offline_worker", *arguments)
+def _make_rllib_peer(*arguments: str, worker: str = "worker") -> Peer:
+    module = (f"benchmarks.peers.rllib.{worker}", *arguments)
     return Peer(module=module, environment="rllib", starts_ray=True)
 
 
@@ -80,9 +75,7 @@ _PEERS_BY_NAME = {
     RLLIB_2X4: _make_rllib_peer("--runners", "2", "--envs", "4"),
     RLLIB_2X8: _make_rllib_peer("--runners", "2", "--envs", "8"),
     RLLIB_2X16: _make_rllib_peer("--runners", "2", "--envs", "16"),
-    RLLIB_EXTERNAL: Peer(
-        module=("benchmarks.peers.rllib.external_worker",), environment="rllib", starts_ray=True
-    ),
+    RLLIB_EXTERNAL: _make_rllib_peer(worker="external_worker"),
     **dict.fromkeys(
         (FEEDFORWARD, WIDE, LSTM, GRU, LRU), Peer(module=("benchmarks.peers.jaxrl_worker",))
     ),
@@ -112,9 +105,7 @@ _PEERS_BY_NAME = {
         module=("benchmarks.peers.jaxmarl.train_worker",), environment="jaxmarl"
     ),
     multi.OURS_HOST: Peer(module=("benchmarks.peers.jaxrl_agents_worker",)),
-    multi.RLLIB_HOST: Peer(
-        module=("benchmarks.peers.rllib.multi_worker",), environment="rllib", starts_ray=True
-    ),
+    multi.RLLIB_HOST: _make_rllib_peer(worker="multi_worker"),
     multi.SB3_HOST: Peer(
         module=("benchmarks.peers.sb3_pettingzoo.worker",), environment="sb3_pettingzoo"
     ),
@@ -124,8 +115,8 @@ _PEERS_BY_NAME = {
         module=("benchmarks.peers.d3rlpy.worker", "--threads", "1"), environment="d3rlpy"
     ),
     offline.D3RLPY_THREADS: Peer(module=("benchmarks.peers.d3rlpy.worker",), environment="d3rlpy"),
-    offline.RLLIB: _make_rllib_offline_peer("--threads", "1"),
-    offline.RLLIB_THREADS: _make_rllib_offline_peer(),
+    offline.RLLIB: _make_rllib_peer("--threads", "1", worker="offline_worker"),
+    offline.RLLIB_THREADS: _make_rllib_peer(worker="offline_worker"),
 }
 
 

@@ -71,7 +71,8 @@ def _coerce_generic(value: Any, origin: Any, args: tuple[Any, ...]) -> object:
         return coerce(str(value) if is_number else value, args[0])
     if origin in (dict, Mapping):
         _require_fit(value, isinstance(value, Mapping))
-        return {coerce(k, args[0]): coerce(v, args[1]) for k, v in value.items()}
+        coerced = {coerce(k, args[0]): coerce(v, args[1]) for k, v in value.items()}
+        return _require_fit(coerced, len(coerced) == len(value))  # 0 and "0" are one agent
     return _coerce_sequence(value, origin, args)
 
 

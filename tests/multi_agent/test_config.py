@@ -417,6 +417,8 @@ def test_a_mapping_may_have_agents_as_numbers() -> None:
     assert config.multi_agent_settings.mapping == {"0": "p0", "1": "p1"}
     config.multi_agent(mapping=[mapping, other])
     assert config["mapping"][1] == {"0": "p1", "1": "p0"}
+    twice: Any = {0: "p0", "0": "p1"}
     flags: Any = {True: "p0"}
-    with pytest.raises(ConfigError, match="mapping must be a dictionary"):
-        config.multi_agent(mapping=flags)
+    for wrong in (flags, twice):
+        with pytest.raises(ConfigError, match="mapping must be a dictionary"):
+            config.multi_agent(mapping=wrong)

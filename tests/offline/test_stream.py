@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from jaxrl.buffers.dataset import DrawnRows, compute_returns_to_go
 from jaxrl.buffers.dataset_rows import PickedRows
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
+from jaxrl.runners.ray.row_stream import READER_THREAD
 from tests.recorded_data import ACTION_SPACE, OBS_SPACE, make_part, write_data
 
 pytestmark = pytest.mark.ray
@@ -91,6 +93,10 @@ def take_epoch(algorithm: Algorithm, num_rows: int = NUM_ROWS) -> list[PickedRow
     return [jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), each.picked) for each in taken]
 
 
+def get_thread_names() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
 def test_an_epoch_has_every_row_of_the_device_once_and_a_run_resumes(
     data: list[str], tmp_path: Path
 ) -> None:
@@ -115,8 +121,10 @@ def test_an_epoch_has_every_row_of_the_device_once_and_a_run_resumes(
         result = restored.train()
         assert result["dataset"]["epoch"] == 1
         assert result["dataset"]["num_rows_of_epoch"] == 4000
+        assert READER_THREAD in get_thread_names()
     finally:
         restored.stop()
+    assert READER_THREAD not in get_thread_names()  # or else Ray's end is that of the process
 
 
 @pytest.mark.slow

@@ -85,6 +85,20 @@ class TestPace:
         assert pace.choose_num_rows(1000) == 64
 
 
+def test_a_group_counts_the_train_batches_of_its_dispatches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with config_of("PPO", tmp_path).build() as algorithm:
+        group: Any = algorithm.learner_group
+        monkeypatch.setattr(group, "_pace", Pace(64, seconds=1e9))
+        group.run_batches(3, lambda phase: None)
+        alone = group._window.seconds / 3
+        assert group._pace._seconds_per_batch == pytest.approx(alone)
+        group._pace._seconds = 3.5 * alone
+        group.run_batches(2, lambda phase: None, max_iterations=8)
+        assert group._window.num_rows == 1
+
+
 def own(result: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A result without times, with paths as names."""
     flat: dict[str, Any] = {}

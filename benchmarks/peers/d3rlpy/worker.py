@@ -7,7 +7,6 @@ updates of torch are not compiled (`compile_graph` is for GPUs alone).
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import time
 from importlib.metadata import version
@@ -18,6 +17,7 @@ import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.offline_settings import OfflineSetting
 from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.torch_threads import set_threads
 
 d3rlpy: Any = importlib.import_module("d3rlpy")  # not this package, which has the same name
 
@@ -106,11 +106,7 @@ def create(setting: OfflineSetting) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int)
-    threads = parser.parse_args().threads
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads()
     serve_peer(D3rlpyPeer())
 
 

@@ -9,7 +9,6 @@ policy is a squashed normal distribution, and its `beta` is 1, RLlib's largest.
 
 from __future__ import annotations
 
-import argparse
 import time
 from importlib.metadata import version
 from typing import Any
@@ -39,6 +38,7 @@ from benchmarks.offline_settings import ACTION_SIZE, OBS_SIZE, READING, OfflineS
 from benchmarks.peers.protocol import serve_peer
 from benchmarks.peers.ray_start import start_ray
 from benchmarks.peers.rllib.critics import CriticCatalog
+from benchmarks.peers.torch_threads import set_threads
 
 OBJECT_STORE_BYTES = 2**30
 
@@ -178,11 +178,7 @@ def make_config(setting: OfflineSetting, data: str) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int)
-    threads = parser.parse_args().threads
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads()
     start_ray(OBJECT_STORE_BYTES)
     peer = RLlibOfflinePeer()
     try:

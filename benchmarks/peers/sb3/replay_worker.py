@@ -15,7 +15,8 @@ from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissing
 )
 
 from benchmarks.peers.protocol import serve_peer
-from benchmarks.peers.sb3.worker import ModelPeer, set_threads
+from benchmarks.peers.sb3.worker import ModelPeer
+from benchmarks.peers.torch_threads import set_threads
 from benchmarks.replay_settings import ReplaySetting
 
 

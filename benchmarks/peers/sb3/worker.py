@@ -6,7 +6,6 @@ advantages are normalized per minibatch.
 
 from __future__ import annotations
 
-import argparse
 import time
 from importlib.metadata import version
 from typing import Any
@@ -23,6 +22,7 @@ from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingI
 
 from benchmarks.peers.protocol import serve_peer
 from benchmarks.peers.sb3 import models
+from benchmarks.peers.torch_threads import set_threads
 from benchmarks.recommended import make_setting
 from benchmarks.settings import Setting
 
@@ -111,15 +111,6 @@ def create_from_zoo() -> Any:
     arguments = models.make_recommended_arguments("PPO", "CartPole-v1")
     envs = make_vec_env("CartPole-v1", arguments.pop("num_envs"), seed=0, vec_env_cls=DummyVecEnv)
     return PPO("MlpPolicy", envs, seed=0, device="cpu", verbose=0, **arguments)
-
-
-def set_threads() -> None:
-    """Set the number of torch's threads to the one given on the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, help="threads of torch (default: all cores)")
-    threads = parser.parse_args().threads
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -35,6 +36,11 @@ STALL_SECONDS = 30.0
 PREFETCH_BATCHES = 2
 STATISTICS_ROWS = 8192
 """Number of rows of a step of the pass over all rows for the statistics of connectors."""
+
+READER_THREAD = "iter_threaded"
+"""Name of the threads of Ray Data that prepare the batches of a pass."""
+READER_SECONDS = 2.0
+"""Time limit for the end of such threads, which look for it every tenth of a second."""
 
 DATASET = "dataset"
 """Key of results for the rows of recorded data."""
@@ -129,6 +135,10 @@ def _find_cause(error: BaseException) -> JaxrlError:
     return RayError(f"The stream of recorded data failed: {summarize_exception(error)}.")
 
 
+def _find_readers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == READER_THREAD}
+
+
 class StallWatch(SlowWatch):
     """Watch of the time that a stream takes for its next rows."""
 
@@ -169,6 +179,7 @@ class RowStream:
         self._num_splits, self._shuffle_buffer_size = num_splits, shuffle_buffer_size
         self._epoch, self._offset = 0, 0
         self._batches: Iterator[Columns] | None = None
+        self._other_readers: set[threading.Thread] = set()
         self._rest: Columns | None = None
         self._watch = StallWatch(self, stall_s)
         self.num_rows = 0
@@ -220,6 +231,7 @@ class RowStream:
             return self._rest
         while True:
             if self._batches is None:
+                self._other_readers = _find_readers()
                 self._batches = _iter_translated(
                     self._iterator, self._batch_size, self._shuffle_buffer_size
                 )
@@ -255,10 +267,18 @@ class RowStream:
         )
 
     def close(self) -> None:
-        """End the current pass; safe to call more than once."""
+        """End the current pass and its threads; safe to call more than once.
+
+        Ray ends the process, with exit code 1, if a thread is in the middle of a pass at
+        `ray.shutdown()`.
+        """
         batches, self._batches, self._rest = self._batches, None, None
-        if batches is not None:
-            batches.close()  # pyright: ignore[reportAttributeAccessIssue]
+        if batches is None:
+            return
+        batches.close()  # pyright: ignore[reportAttributeAccessIssue]
+        end = time.monotonic() + READER_SECONDS
+        for thread in _find_readers() - self._other_readers:
+            thread.join(max(0.0, end - time.monotonic()))
 
     def stop(self) -> None:
         """End the stream."""
