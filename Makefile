@@ -14,7 +14,9 @@ RAY_PYTEST = .ci/loopback $(BIN)/python -m pytest $(RAY_FILES)
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	"$$python" -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo "$$python"; break; }; done)
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# What pip does with one core; packages hold files of other Python versions, which do not compile.
+COMPILE_INSTALLED := $(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib || true
 
 .PHONY: help train test test-slow test-shapes coverage lint format docs clean
 
@@ -81,9 +83,11 @@ clean:
 .venv/.core: pyproject.toml constraints.txt | .venv/bin/pip
 	@echo "Installing jaxrl into .venv (the first time takes a few minutes)"
 	@$(PIP_INSTALL) -e .
+	@$(COMPILE_INSTALLED)
 	@touch $@
 
 .venv/.dev: pyproject.toml constraints.txt | .venv/bin/pip
 	@echo "Installing jaxrl and its test tools into .venv (the first time takes a few minutes)"
 	@$(PIP_INSTALL) -e ".[dev]"
+	@$(COMPILE_INSTALLED)
 	@touch .venv/.core $@
