@@ -70,7 +70,7 @@ from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
 from jaxrl.runs.results import RunResult
 from jaxrl.runs.saved_run import SavedRun
-from jaxrl.runs.weights import list_modules, refresh_snapshot, set_first_versions
+from jaxrl.runs.weights import check_fits, list_modules, refresh_snapshot, set_first_versions
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
@@ -771,9 +771,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         before = self.state
         has_own_step = type(self).training_step is not Algorithm.training_step
         template = select_expected_state(self._assembly, before, leaves, has_own_step=has_own_step)
-        problem = ckpt.find_first_difference(template, leaves, prefixes)
-        if problem is not None:
-            raise CheckpointError(f"The state does not fit this Algorithm: {problem}.")
+        check_fits(template, leaves, prefixes)
         if component is not None:
             filled = ckpt.fill(before, leaves, prefixes)
             self.state = set_first_versions(refresh_snapshot(filled), list(filled.modules))

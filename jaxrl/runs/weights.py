@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
-from jaxrl.errors import ModuleError, did_you_mean
+from jaxrl.errors import CheckpointError, ModuleError, did_you_mean
 from jaxrl.learners.target_network import TargetNetwork
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runs import checkpoint as ckpt
@@ -21,6 +21,33 @@ from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.modules.rl_module import RLModule
+
+
+def check_fits(
+    template: TrainState, leaves: Mapping[str, np.ndarray], prefixes: tuple[str, ...]
+) -> None:
+    """Raise CheckpointError if saved leaves do not match those of a state.
+
+    Args:
+        template: State with the expected leaves.
+        leaves: Saved leaves by name.
+        prefixes: Prefixes of the names to compare.
+    """
+    problem = ckpt.find_first_difference(template, leaves, prefixes)
+    if problem is None:
+        return
+    saved = dict.fromkeys(n.split(".")[1] for n in leaves if n.startswith("modules."))
+    if bool(saved) == bool(template.modules):
+        raise CheckpointError(f"The state does not fit this Algorithm: {problem}.")
+    own, other = f"the modules {', '.join(saved)}", "one"
+    if not saved:
+        own, other = "one module", "several"
+    of, to = next(iter(saved or [DEFAULT_MODULE])), list_modules(template)[0]
+    raise CheckpointError(
+        f"The state does not fit this Algorithm: it has {own}, and this Algorithm {other}; weights "
+        f"alone fit, as in set_weights({{{to!r}: saved.get_weights()[{of!r}]}}) with "
+        "saved=Algorithm.from_checkpoint(...)."
+    )
 
 
 def list_modules(state: TrainState) -> list[str]:

@@ -17,7 +17,7 @@ ALLOWED: dict[str, str] = {
     "jaxrl/algorithm.py": "the public face: every method that users call, half of it docstrings",
     "jaxrl/export/numpy_program.py": "one file, so that it can be copied beside a simulator",
 }
-ALLOWED_LINES = {"jaxrl/algorithm.py": 930, "jaxrl/export/numpy_program.py": 1495}
+ALLOWED_LINES = {"jaxrl/algorithm.py": 928, "jaxrl/export/numpy_program.py": 1495}
 """Limits of the files that may be longer."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -25,7 +25,7 @@ from jaxrl.core.keys import make_key
 from jaxrl.core.types import PyTree
 from jaxrl.envs import make_multi
 from jaxrl.envs.multi.base import MultiStep
-from jaxrl.errors import JaxrlError
+from jaxrl.errors import CheckpointError, JaxrlError
 from jaxrl.modules.scripted import ScriptedModule
 from jaxrl.training.episode_stats import EndedEpisode
 from jaxrl.training.sharding import state_specs
@@ -442,6 +442,24 @@ def test_a_component_is_restored_for_every_module(
     assert saved.keys() == {"p0", "p1"}
     assert_same(after, saved)
     assert not is_same(after, before)
+
+
+def test_the_checkpoint_of_one_agent_is_refused_with_what_fits(
+    learned: Learned, tmp_path: Path
+) -> None:
+    several = learned.algorithm.save(tmp_path / "several")
+    before = learned.algorithm.get_weights()
+    config = PPOConfig().environment("CartPole-v1").debugging(loggers=[])
+    with config.training(train_batch_size=64, minibatch_size=64).build() as single:
+        one = single.save(tmp_path / "one")
+        with pytest.raises(
+            CheckpointError, match=r"the modules p0, p1.*\{'default_policy': .*'p0'"
+        ):
+            single.restore(several, component="rl_module")
+        for component in (None, "rl_module"):
+            with pytest.raises(CheckpointError, match=r"one module.*\{'p0': .*'default_policy'"):
+                learned.algorithm.restore(one, component)
+        assert_same(learned.algorithm.get_weights(), before)
 
 
 def read_counts(algorithm: Algorithm) -> list[int]:
