@@ -40,6 +40,7 @@ class Task:
 
     Args:
         budget: Environment steps per run; None takes it from the config file.
+        episodes: Episodes of the greedy evaluation; None takes the suite's.
         threshold: Return that counts as learned; None if undefined.
         ceiling: Return that a run must stay below, which shows that the task needs what the run
             lacks; None if undefined.
@@ -51,6 +52,7 @@ class Task:
     """
 
     budget: int | None = None
+    episodes: int | None = None
     threshold: float | None = None
     ceiling: float | None = None
     low: float = 0.0
@@ -79,6 +81,7 @@ class SuiteCell:
         module: Module whose returns count, of several agents; "" for the sum of all agents.
         data: Names of the data sets that it learns from.
         is_offline: Whether it learns from recorded data alone, of which the budget is rows.
+        episodes: Episodes of the greedy evaluation at its end.
     """
 
     entrant: str
@@ -95,6 +98,7 @@ class SuiteCell:
     module: str = ""
     data: tuple[str, ...] = ()
     is_offline: bool = False
+    episodes: int
 
     @property
     def name(self) -> str:
@@ -110,7 +114,6 @@ class Suite:
         name: Name of the suite and of its folder of results.
         about: Introduction of the report.
         seeds: Seeds of the runs of each cell.
-        episodes: Episodes of the greedy evaluation at the end of each run.
         metrics: Metrics that are columns of the report.
         tasks: Tasks by environment.
         cells: Cells in the order in which they run.
@@ -122,7 +125,6 @@ class Suite:
     name: str
     about: str
     seeds: tuple[int, ...]
-    episodes: int
     metrics: tuple[str, ...]
     tasks: Mapping[str, Task]
     cells: tuple[SuiteCell, ...]
@@ -140,7 +142,7 @@ class Suite:
             settings=cell.settings,
             budget=cell.budget,
             seeds=self.seeds,
-            episodes=self.episodes,
+            episodes=cell.episodes,
             module=cell.module,
             folder=str(folder / "runs" / cell.name),
         )
@@ -153,7 +155,8 @@ SUITE_KEYS = (
 TASK_KEYS = tuple(field.name for field in dataclasses.fields(Task))
 ALGORITHM_KEYS = ("algorithm", "settings", "environments")
 CONFIG_KEYS = (
-    "file", "label", "budget", "threshold", "ceiling", "settings", "reference", "source", "module",
+    "file", "label", "budget", "episodes", "threshold", "ceiling", "settings", "reference", "source",
+    "module",
 )  # fmt: skip
 SPEED_KEYS = tuple(field.name for field in dataclasses.fields(SpeedSpec))
 PEER_KEYS = ("algorithms", "settings", "environments")
@@ -202,6 +205,7 @@ class _SuiteReader:
     def __init__(self, data: Mapping[str, Any], path: Path, text: str) -> None:
         self._data, self._path, self._text = data, path, text
         self._peers = find_peers_folder(path)
+        self._episodes = parse_positive("episodes", data.get("episodes", 100))
         self._tasks = {
             env: Task(
                 **parse_values(
@@ -238,7 +242,6 @@ class _SuiteReader:
             name=str(data.get("name", self._path.stem)),
             about=str(data.get("about", "")),
             seeds=parse_seeds(data.get("seeds", 5)),
-            episodes=parse_positive("episodes", data.get("episodes", 100)),
             metrics=tuple(
                 check_known("metrics", x, METRICS) for x in data.get("metrics") or METRICS
             ),
@@ -312,6 +315,7 @@ class _SuiteReader:
                     module=module,
                     data=tuple(name.removeprefix(PREFIX) for name in iter_sources(config)),
                     is_offline=config.is_offline,
+                    episodes=numbers.get("episodes", task.episodes or self._episodes),
                 )
             )
         return cells
@@ -382,6 +386,7 @@ class _SuiteReader:
             threshold=task.threshold,
             ceiling=task.ceiling,
             module=task.module,
+            episodes=task.episodes or self._episodes,
         )
 
 

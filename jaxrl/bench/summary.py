@@ -50,7 +50,6 @@ def summarize(
             "versions": {name: v for found in versions for name, v in found.items()},
         },
         "seeds": list(suite.seeds),
-        "episodes": suite.episodes,
         "metrics": list(suite.metrics),
         "cells": cells,
         "winners": {
@@ -79,6 +78,7 @@ def _summarize_cell(
         "environment": cell.environment,
         "algorithm": cell.algorithm,
         "budget": cell.budget,
+        "episodes": cell.episodes,
         "threshold": cell.threshold,
         "ceiling": cell.ceiling,
         "file": cell.file,

@@ -45,9 +45,10 @@ def _build_environment_table(summary: Row, env: str) -> Table:
         and (name != "reference" or any(cell["reference"] is not None for cell in cells))
     }
     budgets = " and ".join(f"{b:,}" for b in sorted({cell["budget"] for cell in cells}))
+    episodes = " and ".join(f"{n:,}" for n in sorted({cell["episodes"] for cell in cells}))
     unit = "recorded rows" if any(cell.get("is_offline") for cell in cells) else "environment steps"
     text = (
-        f"Greedy evaluation of {summary['episodes']} episodes after {budgets} {unit}; "
+        f"Greedy evaluation of {episodes} episodes after {budgets} {unit}; "
         f"interquartile mean over {len(summary['seeds'])} seeds with its 95 % bootstrap interval. "
     )
     modules = sorted({cell["module"] for cell in measured if cell.get("module")})

@@ -43,6 +43,7 @@ def parse_nonempty_text(value: object) -> str:
 
 TASK_VALUES: Mapping[str, tuple[Callable[[object], object], str]] = {
     "budget": (parse_integer, "a number of environment steps"),
+    "episodes": (parse_integer, "a number of episodes"),
     "threshold": (parse_number, "a return"),
     "ceiling": (parse_number, "a return"),
     "low": (parse_number, "a return"),

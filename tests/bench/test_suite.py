@@ -113,6 +113,23 @@ configs:
     assert (ppo.ceiling, ppo.is_offline, ppo.data) == (300.0, False, ())
 
 
+def test_runs_may_be_evaluated_for_episodes_of_their_own(tmp_path: Path) -> None:
+    text = """
+episodes: 20
+environments:
+  CartPole-v1: {episodes: 300}
+configs:
+  - classic/cartpole-ppo
+  - {file: classic/cartpole-dqn, episodes: 7}
+  - classic/acrobot-ppo
+"""
+    suite = load_suite(written(tmp_path, text))
+    jobs = [suite.make_job(cell, tmp_path) for cell in suite.cells]
+    assert [job.episodes for job in jobs] == [300, 7, 20]
+    with pytest.raises(ConfigError, match="episodes must be a number of episodes, got 0"):
+        load_suite(written(tmp_path, text.replace("7", "0")))
+
+
 SHIPPED = [path.stem for path in find_suite_file("smoke").parent.glob("*.yaml")]
 NEVER_RUN_BY_A_SUITE = {
     "curriculum/frozenlake-ppo",  # its return is that of the latest task
