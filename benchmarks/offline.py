@@ -3,14 +3,15 @@
 BC, CQL, IQL and TD3+BC learn from 100,000 random rows with HalfCheetah's sizes, with networks of
 2 x 64 and batches of 64 rows, and with 2 x 256 and 256. d3rlpy and RLlib, which has no TD3+BC, have
 environments of their own (`.peers`, made on first use), and run with one thread and with torch's number
-of threads. CQL, IQL and TD3+BC are also written by hand with jax and optax in one file. Peers take
-turns, and compilation is apart. Then jaxrl and RLlib read a million rows from Parquet by turns.
+of threads. CQL, IQL and TD3+BC are also written by hand with jax and optax in one file, and are those
+of JAX-CORL if the variable JAX_CORL names a checkout of it. Peers take turns, and compilation is apart. Then jaxrl and RLlib read a million rows from Parquet by turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from benchmarks.offline_settings import (
     D3RLPY_THREADS,
     EPISODE_LENGTH,
     HANDWRITTEN,
+    JAX_CORL,
+    JAX_CORL_VARIABLE,
     NUM_ROWS,
     OURS,
     READERS,
@@ -41,7 +44,7 @@ from benchmarks.worker import Worker
 from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
 from jaxrl.bench.peers import PeerError
 
-PEERS = (OURS, HANDWRITTEN, D3RLPY, D3RLPY_THREADS, RLLIB, RLLIB_THREADS)
+PEERS = (OURS, HANDWRITTEN, JAX_CORL, D3RLPY, D3RLPY_THREADS, RLLIB, RLLIB_THREADS)
 READS = 3
 """Rounds of the reading of Parquet, which takes RLlib minutes."""
 QUICK_SCALE, QUICK_ROWS = 0.02, 10_000
@@ -79,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.offline", description=__doc__)
-    parser.add_argument("--peers", default=",".join(PEERS), help="names, separated by commas")
+    usual = [name for name in PEERS if name != JAX_CORL or os.environ.get(JAX_CORL_VARIABLE)]
+    parser.add_argument("--peers", default=",".join(usual), help="names, separated by commas")
     parser.add_argument(
         "--rows",
         type=int,

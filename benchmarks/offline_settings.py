@@ -16,8 +16,10 @@ import numpy as np
 OURS, D3RLPY, D3RLPY_THREADS = "jaxrl-offline", "d3rlpy", "d3rlpy-threads"
 HANDWRITTEN = "handwritten-offline"
 RLLIB, RLLIB_THREADS = "rllib-offline", "rllib-offline-threads"
+JAX_CORL, JAX_CORL_VARIABLE = "jax-corl", "JAX_CORL"
+"""Peer, and environment variable that names its checkout."""
 ALGORITHMS = {
-    HANDWRITTEN: ("CQL", "IQL", "TD3+BC"),
+    **dict.fromkeys((HANDWRITTEN, JAX_CORL), ("CQL", "IQL", "TD3+BC")),
     **dict.fromkeys((RLLIB, RLLIB_THREADS), ("BC", "CQL", "IQL")),
 }
 """Algorithms of the peers that do not have all of them."""

@@ -111,6 +111,7 @@ _PEERS_BY_NAME = {
     ),
     offline.OURS: Peer(module=("benchmarks.peers.jaxrl_offline_worker",)),
     offline.HANDWRITTEN: Peer(module=("benchmarks.peers.handwritten_offline.worker",)),
+    offline.JAX_CORL: Peer(module=("benchmarks.peers.jax_corl.worker",)),
     offline.D3RLPY: Peer(
         module=("benchmarks.peers.d3rlpy.worker", "--threads", "1"), environment="d3rlpy"
     ),
