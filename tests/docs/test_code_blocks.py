@@ -63,7 +63,7 @@ def blocks(path: Path, fence: re.Pattern[str] = FENCE) -> list[tuple[int, str]]:
 
 
 def shown_outputs(path: Path) -> dict[int, str]:
-    """What a page shows of the outputs of its blocks, by the number of each one's first line."""
+    """Outputs of blocks that a page shows, by the number of each block's first line."""
     text = path.read_text()
     after = [(found, SHOWN.match(text, found.end() + 1)) for found in FENCE.finditer(text)]
     return {text[: found.start(1)].count("\n"): shown[1] for found, shown in after if shown}
@@ -74,7 +74,7 @@ def printed(output: str) -> list[str]:
     return [
         word
         for line in output.splitlines()
-        if not re.match(r"iteration [\d,]+  steps", line)
+        if not re.match(r"iteration [\d,]+  ", line)
         for word in line.split()
     ]
 
