@@ -29,7 +29,7 @@ def test_turns_train_as_one_program_does(algo: str) -> None:
         states = states_of(sweep)
     with population(config.sweep(max_lanes_per_program=4)) as turns:
         assert [len(group.lanes) for group in turns._groups[0]] == [3, 3]  # one to spare
-        assert "5 lanes in 1 programs" in turns.notes[0]
+        assert "5 lanes in 1 program." in turns.notes[0]
         assert any("2 turns of 3 lanes" in note for note in turns.notes)
         got = turns.train()
         for own, other in zip(states_of(turns), states, strict=True):

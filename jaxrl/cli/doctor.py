@@ -272,7 +272,7 @@ def _examine_extras(report: Report) -> None:
         if missing:
             report.add(f"jaxrl[{extra}]", f"not installed: pip install 'jaxrl[{extra}]'")
             continue
-        report.add(f"jaxrl[{extra}]", ", ".join(map(str, found)))
+        report.add(f"jaxrl[{extra}]", ", ".join(dict.fromkeys(map(str, found))))
         for item in found:
             _add_problem_unless_met(report, item, f"jaxrl[{extra}]")
 

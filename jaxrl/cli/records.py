@@ -68,20 +68,20 @@ class RunRecord:
         return load_run_config(self.path, self.params, trust)
 
 
-def load_record(given: str) -> RunRecord:
+def load_record(given: str, instead_of_sweep: str | None = None) -> RunRecord:
     """Load the record of a run.
 
     Args:
         given: Run folder, or its name in the results folder.
+        instead_of_sweep: What to do in place of giving a sweep; None says to give a lane.
 
     Raises:
         JaxrlError: If there is no such run, it is a sweep, or its files are damaged.
     """
     path = find_run_folder(given)
     if is_sweep_folder(path):
-        raise RunFolderError(
-            f"{path} is a sweep of several runs: name one of its lanes, such as {path}/lane_000."
-        )
+        advice = instead_of_sweep or f"name one of its lanes, such as {path}/lane_000"
+        raise RunFolderError(f"{path} is a sweep of several runs: {advice}.")
     saved = {parse_iteration(found): found for found in list_checkpoints(path / "checkpoints")}
     sessions = read_sessions(path) or _read_old_sessions(saved)
     return RunRecord(path=path, params=read_params(path), sessions=sessions, checkpoints=saved)

@@ -65,7 +65,7 @@ def replay(
     Raises:
         JaxrlError: If the run cannot be replayed.
     """
-    record = load_record(run)
+    record = load_record(run, instead_of_sweep="replay single runs")
     number = _choose_iterations(record, iterations)
     _refuse_unrepeatable_record(record, number)
     config = record.load_config(trust)

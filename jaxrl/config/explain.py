@@ -106,10 +106,10 @@ def _format_devices(
         return f"Local device {learners.local_device_idx}, as set."
     requested = learners.num_devices
     if platform is None or (local_device_count is None and devices is None):
-        return (
-            f"{plan.num_shards} shard{'s' * (plan.num_shards > 1)}; num_devices={requested!r} is "
-            "resolved when the Algorithm is built."
-        )
+        shards = f"{plan.num_shards} shard{'s' * (plan.num_shards > 1)}"
+        if requested != "auto":
+            return f"{shards} on {requested} device{'s' * (requested > 1)}, as set."
+        return f"{shards}; num_devices='auto' is resolved when the Algorithm is built."
     number = None if requested == "auto" else requested
     number, reason = devices or choose_num_devices(
         plan,

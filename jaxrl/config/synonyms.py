@@ -79,6 +79,7 @@ _COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "action_noise": ("training(exploration_sigma=...)",),
     "policy_noise target_policy_noise": ("training(target_noise=...)",),
     "noise_clip": ("training(target_noise_clip=...)",),
+    "use_sde sde_sample_freq": (),
     "normalize_observations normalize_obs norm_obs": (
         "env_runners(observation_filter='MeanStdFilter')",
     ),

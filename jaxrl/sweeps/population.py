@@ -127,7 +127,8 @@ class Population(SweepRuns):
     def notes(self) -> list[str]:
         """Sentences to show before training: programs, turns and defaults that were adapted."""
         lanes, programs = len(self.lanes), len(self._groups)
-        summary = f"{lanes} lanes in {programs} programs, {lanes / programs:g} in each on average."
+        summary = f"{lanes} lanes in {_count_programs(programs)}"
+        summary += f", {lanes / programs:g} in each on average." if programs > 1 else "."
         turns = [
             f"{turns[0].assembly.made.id}: {len(turns)} turns of {len(turns[0].lanes)} lanes."
             for turns in self._groups
@@ -405,7 +406,7 @@ class Population(SweepRuns):
 
     def explain(self) -> str:
         """Describe the lanes and the programs that they share."""
-        lines = [f"{self.num_lanes} lanes in {len(self._groups)} programs:"]
+        lines = [f"{self.num_lanes} lanes in {_count_programs(len(self._groups))}:"]
         lines += [f"  {lane}" for lane in self.lanes]
         return "\n".join([*lines, self._runs[0].algorithm.explain()])
 
@@ -419,3 +420,7 @@ class Population(SweepRuns):
 def get_last_error(diverged: Mapping[int, str]) -> str:
     """Return the reason why the last lane diverged."""
     return list(diverged.values())[-1]
+
+
+def _count_programs(number: int) -> str:
+    return f"{number} program{'s' * (number > 1)}"

@@ -162,7 +162,10 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
         assert name in err
         assert err.count("\n") == 1
     (copy / "sweep.json").write_text("{}")
-    assert "is a sweep of several runs" in jaxrl("diff", trained, copy)[2]
+    assert "is a sweep of several runs: name one of its lanes" in jaxrl("diff", trained, copy)[2]
+    code, _, err = jaxrl("replay", copy)
+    assert code == 2
+    assert "is a sweep of several runs: replay single runs." in err
 
 
 class TestComparison:

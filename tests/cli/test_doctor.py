@@ -52,6 +52,8 @@ def test_what_there_is_is_found() -> None:
     assert found["results"] == os.environ["JAXRL_RESULTS_DIR"]
     assert found["Ray"].startswith(importlib.metadata.version("ray"))
     assert "ale-py" in found["jaxrl[atari]"]
+    packages = found["jaxrl[offline]"].split(", ")
+    assert len(packages) == len(set(packages))
     assert found["XLA_FLAGS"] == os.environ["XLA_FLAGS"]
     assert "hits possible" in found["compilation cache"]
 

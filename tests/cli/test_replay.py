@@ -223,7 +223,7 @@ def test_sweeps_and_their_lanes_are_refused(tmp_path: Path) -> None:
     code, _, err = jaxrl("replay", run)
     assert code == 2
     assert "lane_000 is a lane of a sweep" in err
-    assert "is a sweep of several runs" in jaxrl("replay", run.parent)[2]
+    assert "is a sweep of several runs: replay single runs." in jaxrl("replay", run.parent)[2]
     (run.parent / "sweep.json").unlink()  # killed before it was saved
     for path in (run, run.parent):
         code, _, err = jaxrl("replay", path)

@@ -343,7 +343,7 @@ def test_a_sweep_is_trained_as_lanes_and_ends_with_a_table(tmp_path: Path) -> No
         "train", "file", file, "--seeds", 2, "--seed", 4, "--results-dir", tmp_path / "out"
     )
     assert done.exit_code == 0, done.output
-    assert "4 lanes in 1 programs" in done.output
+    assert "4 lanes in 1 program." in done.output
     assert re.search(r"point +lr +lanes +return \(IQM\) +95 % interval", done.output)
     assert re.search(r"best point +lr=", done.output)
     folder = tmp_path / "out" / "rates"

@@ -24,7 +24,11 @@ def test_effective_values_are_shown() -> None:
 def test_placement_says_why() -> None:
     config = PPOConfig().env_runners(num_envs_per_env_runner=64, rollout_fragment_length=32)
     config.training(minibatch_size=512)
-    assert "resolved when the Algorithm is built" in config.explain()
+    assert (
+        "8 shards; num_devices='auto' is resolved when the Algorithm is built" in config.explain()
+    )
+    assert "8 shards on 1 device, as set." in config.copy().learners(num_devices=1).explain()
+    assert "8 shards on 2 devices, as set." in config.copy().learners(num_devices=2).explain()
     text = config.explain(platform="cpu", local_device_count=2, module_table="layer | shape")
     assert "2 cpu devices: the largest divisor of num_shards=8 up to 2" in text
     assert "Module\nlayer | shape" in text

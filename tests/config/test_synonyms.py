@@ -43,6 +43,7 @@ ANSWERS = [
     ("DQN", "exploration_final_eps", "training(epsilon=[["),
     ("PPO", "ANNEAL_LR", "training(lr=[["),
     ("PPO", "buffer_size", "This algorithm has no counterpart"),
+    ("PPO", "use_sde", "This algorithm has no counterpart"),
     ("PPO", "GAMMA", "Did you mean 'gamma'?"),
 ]
 

@@ -21,6 +21,8 @@ from jaxrl.config.sweep import is_sweep
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RAY_FENCE = re.compile(r"^```\{\.python \.ray\}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+"""Output of the block before it."""
 NAME = "documented"
 LONG = (
     "callbacks",
@@ -60,6 +62,34 @@ def blocks(path: Path, fence: re.Pattern[str] = FENCE) -> list[tuple[int, str]]:
     return [(text[: found.start(1)].count("\n"), found[1]) for found in fence.finditer(text)]
 
 
+def shown_outputs(path: Path) -> dict[int, str]:
+    """Outputs of blocks that a page shows, by the number of each block's first line."""
+    text = path.read_text()
+    after = [(found, SHOWN.match(text, found.end() + 1)) for found in FENCE.finditer(text)]
+    return {text[: found.start(1)].count("\n"): shown[1] for found, shown in after if shown}
+
+
+def printed(output: str) -> list[str]:
+    """The words of an output, without the lines that a training run writes to the console."""
+    return [
+        word
+        for line in output.splitlines()
+        if not re.match(r"iteration [\d,]+  ", line)
+        for word in line.split()
+    ]
+
+
+def run_blocks(
+    path: Path, namespace: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = shown_outputs(path)
+    for first_line, source in blocks(path):
+        capsys.readouterr()
+        exec(compile("\n" * first_line + source, os.fspath(path), "exec"), namespace)
+        if first_line in shown:
+            assert printed(capsys.readouterr().out) == printed(shown[first_line])
+
+
 def documents() -> list[Path]:
     files = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
     return [path for path in files if blocks(path)]
@@ -87,12 +117,15 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize("path", cases())
-def test_blocks_run(
-    path: Path, namespace: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_blocks_run_and_print_what_is_shown(
+    path: Path,
+    namespace: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for first_line, source in blocks(path):
-        exec(compile("\n" * first_line + source, os.fspath(path), "exec"), namespace)
+    run_blocks(path, namespace, capsys)
 
 
 class FirstBuild(Exception):
@@ -103,7 +136,11 @@ class FirstBuild(Exception):
     "path", [path for path in documents() if path.stem in LONG], ids=lambda path: path.stem
 )
 def test_blocks_of_long_pages_run_up_to_their_first_build(
-    path: Path, namespace: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path,
+    namespace: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(config: AlgorithmConfig, *args: object, **kwargs: object) -> None:
         if not is_sweep(config):
@@ -115,8 +152,7 @@ def test_blocks_of_long_pages_run_up_to_their_first_build(
         monkeypatch.setattr(AlgorithmConfig, name, refuse)
     monkeypatch.setattr(testing, "check_env", lambda env, **kwargs: None)
     with contextlib.suppress(FirstBuild):
-        for first_line, source in blocks(path):
-            exec(compile("\n" * first_line + source, os.fspath(path), "exec"), namespace)
+        run_blocks(path, namespace, capsys)
 
 
 def test_blocks_compile_and_import_what_there_is() -> None:

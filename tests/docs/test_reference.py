@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import jaxrl
+from jaxrl.cli.app import app
 
 REFERENCE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
 PACKAGES = (
@@ -28,6 +29,18 @@ def test_every_public_name_stands_in_the_reference(package: str) -> None:
         names |= set(jaxrl.TRAINABLES)
     missing = sorted(name for name in names if not re.search(rf"\b{name}\b", REFERENCE))
     assert not missing
+
+
+def test_every_command_is_on_the_page_of_commands() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "command_line.md").read_text()
+    names = [group.name for group in app.registered_groups]
+    names += [
+        command.name or command.callback.__name__.replace("_", "-")
+        for command in app.registered_commands
+        if command.callback is not None
+    ]
+    assert len(names) > 15
+    assert not [name for name in names if not re.search(rf"^\| `jaxrl {name}[ `]", page, re.M)]
 
 
 def test_every_entry_of_the_reference_exists() -> None:
