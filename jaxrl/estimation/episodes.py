@@ -23,6 +23,10 @@ from jaxrl.offline.joining import merge_parts
 from jaxrl.offline.recorded import RecordedData
 
 
+MAX_LOG_PROB = 1e-3
+"""Log-probability of a choice above which it is none; rounding may leave it slightly above 0."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WholeEpisodes:
     """Episodes that were recorded from their first step to their end.
@@ -125,7 +129,7 @@ def select_whole_episodes(
         )
     log_probs = None
     if data.has_density and all(Columns.ACTION_LOGP in part.extras for part in parts):
-        log_probs = [np.asarray(part.extras[Columns.ACTION_LOGP], np.float64) for part in parts]
+        log_probs = [_read_log_probs(data, part) for part in parts]
     if conversion is not None:
         if log_probs is not None:
             scales = split_rows(_compute_log_scale(pipeline, join_actions(parts)), parts)
@@ -137,6 +141,32 @@ def select_whole_episodes(
         behavior_log_prob=log_probs,
         num_dropped=num_dropped,
     )
+
+
+def _read_log_probs(data: RecordedData, part: EpisodePart) -> Float[np.ndarray, " L"]:
+    """Return the recorded log-probabilities of a part.
+
+    Raises:
+        DataError: If one is none: not finite or, of an action that is a choice, above 0.
+    """
+    found = np.asarray(part.extras[Columns.ACTION_LOGP], np.float64)
+    space, where = data.action_space, f"{data.files[0]}, episode {part.episode_id!r}"
+    if found.size != len(part):
+        raise DataError(
+            f"{where}: {Columns.ACTION_LOGP} must have one number a step, got the shape {found.shape}."
+        )
+    found = found.reshape(-1)
+    is_choice = isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+    largest = MAX_LOG_PROB if is_choice else np.inf
+    is_valid = np.isfinite(found) & (found <= largest)
+    if not is_valid.all():
+        row = int(np.argmin(is_valid))
+        raise DataError(
+            f"{where}: {Columns.ACTION_LOGP} is {found[row]:g} at t={part.t_started + row}, and must be the "
+            f"logarithm of the probability with which an action of {space} was drawn: record that, or "
+            "has_density=False."
+        )
+    return found
 
 
 def join_episodes(sources: Sequence[WholeEpisodes]) -> WholeEpisodes:
