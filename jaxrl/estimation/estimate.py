@@ -109,7 +109,8 @@ def estimate(
         data: Recorded data, or episodes of them that have been read.
         gamma: Discount factor.
         methods: Names of methods; None for "wis" and "dr" if the data have the probabilities of
-            their actions and the policy has some, else for "dm".
+            their actions and the policy has some, else for "dm". Actions that "dr" cannot model
+            leave "wis".
         confidence: Probability that the intervals contain the value.
         fqe: Settings of fitted Q evaluation, by name.
         seed: Seed of resampling and of the fits.
@@ -125,7 +126,7 @@ def estimate(
     _check_number("confidence", confidence, between_zero_and_one)
     check_seed(seed)
     if methods is None:
-        methods = ("wis", "dr") if data.has_density and target.has_probability else ("dm",)
+        methods = _choose_methods(target, has_density=data.has_density)
     check_methods(methods)
     settings = make_fqe_settings(fqe)
     check_target(target, methods)
@@ -144,6 +145,12 @@ def estimate(
     if needs_model:
         values = _fit_values(target, episodes, rows, gamma, settings, fit_key)
     return _make_report(target, episodes, weighted, values, gamma, list(methods), confidence, seed)
+
+
+def _choose_methods(target: Target, *, has_density: bool) -> Sequence[str]:
+    if not (has_density and target.has_probability):
+        return ("dm",)
+    return ("wis", "dr") if target.has_modeled_actions else ("wis",)
 
 
 def _check_number(name: str, value: object, check: Check) -> None:

@@ -298,14 +298,13 @@ def test_models_need_simple_actions(tmp_path: Path) -> None:
     env = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     config = BCConfig().environment(observation_space=env, action_space=space)
     part = make_part(0, 4, terminated=True)
-    part = dataclasses.replace(
-        part, obs=np.tanh(part.obs), action=np.zeros((4, 2), np.int32), reward=np.ones(4)
-    )
+    extras = {"action_logp": np.full(4, -np.log(6.0), np.float32)}
+    part = dataclasses.replace(part, obs=np.tanh(part.obs), reward=np.ones(4), extras=extras)
+    part = dataclasses.replace(part, action=np.zeros((4, 2), np.int32))
     with EpisodeWriter(tmp_path / "data", env, space) as writer:
         writer.add_parts([part])
     config.offline_data(input_=str(tmp_path / "data")).training(train_batch_size=4)
-    with (
-        config.build() as algorithm,
-        pytest.raises(ConfigError, match="need Discrete or Box actions, got MultiDiscrete"),
-    ):
-        algorithm.evaluate_offline(methods=["dm"])
+    with config.build() as algorithm:
+        with pytest.raises(ConfigError, match="need Discrete or Box actions, got MultiDiscrete"):
+            algorithm.evaluate_offline(methods=["dm"])
+        assert list(algorithm.evaluate_offline().estimates) == ["wis"]
