@@ -37,12 +37,14 @@ class WholeEpisodes:
         behavior_log_prob: Log-probability of each action for the policy that recorded it, by episode;
             None if it was not recorded.
         num_dropped: Number of parts of episodes that were not whole.
+        num_dropped_steps: Number of their steps.
     """
 
     source: str
     parts: Sequence[EpisodePart]
     behavior_log_prob: Sequence[Float[np.ndarray, " L"]] | None
     num_dropped: int
+    num_dropped_steps: int = 0
 
     @property
     def has_density(self) -> bool:
@@ -111,7 +113,7 @@ def select_whole_episodes(
         check_action_inverse(pipeline)
         conversion = ActionConversion(pipeline=pipeline)
     parts: list[EpisodePart] = []
-    num_dropped = 0
+    dropped: list[int] = []
     for part in merge_parts(recorded):
         is_whole = part.t_started == 0 and (part.terminated or part.truncated) and data.has_past
         needs_final = ignore_final_observation and split_by_episode
@@ -121,7 +123,7 @@ def select_whole_episodes(
         elif kept is not None and is_whole:
             parts.append(kept)
         else:
-            num_dropped += 1
+            dropped.append(len(part))
     if not parts:
         raise DataError(
             f"{data.files[0]} has no whole episode, from its first step to a termination or "
@@ -139,7 +141,8 @@ def select_whole_episodes(
         source=str(data.files[0]),
         parts=parts,
         behavior_log_prob=log_probs,
-        num_dropped=num_dropped,
+        num_dropped=len(dropped),
+        num_dropped_steps=sum(dropped),
     )
 
 
@@ -184,6 +187,7 @@ def join_episodes(sources: Sequence[WholeEpisodes]) -> WholeEpisodes:
         parts=[part for source in sources for part in source.parts],
         behavior_log_prob=log_probs,
         num_dropped=sum(source.num_dropped for source in sources),
+        num_dropped_steps=sum(source.num_dropped_steps for source in sources),
     )
 
 

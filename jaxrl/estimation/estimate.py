@@ -34,6 +34,8 @@ MIN_EFFECTIVE_SHARE = 0.05
 """Effective share of the episodes below which a report warns."""
 MAX_WEIGHT_SHARE = 0.2
 """Share of one episode in the sum of weights above which a report warns."""
+MAX_DROPPED_SHARE = 0.1
+"""Share of the steps in episodes that are not whole above which a report warns."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -301,8 +303,23 @@ def _make_report(
         num_dropped=episodes.num_dropped,
         effective_size=size,
         largest_share=share,
-        warnings=tuple(_find_warnings(estimates, behavior, len(episodes.parts), size, share)),
+        warnings=(
+            *_warn_of_dropped(episodes),
+            *_find_warnings(estimates, behavior, len(episodes.parts), size, share),
+        ),
     )
+
+
+def _warn_of_dropped(episodes: WholeEpisodes) -> list[str]:
+    """Return what to doubt where many steps are in episodes that are not whole."""
+    dropped = episodes.num_dropped_steps
+    share = dropped / (dropped + int(episodes.lengths.sum()))
+    if share <= MAX_DROPPED_SHARE:
+        return []
+    return [
+        f"{100.0 * share:.0f}% of the steps are in episodes without a recorded start or end, which are "
+        "left out: long episodes are cut more often, and the values are of the others."
+    ]
 
 
 def _find_warnings(
