@@ -22,7 +22,6 @@ from jaxrl.errors import DataError
 from jaxrl.offline.joining import merge_parts
 from jaxrl.offline.recorded import RecordedData
 
-
 MAX_LOG_PROB = 1e-3
 """Log-probability of a choice above which it is none; rounding may leave it slightly above 0."""
 

@@ -316,10 +316,11 @@ def _warn_of_dropped(episodes: WholeEpisodes) -> list[str]:
     share = dropped / (dropped + int(episodes.lengths.sum()))
     if share <= MAX_DROPPED_SHARE:
         return []
-    return [
+    warning = (
         f"{100.0 * share:.0f}% of the steps are in episodes without a recorded start or end, which are "
         "left out: long episodes are cut more often, and the values are of the others."
-    ]
+    )
+    return [warning]
 
 
 def _find_warnings(

@@ -193,7 +193,10 @@ def test_incomplete_episodes_are_counted(tmp_path: Path, ignore: bool) -> None:
     steps = 7 if ignore else 8
     assert (report.num_episodes, report.num_steps, report.num_dropped) == (2, steps, 2)
     share = "53%" if ignore else "50%"
-    assert f"{share} of the steps are in episodes without a recorded start or end" in report.warnings[0]
+    assert (
+        f"{share} of the steps are in episodes without a recorded start or end"
+        in report.warnings[0]
+    )
 
 
 def test_no_value_is_of_an_observation_that_was_not_recorded(tmp_path: Path) -> None:

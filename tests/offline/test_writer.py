@@ -240,9 +240,11 @@ def test_an_id_that_a_later_writer_begins_again_is_another_episode(tmp_path: Pat
     parts = list(data.iter_parts())
     assert [(part.t_started, len(part)) for part in parts] == [(0, 2), (0, 3), (3, 1)]
     first, second, third = (part.episode_id for part in parts)
-    assert first == "0" and second == third != first
+    assert first == "0"
+    assert second == third != first
     assert len({hash_episode(part.episode_id) for part in parts}) == 1
-    assert data.counts is not None and data.counts.num_episodes == 2
+    assert data.counts is not None
+    assert data.counts.num_episodes == 2
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
