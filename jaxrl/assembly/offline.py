@@ -229,10 +229,12 @@ def load_dataset(
     for source, recorded in zip(data, learned, strict=True):
         parts = prepare_parts(config, source, recorded, policy_step)
         if not parts:
-            raise DataError(
-                f"{source.files[0]} has no rows to learn from: name data with at least one "
-                "transition."
+            advice = (
+                f"lower offline_evaluation_split={share}, which may hold out all of its episodes"
+                if share
+                else "name data with at least one transition"
             )
+            raise DataError(f"{source.files[0]} has no rows to learn from: {advice}.")
         sources.append(parts)
     dataset = concatenate_sources(sources)
     samples = sampler.count_samples(dataset)

@@ -184,7 +184,10 @@ def resolve_data_paths(config: "AlgorithmConfig") -> None:
     data = config.offline_data_settings
     given = data.input_
     if isinstance(given, dict):
-        config.offline_data(input_={_resolve(name): share for name, share in given.items()})
+        resolved = {_resolve(name): share for name, share in given.items()}
+        if len(resolved) < len(given):
+            raise ConfigError(f"input_={given!r} names a source twice: give each one share.")
+        config.offline_data(input_=resolved)
     elif isinstance(given, list):
         config.offline_data(input_=[_resolve(name) for name in given])
     elif given != SAMPLER:

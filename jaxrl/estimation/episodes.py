@@ -22,6 +22,9 @@ from jaxrl.errors import DataError
 from jaxrl.offline.joining import merge_parts
 from jaxrl.offline.recorded import RecordedData
 
+MAX_LOG_PROB = 1e-3
+"""Log-probability of a choice above which it is none; rounding may leave it slightly above 0."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WholeEpisodes:
@@ -33,12 +36,14 @@ class WholeEpisodes:
         behavior_log_prob: Log-probability of each action for the policy that recorded it, by episode;
             None if it was not recorded.
         num_dropped: Number of parts of episodes that were not whole.
+        num_dropped_steps: Number of their steps.
     """
 
     source: str
     parts: Sequence[EpisodePart]
     behavior_log_prob: Sequence[Float[np.ndarray, " L"]] | None
     num_dropped: int
+    num_dropped_steps: int = 0
 
     @property
     def has_density(self) -> bool:
@@ -107,7 +112,7 @@ def select_whole_episodes(
         check_action_inverse(pipeline)
         conversion = ActionConversion(pipeline=pipeline)
     parts: list[EpisodePart] = []
-    num_dropped = 0
+    dropped: list[int] = []
     for part in merge_parts(recorded):
         is_whole = part.t_started == 0 and (part.terminated or part.truncated) and data.has_past
         needs_final = ignore_final_observation and split_by_episode
@@ -117,7 +122,7 @@ def select_whole_episodes(
         elif kept is not None and is_whole:
             parts.append(kept)
         else:
-            num_dropped += 1
+            dropped.append(len(part))
     if not parts:
         raise DataError(
             f"{data.files[0]} has no whole episode, from its first step to a termination or "
@@ -125,7 +130,7 @@ def select_whole_episodes(
         )
     log_probs = None
     if data.has_density and all(Columns.ACTION_LOGP in part.extras for part in parts):
-        log_probs = [np.asarray(part.extras[Columns.ACTION_LOGP], np.float64) for part in parts]
+        log_probs = [_read_log_probs(data, part) for part in parts]
     if conversion is not None:
         if log_probs is not None:
             scales = split_rows(_compute_log_scale(pipeline, join_actions(parts)), parts)
@@ -135,8 +140,35 @@ def select_whole_episodes(
         source=str(data.files[0]),
         parts=parts,
         behavior_log_prob=log_probs,
-        num_dropped=num_dropped,
+        num_dropped=len(dropped),
+        num_dropped_steps=sum(dropped),
     )
+
+
+def _read_log_probs(data: RecordedData, part: EpisodePart) -> Float[np.ndarray, " L"]:
+    """Return the recorded log-probabilities of a part.
+
+    Raises:
+        DataError: If one is none: not finite or, of an action that is a choice, above 0.
+    """
+    found = np.asarray(part.extras[Columns.ACTION_LOGP], np.float64)
+    space, where = data.action_space, f"{data.files[0]}, episode {part.episode_id!r}"
+    if found.size != len(part):
+        raise DataError(
+            f"{where}: {Columns.ACTION_LOGP} must have one number a step, got the shape {found.shape}."
+        )
+    found = found.reshape(-1)
+    is_choice = isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+    largest = MAX_LOG_PROB if is_choice else np.inf
+    is_valid = np.isfinite(found) & (found <= largest)
+    if not is_valid.all():
+        row = int(np.argmin(is_valid))
+        raise DataError(
+            f"{where}: {Columns.ACTION_LOGP} is {found[row]:g} at t={part.t_started + row}, and must be the "
+            f"logarithm of the probability with which an action of {space} was drawn: record that, or "
+            "has_density=False."
+        )
+    return found
 
 
 def join_episodes(sources: Sequence[WholeEpisodes]) -> WholeEpisodes:
@@ -154,6 +186,7 @@ def join_episodes(sources: Sequence[WholeEpisodes]) -> WholeEpisodes:
         parts=[part for source in sources for part in source.parts],
         behavior_log_prob=log_probs,
         num_dropped=sum(source.num_dropped for source in sources),
+        num_dropped_steps=sum(source.num_dropped_steps for source in sources),
     )
 
 

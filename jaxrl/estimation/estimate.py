@@ -34,6 +34,8 @@ MIN_EFFECTIVE_SHARE = 0.05
 """Effective share of the episodes below which a report warns."""
 MAX_WEIGHT_SHARE = 0.2
 """Share of one episode in the sum of weights above which a report warns."""
+MAX_DROPPED_SHARE = 0.1
+"""Share of the steps in episodes that are not whole above which a report warns."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,8 @@ def estimate(
         data: Recorded data, or episodes of them that have been read.
         gamma: Discount factor.
         methods: Names of methods; None for "wis" and "dr" if the data have the probabilities of
-            their actions and the policy has some, else for "dm".
+            their actions and the policy has some, else for "dm". Actions that "dr" cannot model
+            leave "wis".
         confidence: Probability that the intervals contain the value.
         fqe: Settings of fitted Q evaluation, by name.
         seed: Seed of resampling and of the fits.
@@ -125,7 +128,7 @@ def estimate(
     _check_number("confidence", confidence, between_zero_and_one)
     check_seed(seed)
     if methods is None:
-        methods = ("wis", "dr") if data.has_density and target.has_probability else ("dm",)
+        methods = _choose_methods(target, has_density=data.has_density)
     check_methods(methods)
     settings = make_fqe_settings(fqe)
     check_target(target, methods)
@@ -144,6 +147,12 @@ def estimate(
     if needs_model:
         values = _fit_values(target, episodes, rows, gamma, settings, fit_key)
     return _make_report(target, episodes, weighted, values, gamma, list(methods), confidence, seed)
+
+
+def _choose_methods(target: Target, *, has_density: bool) -> Sequence[str]:
+    if not (has_density and target.has_probability):
+        return ("dm",)
+    return ("wis", "dr") if target.has_modeled_actions else ("wis",)
 
 
 def _check_number(name: str, value: object, check: Check) -> None:
@@ -294,8 +303,24 @@ def _make_report(
         num_dropped=episodes.num_dropped,
         effective_size=size,
         largest_share=share,
-        warnings=tuple(_find_warnings(estimates, behavior, len(episodes.parts), size, share)),
+        warnings=(
+            *_warn_of_dropped(episodes),
+            *_find_warnings(estimates, behavior, len(episodes.parts), size, share),
+        ),
     )
+
+
+def _warn_of_dropped(episodes: WholeEpisodes) -> list[str]:
+    """Return what to doubt where many steps are in episodes that are not whole."""
+    dropped = episodes.num_dropped_steps
+    share = dropped / (dropped + int(episodes.lengths.sum()))
+    if share <= MAX_DROPPED_SHARE:
+        return []
+    warning = (
+        f"{100.0 * share:.0f}% of the steps are in episodes without a recorded start or end, which are "
+        "left out: long episodes are cut more often, and the values are of the others."
+    )
+    return [warning]
 
 
 def _find_warnings(

@@ -51,7 +51,8 @@ class EstimationMethods:
                 that the run holds out (`offline_evaluation_interval`), or else for those that it learns
                 from, which flatter it.
             methods: "is", "pdis", "wis", "wpdis", "dm" (or "fqe", the same) and "dr"; None for "wis"
-                and "dr" if the data and the policy have probabilities of actions, else for "dm".
+                and "dr" if the data and the policy have probabilities of actions, else for "dm"; for
+                "wis" alone if actions are neither Discrete nor a Box.
             gamma: Discount factor; None for the config's.
             explore: Whether the policy samples its actions; None for the config's `explore`, if it
                 samples with known probabilities.

@@ -69,6 +69,11 @@ class Target:
             return self.module.explores_by_distribution
         return isinstance(self.module.action_space, spaces.Discrete)
 
+    @property
+    def has_modeled_actions(self) -> bool:
+        """True if a value function of the actions can be fitted."""
+        return isinstance(self.module.action_space, spaces.Discrete | spaces.Box)
+
     def check(self, *, needs_probability: bool, needs_model: bool) -> None:
         """Check that the policy can be estimated.
 
@@ -87,7 +92,7 @@ class Target:
                 "a policy without exploration has no density of: use the methods dm and fqe, or "
                 "explore=True."
             )
-        if needs_model and not isinstance(space, spaces.Discrete | spaces.Box):
+        if needs_model and not self.has_modeled_actions:
             raise ConfigError(
                 f"The methods dm, dr and fqe need Discrete or Box actions, got {space}: use is, "
                 "pdis, wis or wpdis."

@@ -1,6 +1,7 @@
 """Checks of recorded parts: values against their spaces, and the parts of an episode in order."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from jaxrl.offline.columns import ACTIONS, OBS, Column, Columns
 
 BOUNDS_TOLERANCE = 1e-4
 """Tolerance for actions outside a Box's bounds, relative to the bound, to allow for rounding."""
+
+REPEATED = "#repeated-"
+"""Text before the number of an episode with the id of an earlier one; no recorded id ends like that."""
+_NUMBERS = re.compile(rf"({REPEATED}\d+)+$")
 
 Arrays = Mapping[str, np.ndarray | None]
 
@@ -236,13 +241,15 @@ class OrderChecker:
         """Return whether there was a part of an episode."""
         return episode_id in self._next
 
-    def expects(self, part: EpisodePart) -> bool:
-        """Return whether a part follows the last one of its episode, which has not ended."""
-        return self._next.get(part.episode_id) == part.t_started
+    def expects(self, episode_id: str, t_started: int) -> bool:
+        """Return whether a time step is the next one of an episode, which has not ended."""
+        return self._next.get(episode_id) == t_started
 
 
 class EpisodeNames:
-    """Ids of the episodes of several folders, in which one that begins again is another episode.
+    """Ids of the episodes of several recordings, in which one that begins again is another episode.
+
+    A recording is what one writer has written, or a folder of which that is not known.
 
     Args:
         order: Checker of the parts under their new ids.
@@ -250,16 +257,32 @@ class EpisodeNames:
 
     def __init__(self, order: OrderChecker) -> None:
         self._order = order
-        self._names: dict[tuple[Path, str], str] = {}
+        self._names: dict[tuple[Path, str | None, str], str] = {}
 
-    def rename(self, part: EpisodePart, folder: Path) -> EpisodePart:
-        """Return a part with the id of its episode; a repeated one has a number after it."""
-        key = folder, part.episode_id
+    def rename(self, part: EpisodePart, folder: Path, run: str | None) -> EpisodePart:
+        """Return a part with the id of its episode; a repeated one has a number after it.
+
+        Args:
+            part: Part as it is recorded.
+            folder: Folder of its file.
+            run: Name of the run that wrote the file; None if it is not known.
+        """
+        key, number = (folder, run, part.episode_id), 1
         name = self._names.get(key)
         if name is None:
-            name, number = part.episode_id, 1
-            while self._order.has(name) and not (number == 1 and self._order.expects(part)):
+            name = part.episode_id
+            while self._order.has(name) and not self._order.expects(name, part.t_started):
                 number += 1
-                name = f"{part.episode_id}#{number}"
+                name = number_id(part.episode_id, number)
             self._names[key] = name
         return part if name == part.episode_id else dataclasses.replace(part, episode_id=name)
+
+
+def number_id(episode_id: str, number: int) -> str:
+    """Return the id of the episode that is the second or a later one with an id."""
+    return f"{episode_id}{REPEATED}{number}"
+
+
+def remove_number(episode_id: str) -> str:
+    """Return the id that an episode was recorded with, without the number that readers add."""
+    return _NUMBERS.sub("", episode_id)

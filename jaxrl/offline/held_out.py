@@ -1,21 +1,19 @@
 """Episodes that are held out from training, chosen by a hash of their ids."""
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
+from jaxrl.offline.checks import remove_number
 from jaxrl.offline.recorded import RecordedData
 
 _HASH_BYTES = 8
-_REPEATED = re.compile(r"(#\d+)+$")
-"""End of the id that readers give to an episode with the id of an earlier one."""
 
 
 def hash_episode(episode_id: str) -> int:
     """Return the hash of an episode's id, by which it is held out; the same for all of one id."""
-    digest = hashlib.sha256(_REPEATED.sub("", episode_id).encode()).digest()
+    digest = hashlib.sha256(remove_number(episode_id).encode()).digest()
     return int.from_bytes(digest[:_HASH_BYTES], "big")
 
 

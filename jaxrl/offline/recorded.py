@@ -135,7 +135,8 @@ class RecordedData:
     def iter_parts(self) -> Iterator[EpisodePart]:
         """Yield the parts of all episodes, those of one episode in order of time.
 
-        An id that begins again in another folder is that of another episode, and has a number after it.
+        An id that begins again in another folder or by another writer is that of another episode,
+        and has a number after it.
 
         Leaves are typed as in a program and may be read-only. `version` is -1 where it is unknown.
         `carry` has one row, the state before the first step, or is None: at an episode's start, or
@@ -149,14 +150,14 @@ class RecordedData:
             yield from self._iter_single_steps()
             return
         order = OrderChecker()
-        has_folders = len({path.parent for path in self.files}) > 1
-        names = EpisodeNames(order) if has_folders else None
+        names = EpisodeNames(order)
+        runs = {path: entry.run for path, entry in self._entries.items()}
+        is_divided = len({(path.parent, runs.get(path)) for path in self.files}) > 1
         for path, part in self._read():
-            where = str(path)
-            if names is not None:
-                part = names.rename(part, path.parent)
-            checked = self._check(part, self.columns, where)
-            order.check(part, where)
+            if is_divided:
+                part = names.rename(part, path.parent, runs.get(path))
+            checked = self._check(part, self.columns, str(path))
+            order.check(part, str(path))
             yield checked
 
     def _iter_single_steps(self) -> Iterator[EpisodePart]:

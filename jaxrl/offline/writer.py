@@ -116,9 +116,9 @@ class EpisodeWriter:
         self._reference: ReferenceReturns | None = None
         self._format = choose_format(file_format)
         self._max_bytes = _check_positive("max_file_bytes", max_file_bytes)
-        self._max_rows = max_rows_per_file and _check_positive(
-            "max_rows_per_file", max_rows_per_file
-        )
+        self._max_rows = max_rows_per_file
+        if max_rows_per_file is not None:
+            _check_positive("max_rows_per_file", max_rows_per_file)
         self._header: Header | None = None
         self._checker: PartChecker | None = None
         self._order = OrderChecker()
@@ -160,8 +160,13 @@ class EpisodeWriter:
         steps adds nothing.
 
         Raises:
-            DataError: If a value is not in its space, or the folder cannot be written.
+            DataError: If it is none, a value is not in its space, or the folder cannot be written.
         """
+        if not hasattr(episode, "extra_model_outputs"):  # RLlib's episodes have them, too
+            raise DataError(
+                f"write() takes a SingleAgentEpisode of jaxrl.episodes, got a {type(episode).__name__}; "
+                "those of several agents have a folder for each module."
+            )
         if not len(episode):
             return
         where = f"Episode {episode.id_!r}"

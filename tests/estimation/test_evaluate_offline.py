@@ -192,6 +192,11 @@ def test_incomplete_episodes_are_counted(tmp_path: Path, ignore: bool) -> None:
         report = algorithm.evaluate_offline(methods=["wis"])
     steps = 7 if ignore else 8
     assert (report.num_episodes, report.num_steps, report.num_dropped) == (2, steps, 2)
+    share = "53%" if ignore else "50%"
+    assert (
+        f"{share} of the steps are in episodes without a recorded start or end"
+        in report.warnings[0]
+    )
 
 
 def test_no_value_is_of_an_observation_that_was_not_recorded(tmp_path: Path) -> None:
@@ -268,6 +273,20 @@ def test_missing_probabilities_are_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 0.7])
+def test_probabilities_that_are_no_logarithms_are_refused(
+    value: float, recorded: Path, tmp_path: Path, other: Algorithm
+) -> None:
+    def change(part: EpisodePart) -> EpisodePart:
+        log_prob = part.extras["action_logp"].copy()
+        log_prob[1] = value
+        return dataclasses.replace(part, extras={**part.extras, "action_logp": log_prob})
+
+    folder = rewrite(recorded, tmp_path / "data", change)
+    with pytest.raises(DataError, match=rf"action_logp is {value:g} at t=\d+, and must be the log"):
+        other.evaluate_offline(folder, ["wis"])
+
+
 def test_a_deterministic_policy_in_a_box_has_no_density(tmp_path: Path) -> None:
     with make_run(tmp_path / "data", "Pendulum-v1") as algorithm:
         algorithm.train()
@@ -284,14 +303,13 @@ def test_models_need_simple_actions(tmp_path: Path) -> None:
     env = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
     config = BCConfig().environment(observation_space=env, action_space=space)
     part = make_part(0, 4, terminated=True)
-    part = dataclasses.replace(
-        part, obs=np.tanh(part.obs), action=np.zeros((4, 2), np.int32), reward=np.ones(4)
-    )
+    extras = {"action_logp": np.full(4, -np.log(6.0), np.float32)}
+    part = dataclasses.replace(part, obs=np.tanh(part.obs), reward=np.ones(4), extras=extras)
+    part = dataclasses.replace(part, action=np.zeros((4, 2), np.int32))
     with EpisodeWriter(tmp_path / "data", env, space) as writer:
         writer.add_parts([part])
     config.offline_data(input_=str(tmp_path / "data")).training(train_batch_size=4)
-    with (
-        config.build() as algorithm,
-        pytest.raises(ConfigError, match="need Discrete or Box actions, got MultiDiscrete"),
-    ):
-        algorithm.evaluate_offline(methods=["dm"])
+    with config.build() as algorithm:
+        with pytest.raises(ConfigError, match="need Discrete or Box actions, got MultiDiscrete"):
+            algorithm.evaluate_offline(methods=["dm"])
+        assert list(algorithm.evaluate_offline().estimates) == ["wis"]

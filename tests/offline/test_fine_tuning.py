@@ -31,12 +31,13 @@ PAIRS = {
 """Configs, and the number of parameters that only one of the two has."""
 
 
-def build_online(config_class: Any, action_space: Any) -> Any:
+def build_online(config_class: Any, action_space: Any, **settings: Any) -> Any:
     config = config_class().environment(observation_space=OBS_SPACE, action_space=action_space)
     config.env_runners(placement="external").external(external_port=0)
     if config_class is PPOConfig:
         config.training(train_batch_size=64, minibatch_size=32)
-    return config.rl_module(model_config=SMALL).debugging(loggers=[], seed=7).build()
+    config.rl_module(model_config=SMALL).debugging(loggers=[], seed=7)
+    return config.update_from_dict(settings).build()
 
 
 @pytest.mark.representatives("BC to PPO")
@@ -58,6 +59,27 @@ def test_the_policy_goes_on_as_it_was(tmp_path: Path, name: str) -> None:
         names = "action_dist_inputs"
         np.testing.assert_allclose(inputs[0][names], inputs[1][names], rtol=1e-6)
         assert len(problems) == num_problems, problems
+
+
+def test_a_filter_is_taken_from_a_checkpoint(tmp_path: Path) -> None:
+    data, action_space = write_data(tmp_path / "data"), spaces.Discrete(3)
+    config = BCConfig().offline_data(input_=data).training(train_batch_size=16)
+    config.update_from_dict({"observation_filter": "MeanStdFilter"})
+    config.rl_module(model_config=SMALL).debugging(loggers=[])
+    obs = np.asarray([0.5, -2.0], np.float32)
+    with (
+        config.build() as learned,
+        build_online(PPOConfig, action_space, observation_filter="MeanStdFilter") as tuned,
+    ):
+        path = learned.save(tmp_path / "checkpoint")
+        tuned.set_weights(learned.get_weights())
+        tuned.restore(path, component="connectors")
+        both = [
+            run.compute_single_action(obs, explore=False, full_fetch=True)[-1]
+            for run in (learned, tuned)
+        ]
+    name = "action_dist_inputs"
+    np.testing.assert_allclose(both[0][name], both[1][name], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

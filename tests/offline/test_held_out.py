@@ -20,6 +20,7 @@ from jaxrl.callbacks import Callbacks
 from jaxrl.config.markers import grid
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, ConfigError, DataError
+from jaxrl.offline.checks import number_id
 from jaxrl.offline.held_out import is_held_out
 from jaxrl.offline.recorded import RecordedData
 from tests.helpers import slow_but
@@ -77,7 +78,9 @@ def test_the_share_of_episodes_is_the_split_and_grows_with_it() -> None:
     assert len(small) == pytest.approx(1000, abs=100)
     assert len(large) == pytest.approx(4000, abs=160)
     assert small < large
-    assert is_held_out("a", 0.1) == is_held_out("a#2", 0.1)
+    own = [f"run#{i}" for i in range(1000)]
+    assert sum(is_held_out(x, 0.4) for x in own) == pytest.approx(400, abs=60)
+    assert all(is_held_out(x, 0.4) == is_held_out(number_id(x, 2), 0.4) for x in own)
     assert not any(is_held_out(x, 0.0) for x in ids)
 
 

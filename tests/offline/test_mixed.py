@@ -256,6 +256,10 @@ HALVES = {"sampler": 0.5, "data": 0.5}
     [
         (DQNConfig().offline_data(input_={}), r"input_=\{\} has no source"),
         (
+            DQNConfig().offline_data(input_={"data": 0.5, "./data/": 0.5}),
+            r"'./data/': 0.5\} names a source twice",
+        ),
+        (
             DQNConfig().offline_data(input_={"sampler": 0.5, "data": 0.4}),
             r"shares that sum to 0.9; they must sum to 1",
         ),

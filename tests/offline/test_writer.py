@@ -17,6 +17,7 @@ from jaxrl.core.struct import pytree
 from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.errors import DataError
 from jaxrl.offline.columns import restore_structure
+from jaxrl.offline.held_out import hash_episode
 from jaxrl.offline.recorded import RecordedData, open_data
 from tests.offline.parts import (
     BOX,
@@ -232,6 +233,20 @@ def test_appending_goes_on(tmp_path: Path) -> None:
     assert (data.counts.num_episodes, data.counts.returns.mean) == (1, 5.0)
 
 
+def test_an_id_that_a_later_writer_begins_again_is_another_episode(tmp_path: Path) -> None:
+    write(tmp_path, [make_part(2, episode_id="0", terminated=True)])
+    write(tmp_path, [make_part(3, episode_id="0")])
+    data = write(tmp_path, [make_part(1, episode_id="0", t_started=3, truncated=True)])
+    parts = list(data.iter_parts())
+    assert [(part.t_started, len(part)) for part in parts] == [(0, 2), (0, 3), (3, 1)]
+    first, second, third = (part.episode_id for part in parts)
+    assert first == "0"
+    assert second == third != first
+    assert len({hash_episode(part.episode_id) for part in parts}) == 1
+    assert data.counts is not None
+    assert data.counts.num_episodes == 2
+
+
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     write(data, [make_part(2)])
@@ -413,11 +428,21 @@ def test_names_that_collide_are_refused(tmp_path: Path) -> None:
         ({"file_format": "csv"}, "file_format must be"),
         ({"max_file_bytes": 0}, "max_file_bytes must be a whole number of at least 1, got 0"),
         ({"max_rows_per_file": 1.5}, "max_rows_per_file must be a whole number"),
+        ({"max_rows_per_file": 0}, "max_rows_per_file must be a whole number of at least 1, got 0"),
     ],
 )
 def test_invalid_options_are_refused(tmp_path: Path, options: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         EpisodeWriter(tmp_path, BOX, DISCRETE, **options)
+
+
+def test_other_objects_are_no_episodes(tmp_path: Path) -> None:
+    episode: Any = {"obs": [0.0]}
+    with (
+        EpisodeWriter(tmp_path, BOX, DISCRETE) as writer,
+        pytest.raises(DataError, match=r"takes a SingleAgentEpisode .*, got a dict"),
+    ):
+        writer.write(episode)
 
 
 def test_density_needs_log_probabilities(tmp_path: Path) -> None:

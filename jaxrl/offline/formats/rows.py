@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
+from jaxrl.offline.checks import number_id
 from jaxrl.offline.formats.settings import unknown_versions
 
 OBS, NEW_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
@@ -170,7 +171,7 @@ class RowParts:
         times = self._times.get(key, 1)
         if successor and t == expected and successor != _hash_row(rows.obs, 0):
             times = self._times[key] = times + 1
-        part = self._build(rows, name if times == 1 else f"{name}#{times}", t, path)
+        part = self._build(rows, name if times == 1 else number_id(name, times), t, path)
         if part.is_last:
             self._times[key] = times + 1
         else:

@@ -54,7 +54,8 @@ class RowLayout:
         """
         if jax.tree.structure(picked) != jax.tree.structure(self.example):
             raise DataError(
-                "Files of one stream differ in what they record of a step: name those of one kind."
+                "The rows of one stream differ in what they have of a step, such as 'action_logp': name "
+                "files of one kind, and keep the extras of parts in input_transform."
             )
         leaves = jax.tree.leaves(picked)
         return {f"{i}": np.asarray(leaf) for i, leaf in enumerate(leaves) if leaf[:1].size}
