@@ -279,17 +279,29 @@ def test_self_play_wins_until_the_league_has_grown() -> None:
     pytest.fail(f"main wins {result['env_runners']['win_rate']} of its games against random")
 
 
-@pytest.mark.slow
-def test_self_play_wins_at_connect_four_of_openspiel() -> None:
-    """Against random moves; with settings that need fewer steps than the script's own."""
-    config, args = load_with_openspiel("self_play_with_open_spiel", "--win-rate-threshold=0.9")
-    config.env_runners(num_env_runners=0, num_envs_per_env_runner=32)
+def make_fast(config: Any, num_envs: int) -> Any:
+    """Set what needs fewer steps of Connect Four than the scripts' own settings."""
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=num_envs)
     config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[256, 256]))
     config.training(train_batch_size_per_learner=4096, minibatch_size=512, num_epochs=6)
     config.training(lr=1e-3, gamma=1.0, lambda_=0.95, entropy_coeff=0.02, use_kl_loss=False)
-    config.training(vf_clip_param=math.inf)
+    return make_quiet(config.training(vf_clip_param=math.inf))
+
+
+# The league's mapping counts its calls by two, so that one environment has to end before another begins.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "num_envs"),
+    [
+        ("self_play_with_open_spiel --win-rate-threshold=0.9", 32),
+        ("self_play_league_based_with_open_spiel --env=connect_four", 1),
+    ],
+)
+def test_a_league_grows_at_connect_four_of_openspiel(command: str, num_envs: int) -> None:
+    """Self-play against random moves, and a league with exploiters, to the scripts' own sizes."""
+    config, args = load_with_openspiel(*command.split())
     steps = 0
-    with make_quiet(config).build() as algorithm:
+    with make_fast(config, num_envs).build() as algorithm:
         for _ in range(args.stop_iters):
             result = algorithm.train()
             steps = result["num_env_steps_sampled_lifetime"]
@@ -298,7 +310,7 @@ def test_self_play_wins_at_connect_four_of_openspiel() -> None:
                 return
             if steps >= args.stop_timesteps:
                 break
-    pytest.fail(f"main wins {result['env_runners']['win_rate']} of its games in {steps} steps")
+    pytest.fail(f"{steps} steps end with a league of {result['league_size']}")
 
 
 @pytest.mark.slow
