@@ -55,7 +55,7 @@ def make_part(
         "obs": sample(observation_space, length + 1, rng),
         "action": sample(action_space, length, rng),
         "reward": rng.normal(size=length).astype(np.float32),
-        "extras": {"action_logp": rng.normal(size=length).astype(np.float32)},
+        "extras": {"action_logp": -np.abs(rng.normal(size=length)).astype(np.float32)},
         "version": np.arange(length, dtype=np.int64),
         **changes,
     }
