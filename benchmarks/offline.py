@@ -4,7 +4,8 @@ BC, CQL, IQL and TD3+BC learn from 100,000 random rows with HalfCheetah's sizes,
 2 x 64 and batches of 64 rows, and with 2 x 256 and 256. d3rlpy and RLlib, which has no TD3+BC, have
 environments of their own (`.peers`, made on first use), and run with one thread and with torch's number
 of threads. CQL, IQL and TD3+BC are also written by hand with jax and optax in one file, and are those
-of JAX-CORL if the variable JAX_CORL names a checkout of it. Peers take turns, and compilation is apart. Then jaxrl and RLlib read a million rows from Parquet by turns.
+of JAX-CORL if the variable JAX_CORL names a checkout of it. Peers take turns, and compilation is apart.
+Then jaxrl and RLlib read a million rows from Parquet by turns.
 """
 
 from __future__ import annotations
@@ -93,6 +94,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add_round_options(parser)
     options = parser.parse_args(arguments)
     options.peers = parse_names(parser, "--peers", options.peers, PEERS)
+    if JAX_CORL in options.peers and JAX_CORL not in usual:
+        parser.error(
+            f"--peers: {JAX_CORL} needs a checkout of JAX-CORL, {JAX_CORL_VARIABLE}=FOLDER"
+        )
     if options.rows < 0:
         parser.error(f"--rows: {options.rows} is less than 0, which leaves the reading out")
     if options.quick:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, ove
 
 import numpy as np
 
+from jaxrl.errors import ConfigError
+
 T = TypeVar("T")
 
 AgentName: TypeAlias = Annotated[str, "also a number"]
@@ -72,7 +74,9 @@ def _coerce_generic(value: Any, origin: Any, args: tuple[Any, ...]) -> object:
     if origin in (dict, Mapping):
         _require_fit(value, isinstance(value, Mapping))
         coerced = {coerce(k, args[0]): coerce(v, args[1]) for k, v in value.items()}
-        return _require_fit(coerced, len(coerced) == len(value))  # 0 and "0" are one agent
+        if len(coerced) < len(value):  # 0 and "0" are one agent
+            raise ConfigError(f"{value!r} has a key twice, as a number and as text: leave one out.")
+        return coerced
     return _coerce_sequence(value, origin, args)
 
 

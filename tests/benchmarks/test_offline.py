@@ -47,6 +47,15 @@ def test_peers_are_left_out_of_algorithms_that_they_do_not_have() -> None:
     assert by_peer[RLLIB] == by_peer[RLLIB_THREADS] == {"BC", "CQL", "IQL"}
 
 
+def test_a_peer_without_its_checkout_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("JAX_CORL", raising=False)
+    with pytest.raises(SystemExit):
+        offline.main(["--quick", "--peers", f"{OURS},{JAX_CORL}"])
+    assert "jax-corl needs a checkout of JAX-CORL, JAX_CORL=FOLDER" in capsys.readouterr().err
+
+
 def test_rows_in_parquet_are_those_of_the_arrays(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", 2 * EPISODE_LENGTH)
     rows = make_rows(2 * EPISODE_LENGTH)

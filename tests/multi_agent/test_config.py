@@ -419,6 +419,9 @@ def test_a_mapping_may_have_agents_as_numbers() -> None:
     assert config["mapping"][1] == {"0": "p1", "1": "p0"}
     twice: Any = {0: "p0", "0": "p1"}
     flags: Any = {True: "p0"}
-    for wrong in (flags, twice):
-        with pytest.raises(ConfigError, match="mapping must be a dictionary"):
+    for wrong, message in (
+        (flags, "mapping must be a dictionary"),
+        (twice, "a key twice, as a number"),
+    ):
+        with pytest.raises(ConfigError, match=message):
             config.multi_agent(mapping=wrong)

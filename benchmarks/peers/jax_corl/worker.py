@@ -107,7 +107,7 @@ def import_algorithm(name: str) -> Any:
             f"names it, and is {folder!r}."
         )
     jax.devices()  # before the file writes flags of a GPU into XLA_FLAGS
-    if not hasattr(jax, "tree_map"):  # as it was called until JAX 0.4.26
+    if not hasattr(jax, "tree_map"):  # its name in former versions, which CQL's file has
         jax.tree_map = jax.tree.map  # pyright: ignore[reportAttributeAccessIssue]
     arguments = types.SimpleNamespace(from_cli=dict)
     replaced = {name: MagicMock(name=name) for name in REPLACED}
