@@ -72,6 +72,8 @@ def open_config_data(
             schema=settings.input_read_schema,
             ignore_final_observation=settings.ignore_final_observation,
             ignore_unused_schema=True,
+            action_mask_key=environment.action_mask_key,
+            is_transformed=settings.input_transform is not None,
         )
         opened.append(data)
         observation_space, action_space = data.observation_space, data.action_space

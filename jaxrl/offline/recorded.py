@@ -15,6 +15,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline import npz, parquet
+from jaxrl.offline.agreement import check_normalized, check_same, check_spaces, choose_space
 from jaxrl.offline.checks import (
     EpisodeNames,
     OrderChecker,
@@ -40,8 +41,8 @@ from jaxrl.offline.manifest import (
     read_manifest,
     sum_counts,
 )
+from jaxrl.offline.masks import MaskChecker
 from jaxrl.offline.sources import Source, find_files, sniff
-from jaxrl.offline.space_json import find_difference
 
 OWN = "jaxrl"
 _MAX_BLOCK, _MAX_BLOCK_BYTES = 1024, 2**24
@@ -81,6 +82,8 @@ class RecordedData:
         foreign: Foreign | None,
         settings: ImportSettings,
         reference: ReferenceReturns | None = None,
+        action_mask_key: str | None = None,
+        is_transformed: bool = False,
     ) -> None:
         self.kind = kind
         self.files = tuple(files)
@@ -101,6 +104,13 @@ class RecordedData:
             self.columns,
             self.observation_space,
             self.action_space,
+            actions_are_normalized=self.actions_are_normalized,
+        )
+        self._is_transformed = is_transformed
+        self._masks = MaskChecker.make(
+            self.observation_space,
+            self.action_space,
+            action_mask_key,
             actions_are_normalized=self.actions_are_normalized,
         )
 
@@ -144,7 +154,7 @@ class RecordedData:
 
         Raises:
             DataError: If a file is damaged or has changed, a value is not in its space or not finite,
-                or the parts of an episode overlap or miss a step.
+                an action is illegal, or the parts of an episode overlap or miss a step.
         """
         if not self.has_past:
             yield from self._iter_single_steps()
@@ -158,7 +168,7 @@ class RecordedData:
                 part = names.rename(part, path.parent, runs.get(path))
             checked = self._check(part, self.columns, str(path))
             order.check(part, str(path))
-            yield checked
+            yield checked if self._is_transformed else self._check_legal(checked, str(path))
 
     def _iter_single_steps(self) -> Iterator[EpisodePart]:
         """Yield parts of one step each, of which many are checked at once."""
@@ -169,7 +179,8 @@ class RecordedData:
                 checked = self._check_together([part for _, part in block])
             except ValueError:  # to be named, or different in their structure
                 checked = [self._check(part, self.columns, str(path)) for path, part in block]
-            yield from checked
+            for (path, _), part in zip(block, checked, strict=True):
+                yield part if self._is_transformed else self._check_legal(part, str(path))
 
     def _check_together(self, parts: Sequence[EpisodePart]) -> list[EpisodePart]:
         """Return parts of one step each, after checks as of two episodes, with either observation."""
@@ -203,8 +214,8 @@ class RecordedData:
             where: Name of the function, for error messages.
 
         Raises:
-            DataError: If an array has another length or shape, or a value is not in its space or not
-                finite.
+            DataError: If an array has another length or shape, a value is not in its space or not
+                finite, or an action is illegal.
         """
         reward, version = np.asarray(part.reward), np.asarray(part.version)
         if reward.ndim == 1 and version.shape != reward.shape:  # nothing is learned from them
@@ -221,7 +232,7 @@ class RecordedData:
                     f"{locate(part, where)}: {'.'.join(map(str, name))} must have {len(reward)} rows, "
                     f"got the shape {leaf.shape}."
                 )
-        return dataclasses.replace(checked, extras=extras)
+        return self._check_legal(dataclasses.replace(checked, extras=extras), where)
 
     def _check(self, part: EpisodePart, columns: Columns, where: str) -> EpisodePart:
         """Return a part typed as in a program, after checks of its values."""
@@ -231,6 +242,12 @@ class RecordedData:
             raise DataError(f"{locate(part, where)}: {error}") from error
         self._checker.check(part, arrays, where)
         return dataclasses.replace(part, **columns.unflatten(arrays))
+
+    def _check_legal(self, part: EpisodePart, where: str) -> EpisodePart:
+        """Return a part with values in their spaces, if its actions are legal."""
+        if self._masks is not None:
+            self._masks.check(part, where)
+        return part
 
     def _read(self) -> Iterator[tuple[Path, EpisodePart]]:
         """Yield the parts as the files have them, each with its file."""
@@ -256,6 +273,8 @@ def open_data(
     ignore_final_observation: bool = False,
     max_group_bytes: int = MAX_GROUP_BYTES,
     ignore_unused_schema: bool = False,
+    action_mask_key: str | None = None,
+    is_transformed: bool = False,
 ) -> RecordedData:
     """Open recorded data, of which the format is found by content.
 
@@ -276,6 +295,10 @@ def open_data(
             or all arrays of an `.npz` file.
         ignore_unused_schema: Whether a schema may be given for a format in which columns have fixed
             names; otherwise, that is an error.
+        action_mask_key: Key of the action mask in a Dict of observations, for which the actions that
+            are read must be legal; None if they need not be.
+        is_transformed: Whether a function changes the parts, so that those must be legal that
+            `check_changed` is given, and not those that are read.
 
     Raises:
         DataError: If no file matches, a format is unknown or newer, the spaces differ, a schema has
@@ -291,15 +314,21 @@ def open_data(
             f"{foreign.kind if foreign else OWN}, in which columns have fixed names: leave it out."
         )
     if own is not None:
-        return _open_own(files, own, given, actions_are_normalized, max_group_bytes)
+        return _open_own(
+            files,
+            own,
+            given,
+            actions_are_normalized,
+            max_group_bytes,
+            action_mask_key,
+            is_transformed=is_transformed,
+        )
     assert foreign is not None
     spaces = foreign.read_spaces(files[0])
-    _check_spaces(files[0], dict(zip(given, spaces, strict=True)), given)
+    check_spaces(files[0], dict(zip(given, spaces, strict=True)), given)
     settings = ImportSettings(
-        observation_space=_choose_space(
-            "observation_space", spaces[0], observation_space, files[0]
-        ),
-        action_space=_choose_space("action_space", spaces[1], action_space, files[0]),
+        observation_space=choose_space("observation_space", spaces[0], observation_space, files[0]),
+        action_space=choose_space("action_space", spaces[1], action_space, files[0]),
         schema=schema or {},
         ignore_final_observation=ignore_final_observation,
         max_group_bytes=max_group_bytes,
@@ -329,6 +358,8 @@ def open_data(
         entries={},
         foreign=foreign,
         settings=settings,
+        action_mask_key=action_mask_key,
+        is_transformed=is_transformed,
     )
 
 
@@ -371,6 +402,9 @@ def _open_own(
     given: Mapping[str, gymnasium.Space[Any] | None],
     actions_are_normalized: bool | None,
     max_group_bytes: int,
+    action_mask_key: str | None,
+    *,
+    is_transformed: bool,
 ) -> RecordedData:
     first = headers[files[0]]
     for path, header in headers.items():
@@ -378,9 +412,9 @@ def _open_own(
             "observation_space": header.observation_space,
             "action_space": header.action_space,
         }
-        _check_spaces(path, spaces, given)
-        _check_same(path, header, files[0], first)
-        _check_normalized(path, header, actions_are_normalized)
+        check_spaces(path, spaces, given)
+        check_same(path, header, files[0], first)
+        check_normalized(path, header, actions_are_normalized)
     manifests = {folder: read_manifest(folder) for folder in {path.parent for path in files}}
     listed, entries = _select_listed(files, manifests)
     counts = None
@@ -407,6 +441,8 @@ def _open_own(
         foreign=None,
         settings=settings,
         reference=_merge_references(manifests.values()),
+        action_mask_key=action_mask_key,
+        is_transformed=is_transformed,
     )
 
 
@@ -436,63 +472,6 @@ def _select_listed(
         if missing:
             raise DataError(f"{folder / missing[0]} is missing, and its manifest lists it.")
     return listed, entries
-
-
-def _check_spaces(
-    path: Path,
-    recorded: Mapping[str, gymnasium.Space[Any] | None],
-    given: Mapping[str, gymnasium.Space[Any] | None],
-) -> None:
-    for name, space in given.items():
-        mine = recorded[name]
-        if space is None or mine is None:
-            continue
-        problem = find_difference(mine, space, name)
-        if problem is not None:
-            raise DataError(
-                f"{path} has other spaces: {problem} in the environment or the settings."
-            )
-
-
-def _check_same(path: Path, header: Header, first_path: Path, first: Header) -> None:
-    """Check that two files can be read as one set of data."""
-    for name in ("observation_space", "action_space"):
-        problem = find_difference(getattr(header, name), getattr(first, name), name)
-        if problem is not None:
-            raise DataError(f"{path} has other spaces: {problem} in {first_path}.")
-    if header.actions_are_normalized != first.actions_are_normalized:
-        raise DataError(
-            f"{path} has actions_are_normalized={header.actions_are_normalized}, and {first_path} has "
-            f"{first.actions_are_normalized}: open them one after the other."
-        )
-    if set(header.columns.leaves) != set(first.columns.leaves):
-        names = {c.name for c in set(header.columns.leaves) ^ set(first.columns.leaves)}
-        raise DataError(
-            f"{path} and {first_path} differ in the column {min(names)!r}: open them one after the "
-            "other."
-        )
-
-
-def _check_normalized(path: Path, header: Header, wanted: bool | None) -> None:
-    if wanted is not None and wanted != header.actions_are_normalized:
-        raise DataError(
-            f"actions_are_normalized={wanted} contradicts {path}, which says "
-            f"{header.actions_are_normalized}: leave it out."
-        )
-
-
-def _choose_space(
-    name: str,
-    recorded: gymnasium.Space[Any] | None,
-    given: gymnasium.Space[Any] | None,
-    path: Path,
-) -> gymnasium.Space[Any]:
-    space = given if recorded is None else recorded
-    if space is None:
-        raise DataError(
-            f"{path} does not say its {name}: pass observation_space and action_space, or env."
-        )
-    return space
 
 
 def _iter_own(path: Path, columns: Columns, max_group_bytes: int) -> Iterator[EpisodePart]:

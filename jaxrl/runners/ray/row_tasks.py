@@ -82,6 +82,7 @@ class RowTask:
     Attributes:
         observation_space: Space of the observations.
         action_space: Space of the environment's actions.
+        action_mask_key: Key of the action mask in a Dict of observations; None for none.
         settings: How the files are read.
         held_out_share: Share of the episodes that no rows are made of.
         sampler: What a row, or a sequence, is.
@@ -94,6 +95,7 @@ class RowTask:
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
+    action_mask_key: str | None
     settings: OfflineDataSettings
     held_out_share: float
     sampler: DatasetSampler
@@ -119,6 +121,8 @@ class RowTask:
             schema=self.settings.input_read_schema,
             ignore_final_observation=self.settings.ignore_final_observation,
             ignore_unused_schema=True,
+            action_mask_key=self.action_mask_key,
+            is_transformed=self.settings.input_transform is not None,
         )
 
     def _iter_chunks(self, path: str) -> Iterator[Dataset]:
@@ -218,6 +222,7 @@ def make_row_task(
     return RowTask(
         observation_space=data.observation_space,
         action_space=data.action_space,
+        action_mask_key=config.environment_settings.action_mask_key,
         settings=config.offline_data_settings,
         held_out_share=config.evaluation_settings.held_out_share,
         sampler=sampler,
