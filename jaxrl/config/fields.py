@@ -86,6 +86,7 @@ def field(
     off: float | None = None,
     check: Check | None = None,
     import_path: bool | ImportKind = False,
+    for_number: str = "",
 ) -> Any:
     """Define a setting of a group.
 
@@ -100,6 +101,7 @@ def field(
         check: Additional condition on values of the right type.
         import_path: Whether a string `"module:name"` stands for an object, or a restriction on
             that object.
+        for_number: Setting that takes the number that is given for this one elsewhere.
 
     Returns:
         A dataclass field.
@@ -107,7 +109,7 @@ def field(
     metadata = make_setting_metadata(
         doc=doc, sweepable=sweepable, check=check, import_path=import_path
     )
-    metadata["is_counter"], metadata["off"] = is_counter, off
+    metadata.update(is_counter=is_counter, off=off, for_number=for_number)
     if isinstance(default, dict | list):
         return dataclasses.field(
             default_factory=functools.partial(copy_containers, default),
@@ -142,6 +144,7 @@ class Setting:
     off: float | None
     check: Check | None
     import_path: bool | ImportKind
+    for_number: str = ""
 
     @property
     def import_kind(self) -> ImportKind:
@@ -246,6 +249,8 @@ class Setting:
         hint = did_you_mean(value, choices) if isinstance(value, str) else ""
         if typing.get_origin(self.annotation) is list and value in choices:
             hint = f" Write [{value!r}]."
+        if self.for_number and type(value) in (int, float):
+            hint = f" A number is {self.for_number}={format_value(value)}."
         if isinstance(value, list | tuple) and value:
             if self.sweepable and all(isinstance(v, int | float) for v in value):
                 hint = f" One run for each is grid({format_value(list(value))})."
@@ -286,6 +291,7 @@ def get_settings(group: type[Any]) -> dict[str, Setting]:
             off=f.metadata.get("off"),
             check=f.metadata.get("check"),
             import_path=f.metadata.get("import_path", False),
+            for_number=f.metadata.get("for_number", ""),
         )
         for f in dataclasses.fields(group)
     }

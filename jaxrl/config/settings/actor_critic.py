@@ -121,6 +121,7 @@ class TD3Training(TwinCritics, ActorCriticTraining):
     )
     exploration_noise: Literal["gaussian", "ou"] = field(
         default="gaussian",
+        for_number="exploration_sigma",
         doc="Exploration noise on actions: 'gaussian' is independent at every step, 'ou' is an "
         "Ornstein-Uhlenbeck process that starts at 0 in every episode.",
     )
