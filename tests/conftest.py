@@ -28,6 +28,9 @@ os.environ.setdefault("MPLCONFIGDIR", str(Path(__file__).parent.parent / ".pytes
 import jax
 import pytest
 
+SLOW_SECONDS = 3600
+"""Seconds that a test of the slow set has, unless it says more; two at once share two cores."""
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 jax.devices()  # JAX starts now, with the flags from above, whatever a test does to the environment
@@ -99,7 +102,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the parameters that `representatives` does not name to the slow set."""
+    """Leave the parameters that `representatives` does not name to the slow set, which has longer."""
     unnamed: dict[str, set[str]] = {}
     for item in items:
         marker = item.get_closest_marker("representatives")
@@ -110,6 +113,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 missing.discard(item.callspec.id)
             else:
                 item.add_marker(pytest.mark.slow)
+        is_slow = item.get_closest_marker("slow") is not None
+        if is_slow and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
     is_selected = any("::" in argument for argument in config.args)  # so not all are collected
     wrong = [f"{function}: {missing}" for function, missing in unnamed.items() if missing]
     if wrong and not is_selected:

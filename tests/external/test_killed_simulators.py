@@ -227,7 +227,6 @@ class Watched:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", CASES)
 def test_learns_while_simulators_are_killed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

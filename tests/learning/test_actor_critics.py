@@ -25,7 +25,6 @@ THRESHOLDS: dict[str, tuple[int, float]] = {
 """Environment steps, and the least interquartile mean over five seeds."""
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", THRESHOLDS)
 def test_five_seeds(name: str) -> None:
     steps, least = THRESHOLDS[name]
@@ -74,7 +73,6 @@ def targets_of_the_present(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TQCLearner, "targets", broken)
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("name", "mistake"),
     [

@@ -46,7 +46,6 @@ def run(env_config: dict[str, Any], seed: int, **faults: Any) -> tuple[int, dict
             assert steps < LIMIT, result["env_runners"]
 
 
-@pytest.mark.timeout(3600)
 def test_crashes_and_stalls_cost_at_most_twice_the_steps() -> None:
     calm, _ = run({}, 0)
     by_copy, copies = run(CRASHES, 0, restart_failed_sub_environments=True)

@@ -10,7 +10,7 @@ import pytest
 from jaxrl.config.load import load_experiment
 from tests.learning.test_thresholds import CONFIGS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.slow, pytest.mark.allow_key_reuse]
 
 NUM_SEEDS, NUM_EPISODES = 5, 200
 

@@ -15,7 +15,7 @@ from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.modules.scripted import ScriptedModule
 from tests.learning.test_thresholds import SEEDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.slow
 
 MODEL = {
     "attention_dim": 32,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.learning.test_thresholds import evaluated
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.slow
 
 THRESHOLDS = {
     "gymnasium/cartpole-dqn": (200_000, 450.0),

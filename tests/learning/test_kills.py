@@ -45,7 +45,6 @@ def newest(run: Path) -> int:
     return int(saved[-1].name.rpartition("_")[2]) if saved else 0
 
 
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
 def test_a_chain_of_killed_resumes_loses_nothing_that_was_saved(tmp_path: Path, env: str) -> None:
     draw, run, before = random.Random(0), tmp_path / "run", 0

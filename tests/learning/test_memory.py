@@ -12,7 +12,7 @@ from jaxrl.core.struct import replace
 from jaxrl.modules.encoders import RecurrentEncoder
 from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_mean
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.slow
 
 PPO, PPO_STEPS = "memory/statelesscartpole-ppo", 300_000
 RECALL, RECALL_STEPS = "memory/proberecall-ppo", 100_000

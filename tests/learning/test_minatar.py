@@ -11,7 +11,7 @@ from jaxrl.ops import losses
 from jaxrl.sweeps.statistics import interquartile_mean
 from tests.learning.test_thresholds import CONFIGS, SEEDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.allow_key_reuse]
+pytestmark = [pytest.mark.slow, pytest.mark.allow_key_reuse]
 
 
 def greedy_returns(num_seeds: int) -> list[float]:

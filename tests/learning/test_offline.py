@@ -21,7 +21,7 @@ from jaxrl.offline.recorded import open_data
 from jaxrl.sweeps.statistics import interquartile_mean
 from tests.learning.test_thresholds import CONFIGS, SEEDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.slow
 
 NUM_ROWS = 100_000
 

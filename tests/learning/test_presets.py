@@ -7,7 +7,7 @@ import pytest
 
 from tests.learning.test_thresholds import all_seeds, interquartile_mean
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.slow
 
 SCORES = {
     "classic/cartpole-a3c": (2_000_000, 475),

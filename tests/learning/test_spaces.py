@@ -29,7 +29,6 @@ BUDGETS = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", BUDGETS)
 def test_all_three_parts_are_read(name: str) -> None:
     scores = [evaluated(name, BUDGETS[name], seed) for seed in range(3)]
@@ -38,7 +37,6 @@ def test_all_three_parts_are_read(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", ["image", "vector", "choice"])
 def test_a_part_that_is_blank_fails_the_threshold(
     part: str, monkeypatch: pytest.MonkeyPatch
@@ -54,7 +52,6 @@ def test_a_part_that_is_blank_fails_the_threshold(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])
 def test_no_mine_in_a_million_steps(algo: str) -> None:
     config = load_experiment(CONFIGS / f"spaces/minefield-{algo}.yaml").config.debugging(loggers=[])
