@@ -52,13 +52,18 @@ def _home_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs_are_shared_within_a_file() -> Iterator[None]:
-    """Keeps the programs of a file's tests for equal configs of its later ones, and of no others."""
+    """Keeps the programs of a file's tests for equal configs of its later ones, and of no others.
+
+    JAX keeps thousands more, and allocations become slower with the gigabytes that they fill.
+    """
     from jaxrl.runtime import kept_programs  # here: the checks of `make test-shapes` come first
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_programs, "MAX_SHARED_PROGRAMS", 64)
         patch.setattr(kept_programs, "SHARED_PROGRAMS", kept_programs.SharedPrograms())
         yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
