@@ -250,7 +250,7 @@ class Setting:
         if typing.get_origin(self.annotation) is list and value in choices:
             hint = f" Write [{value!r}]."
         if self.for_number and type(value) in (int, float):
-            hint = f" A number is {self.for_number}={format_value(value)}."
+            hint = f" Give a number as {self.for_number}={format_value(value)}."
         if isinstance(value, list | tuple) and value:
             if self.sweepable and all(isinstance(v, int | float) for v in value):
                 hint = f" One run for each is grid({format_value(list(value))})."

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from jaxrl.connectors.masks import SeparateMask
 from jaxrl.core.keys import make_key
-from jaxrl.core.spaces import SpacePath, get_leaf_spaces
+from jaxrl.core.spaces import SpacePath, get_at_path, get_leaf_spaces
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.export.draws import make_capture
 from jaxrl.export.numpy_program import GREEDY, SAMPLE
@@ -194,15 +194,9 @@ def _name_rows(
     """Return the simple parts of values by name, stacked."""
     named: list[tuple[str, np.ndarray]] = []
     for path, _ in get_leaf_spaces(space):
-        values = [_get(row, path) for row in rows]
+        values = [get_at_path(row, path) for row in rows]
         named.append(("/".join([prefix, *map(str, path)]), np.stack(list(map(np.asarray, values)))))
     return named
-
-
-def _get(value: PyTree, path: SpacePath) -> PyTree:
-    for key in path:
-        value = value[key]
-    return value
 
 
 def _name_inputs(

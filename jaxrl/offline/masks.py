@@ -8,8 +8,7 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.spaces import get_leaf_spaces
-from jaxrl.core.types import PyTree
+from jaxrl.core.spaces import SpacePath, get_at_path, get_leaf_spaces
 from jaxrl.distributions.from_space import split_mask
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
@@ -26,7 +25,7 @@ class _Choices:
         start: `[n]`; recorded value of each choice's first entry.
     """
 
-    path: tuple[str | int, ...]
+    path: SpacePath
     sizes: np.ndarray
     start: np.ndarray
 
@@ -100,26 +99,21 @@ class MaskChecker:
             rows = np.asarray(mask)[: len(part)].astype(np.bool_)
             if rows.shape[1:] != (choices.sizes.sum(),):  # the module's check names the size
                 continue
-            values = np.asarray(_get(part.action, choices.path))
+            values = np.asarray(get_at_path(part.action, choices.path))
             is_illegal = choices.find_illegal(values, rows)
             if is_illegal.any():
                 step, choice = (int(i) for i in np.argwhere(is_illegal)[0])
                 name = ".".join(["actions", *map(str, choices.path)])
                 raise DataError(
                     f"{locate(part, where)}: {name} is {values.reshape(len(part), -1)[step, choice]} "
-                    f"at t={part.t_started + step}, which its own {self._key!r} says is illegal: drop "
-                    "such steps, or set action_mask_key=None to observe the mask."
+                    f"at t={part.t_started + step}, which its own {self._key!r} says is illegal: leave "
+                    "such steps out with input_transform, or set action_mask_key=None to observe the "
+                    "mask."
                 )
 
 
-def _get(tree: PyTree, path: tuple[str | int, ...]) -> PyTree:
-    for key in path:
-        tree = tree[key]
-    return tree
-
-
 def _get_choices(
-    path: tuple[str | int, ...], space: gymnasium.Space[Any], *, counts_from_zero: bool
+    path: SpacePath, space: gymnasium.Space[Any], *, counts_from_zero: bool
 ) -> _Choices | None:
     match space:
         case spaces.Discrete():

@@ -166,9 +166,9 @@ class RecordedData:
         for path, part in self._read():
             if is_divided:
                 part = names.rename(part, path.parent, runs.get(path))
-            checked = self._check(part, self.columns, str(path))
+            checked = self._check_read(part, str(path))
             order.check(part, str(path))
-            yield checked if self._is_transformed else self._check_legal(checked, str(path))
+            yield checked
 
     def _iter_single_steps(self) -> Iterator[EpisodePart]:
         """Yield parts of one step each, of which many are checked at once."""
@@ -178,9 +178,8 @@ class RecordedData:
             try:
                 checked = self._check_together([part for _, part in block])
             except ValueError:  # to be named, or different in their structure
-                checked = [self._check(part, self.columns, str(path)) for path, part in block]
-            for (path, _), part in zip(block, checked, strict=True):
-                yield part if self._is_transformed else self._check_legal(part, str(path))
+                checked = [self._check_read(part, str(path)) for path, part in block]
+            yield from checked
 
     def _check_together(self, parts: Sequence[EpisodePart]) -> list[EpisodePart]:
         """Return parts of one step each, after checks as of two episodes, with either observation."""
@@ -193,10 +192,10 @@ class RecordedData:
 
         fields = {name: lay(name) for name in ("action", "reward", "extras", "version")}
         like, obs = dataclasses.replace(parts[0], terminated=False, truncated=False), lay("obs")
-        first, last = (
-            self._check(dataclasses.replace(like, obs=rows, **fields), self.columns, "")
-            for rows in (_take_every_second(obs, 0), _take_every_second(obs, 1))
+        acted_on, later = (
+            dataclasses.replace(like, obs=_take_every_second(obs, i), **fields) for i in (0, 1)
         )
+        first, last = self._check_read(acted_on, ""), self._check(later, self.columns, "")
         ends = jax.tree.map(lambda a, b: np.stack([a[:-1], b[:-1]], 1), first.obs, last.obs)
         others = jax.tree.map(lambda leaf: leaf[:, None], (first.action, first.extras))
         return [
@@ -242,6 +241,11 @@ class RecordedData:
             raise DataError(f"{locate(part, where)}: {error}") from error
         self._checker.check(part, arrays, where)
         return dataclasses.replace(part, **columns.unflatten(arrays))
+
+    def _check_read(self, part: EpisodePart, where: str) -> EpisodePart:
+        """Return a part that was read, typed as in a program, after checks of its values."""
+        checked = self._check(part, self.columns, where)
+        return checked if self._is_transformed else self._check_legal(checked, where)
 
     def _check_legal(self, part: EpisodePart, where: str) -> EpisodePart:
         """Return a part with values in their spaces, if its actions are legal."""

@@ -168,7 +168,7 @@ def test_rows_without_weight_change_nothing() -> None:
     [
         ({"policy_delay": 0}, r"policy_delay must be at least 1"),
         ({"target_noise": -0.1}, r"target_noise must be at least 0"),
-        ({"exploration_noise": 0.1}, r"'ou', got 0.1. A number is exploration_sigma=0.1\."),
+        ({"exploration_noise": 0.1}, r"'ou', got 0\.1\. Give a number as exploration_sigma=0\.1\."),
         ({"exploration_noise": "gausssian"}, r"exploration_noise .*Did you mean 'gaussian'"),
         ({"ou_theta": 1.5}, r"ou_theta must be between 0 and 1"),
         ({"lr": 1e-3}, r"lr must be None"),
