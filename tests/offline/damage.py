@@ -26,12 +26,19 @@ def _nest(value: Any, depth: int, key: str | None = None) -> Any:
     return value
 
 
-_HOSTILE: list[Any] = [
-    *(None, True, -1, 2, 5, 0.5, math.nan, math.inf, 1e300, 2**62, 2**70, 10**400),
-    *("", "x", "x" * 2000, "|O", "(1,", b"x", [], {}, [1, "a"], [[1], [2, 3]], [None, 1.0]),
-    *([10**400, 0.5], [1e300, 1.0], [0.5, -1.0], ["a", "b"], [10**6, 10**7], [-1, -2]),
-    *(_nest(1, 40), _nest(1, 700), _nest({"type": "Dict"}, 40, "subspaces"), _nest(1, 700, "a")),
-]
+def _make_hostile() -> list[Any]:
+    """New values each time, since a second change may put one into another."""
+    return [
+        *(None, True, -1, 2, 5, 0.5, math.nan, math.inf, 1e300, 2**62, 2**70, 10**400),
+        *("", "x", "x" * 2000, "|O", "(1,", b"x", [], {}, [1, "a"], [[1], [2, 3]], [None, 1.0]),
+        *([10**400, 0.5], [1e300, 1.0], [0.5, -1.0], ["a", "b"], [10**6, 10**7], [-1, -2]),
+        *(
+            _nest(1, 40),
+            _nest(1, 700),
+            _nest({"type": "Dict"}, 40, "subspaces"),
+            _nest(1, 700, "a"),
+        ),
+    ]
 
 
 def _damage_array(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -93,7 +100,8 @@ def damage(content: Any, rng: np.random.Generator) -> Any:
         elif isinstance(value, list) and value and rng.random() < 0.3:
             owner[key] = [value[:-1], [*value, value[-1]], value[0]][rng.integers(3)]
         else:
-            owner[key] = _HOSTILE[rng.integers(len(_HOSTILE))]
+            hostile = _make_hostile()
+            owner[key] = hostile[rng.integers(len(hostile))]
     return content
 
 
