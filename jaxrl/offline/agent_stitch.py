@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.episodes.packing import EpisodePart
-from jaxrl.offline.stitch import MAX_PART_LENGTH, PartStitcher, Progress
+from jaxrl.offline.stitch import MAX_PART_LENGTH, Completion, PartStitcher, Progress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,7 +48,7 @@ class AgentStitcher:
         run: Name of the run.
         module: Id of the module.
         agents: All agents.
-        max_part_length: Number of steps from which on a part ends with its rollout.
+        max_part_length: Number of steps of a long part.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AgentStitcher:
         host = jax.tree.map(np.asarray, replace(rows.rollout, carry_in=None))
         versions = np.broadcast_to(np.asarray(version, np.int64), rows.env_ended.shape)
         ends = np.cumsum(rows.env_ended, axis=0) - rows.env_ended
-        found: list[EpisodePart] = []
+        found: list[tuple[Completion, EpisodePart]] = []
         if rows.begins_episodes:
             self._parts.leave_episodes(env_index.tolist())
         for column, (env, agent) in enumerate(rows.cells.tolist()):
@@ -98,12 +98,13 @@ class AgentStitcher:
                 own = replace(own, truncated=own.truncated & ended[first:end, None])
                 self._parts.episode = self._parts.get_episode(index) + number
                 own_versions = versions[steps[first:end], env][:, None]
-                found.extend(self._parts.add(own, key, own_versions))
+                parts = self._parts.add_unordered(own, key, own_versions)
+                found.extend((_to_step(at, steps[first:end]), part) for at, part in parts)
         for env, number in zip(
             env_index.tolist(), rows.env_ended.sum(axis=0).tolist(), strict=True
         ):
             self._parts.count_episodes(env, number)
-        return found
+        return [part for _, part in sorted(found, key=lambda pair: pair[0])]
 
     def flush(self) -> list[EpisodePart]:
         """Return the open rows as parts, which later ones continue."""
@@ -175,6 +176,11 @@ class _AgentParts(PartStitcher):
             {int(env): int(number) for env, number in dict(state[name]).items()}
             for name in ("episodes", "begun")
         )
+
+
+def _to_step(at: Completion, steps: Int[np.ndarray, " L"]) -> Completion:
+    """Return the step of the environments that completed a part, from the row that did."""
+    return Completion(int(steps[at.num_rows if at.by_next else at.num_rows - 1]), at.by_next)
 
 
 def _find_episodes(numbers: Int[np.ndarray, " L"]) -> Iterator[tuple[int, int, int]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -31,16 +31,24 @@ class Progress:
         return sum(len(rows["reward"]) for rows in self.rows)
 
 
+class Completion(NamedTuple):
+    """Place of what completes a part: the number of rows before it, and whether the next row tells."""
+
+    num_rows: int
+    by_next: bool
+
+
 class PartStitcher:
     """Concatenation of the rows of each environment to parts of episodes.
 
-    A part is kept open across rollouts until its episode ends, or it is long enough and the rollout
-    ends. Ids are `<run>-<environment>-<number of the episode>`, so they depend on nothing but the
+    A part is kept open across rollouts until its episode ends or it is long enough. Parts are in order
+    of the rows that complete them, so that the division into rollouts changes nothing. Ids are `<run>-<environment>-<number of the episode>`, so they depend on nothing but the
     run's own course. `num_dropped` counts the rows of episodes whose time step was not known.
 
     Args:
         run: Name of the run; other runs whose data are used together have other names.
-        max_part_length: Number of steps from which on a part ends with its rollout.
+        max_part_length: Number of steps of a long part. With a `carry_in`, which is known only at the
+            first row of a rollout, it ends with its rollout instead, and may be longer.
     """
 
     def __init__(self, run: str, *, max_part_length: int = MAX_PART_LENGTH) -> None:
@@ -73,9 +81,21 @@ class PartStitcher:
             t_started: Number of steps of each column's episode before its first row, for those that
                 began before the first call; None drops their rows up to the next start.
         """
+        parts = self.add_unordered(rollout, env_index, version, t_started=t_started)
+        return [part for _, part in sorted(parts, key=lambda pair: pair[0])]
+
+    def add_unordered(
+        self,
+        rollout: Rollout,
+        env_index: Int[np.ndarray, " B"],
+        version: int | Int[np.ndarray, "T B"] = -1,
+        *,
+        t_started: Int[np.ndarray, " B"] | None = None,
+    ) -> list[tuple[Completion, EpisodePart]]:
+        """Add the next rows, and return completed parts by column, each with when. See `add`."""
         host = jax.tree.map(np.asarray, rollout)
         versions = np.broadcast_to(np.asarray(version, np.int64), host.mask.shape)
-        parts: list[EpisodePart] = []
+        parts: list[tuple[Completion, EpisodePart]] = []
         for column, env in enumerate(np.asarray(env_index).tolist()):
             known = None if t_started is None else int(t_started[column])
             parts.extend(self._add_column(host, versions, column, env, known))
@@ -84,8 +104,8 @@ class PartStitcher:
     def flush(self) -> list[EpisodePart]:
         """Return the open rows as parts, which later ones continue."""
         parts: list[EpisodePart] = []
-        for env, progress in self._progress.items():
-            parts.extend(self._emit(env, progress))
+        for env in sorted(self._progress):
+            parts.extend(self._emit(env, self._progress[env]))
         return parts
 
     def get_state(self) -> dict[str, Any]:
@@ -120,11 +140,11 @@ class PartStitcher:
         column: int,
         env: int,
         t_started: int | None,
-    ) -> Iterator[EpisodePart]:
+    ) -> Iterator[tuple[Completion, EpisodePart]]:
         for first, end in _find_segments(host, column):
             is_start = bool(host.is_first[first, column])
             if is_start or not host.mask[first, column]:
-                yield from self._cut(env)
+                yield from ((Completion(first, True), part) for part in self._cut(env))
             if not host.mask[first, column]:
                 continue
             progress = self._progress.get(env)
@@ -138,18 +158,43 @@ class PartStitcher:
                 progress.carry = jax.tree.map(
                     lambda leaf: leaf[column : column + 1].copy(), host.carry_in
                 )
-            _append(progress, host, versions, column, first, end)
-            terminated, truncated = (
-                bool(flag[end - 1, column]) for flag in (host.terminated, host.truncated)
-            )
-            if terminated or truncated:
-                del self._progress[env]
-                yield from self._emit(
-                    env, progress, terminated=terminated, truncated=truncated and not terminated
-                )
+            yield from self._add_rows(progress, host, versions, column, env, range(first, end))
         progress = self._progress.get(env)
         if progress is not None and progress.count_rows() >= self._max_length:
-            yield from self._emit(env, progress)
+            completion = Completion(len(host.mask), False)
+            yield from ((completion, part) for part in self._emit(env, progress))
+
+    def _add_rows(
+        self,
+        progress: Progress,
+        host: Rollout,
+        versions: Int[np.ndarray, "T B"],
+        column: int,
+        env: int,
+        rows: range,
+    ) -> Iterator[tuple[Completion, EpisodePart]]:
+        """Add consecutive rows of an episode, which may complete parts of it."""
+        has_carry = bool(jax.tree.leaves(host.carry_in))
+        first, end = rows.start, rows.stop
+        terminated, truncated = (
+            bool(flag[end - 1, column]) for flag in (host.terminated, host.truncated)
+        )
+        while first < end:
+            room = self._max_length - progress.count_rows()
+            stop = end if has_carry else min(end, first + room)
+            _append(progress, host, versions, column, first, stop)
+            has_ended = stop == end and (terminated or truncated)
+            if has_ended:
+                del self._progress[env]
+            if has_ended or (stop - first == room and not has_carry):
+                parts = self._emit(
+                    env,
+                    progress,
+                    terminated=has_ended and terminated,
+                    truncated=has_ended and truncated and not terminated,
+                )
+                yield from ((Completion(stop, False), part) for part in parts)
+            first = stop
 
     def _name(self, env: int, number: int) -> dict[str, str]:
         """Return the fields of a part that say which episode it is of.

@@ -81,6 +81,23 @@ def train(config: Any, iterations: int = 3) -> Algorithm:
     return algorithm
 
 
+@pytest.mark.parametrize("has_agents", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_iterations_of_any_length_write_the_same_files(tmp_path: Path, has_agents: bool) -> None:
+    digests: list[str] = []
+    for i, (number, size) in enumerate([(1, 6), (6, 1), (2, 3)]):
+        config = make_ppo(tmp_path / f"{i}", train_batch_size=64)
+        config.reporting(min_sample_timesteps_per_iteration=64 * size)
+        if has_agents:
+            config.environment("MultiAgentCartPole-v0")
+        with config.build() as algorithm:
+            for _ in range(number):
+                algorithm.train()
+            assert int(algorithm.state.progress.env_steps) == 6 * 64
+        (folder,) = {path.parent for path in (tmp_path / f"{i}").rglob("*.parquet")}
+        digests.append(open_data(folder).get_fingerprint())
+    assert len(set(digests)) == 1
+
+
 @pytest.mark.slow
 def test_a_policy_with_memory_is_recorded_on_after_a_checkpoint(tmp_path: Path) -> None:
     model = {**SMALL, "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 16}

@@ -1,5 +1,6 @@
 """Rollouts become parts of episodes with the same transitions, however they are divided."""
 
+import dataclasses
 import itertools
 import json
 from typing import Any
@@ -144,6 +145,27 @@ def test_parts_hold_the_transitions_of_rollouts(
         found[part.episode_id] += transitions(part)
         assert (part.version == 3).all()
     assert found == {name: rows for name, rows in expect(rollout).items() if rows}
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(EPISODES, min_size=1, max_size=3),
+    st.lists(st.integers(0, 40), max_size=5),
+    st.integers(1, 12),
+)
+def test_without_memory_parts_and_their_order_are_those_of_any_division(
+    columns: list[list[tuple[int, str]]], borders: list[int], max_part_length: int
+) -> None:
+    rollout = dataclasses.replace(make_rollout(columns), carry_in=None)
+    num_steps, num_envs = rollout.mask.shape
+    results: list[list[EpisodePart]] = []
+    for fragments in ([rollout], divide(rollout, [x for x in borders if x < num_steps])):
+        stitcher = PartStitcher("run", max_part_length=max_part_length)
+        parts = [part for rows in fragments for part in stitcher.add(rows, np.arange(num_envs))]
+        results.append([*parts, *stitcher.flush()])
+    assert max(map(len, results[0]), default=0) <= max_part_length
+    for part, other in zip(*results, strict=True):
+        assert_same(part, other)
 
 
 def test_division_changes_nothing_but_the_borders() -> None:
