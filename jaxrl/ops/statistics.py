@@ -1,5 +1,6 @@
 """Running mean and variance of a stream of batches."""
 
+import math
 from typing import ClassVar
 
 import jax
@@ -47,14 +48,13 @@ class RunningMoments:
         """
         x = batch.astype(jnp.float32)
         batch_ndim = x.ndim - self.mean.ndim
-        axes = tuple(range(batch_ndim))
         valid = jnp.ones(x.shape[:batch_ndim], jnp.bool_) if mask is None else mask
         row_valid = valid.reshape(valid.shape + (1,) * self.mean.ndim)
         count = _psum(jnp.sum(valid.astype(jnp.float32)), axis_name)
-        total = _psum(jnp.sum(jnp.where(row_valid, x, 0.0), axis=axes), axis_name)
+        total = _psum(_sum_rows(jnp.where(row_valid, x, 0.0), batch_ndim), axis_name)
         mean = total / jnp.maximum(count, 1.0)
         deviation = jnp.where(row_valid, x - _expand_like(mean, x), 0.0)
-        m2 = _psum(jnp.sum(jnp.square(deviation), axis=axes), axis_name)
+        m2 = _psum(_sum_rows(jnp.square(deviation), batch_ndim), axis_name)
         return self.merge(RunningMoments(count=count, mean=mean, m2=m2))
 
     def merge(self, other: "RunningMoments") -> "RunningMoments":
@@ -148,6 +148,18 @@ class DebiasedMoments:
 def _expand_like(value: Array, x: Array) -> Array:
     """Reshape `value` to as many axes as `x`, with leading axes of size 1."""
     return value.reshape((1,) * (x.ndim - value.ndim) + value.shape)
+
+
+def _sum_rows(x: Array, batch_ndim: int) -> Array:
+    """Sum over the first `batch_ndim` axes, by a matrix product.
+
+    XLA fuses a reduction with what computes its values, and adds them up in an order that depends
+    on that. It fuses nothing into a product of matrices, so that two programs have equal sums.
+    """
+    num_rows, shape = math.prod(x.shape[:batch_ndim]), x.shape[batch_ndim:]
+    rows = x.reshape(num_rows, math.prod(shape))
+    ones = jnp.ones((num_rows,), x.dtype)
+    return jnp.dot(ones, rows, precision=jax.lax.Precision.HIGHEST).reshape(shape)
 
 
 def _psum(x: Array, axis_name: str | None) -> Array:

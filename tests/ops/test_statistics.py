@@ -1,5 +1,6 @@
 """Running moments against NumPy on everything seen."""
 
+import os
 from functools import partial
 
 import jax
@@ -107,3 +108,24 @@ def test_over_a_mesh_equals_one_device():
         update(zero, rows, masks),
         zero.update(rows, masks),
     )
+
+
+def test_a_program_that_computes_its_mask_has_equal_sums():
+    """To the bit, so that one agent among several is normalized as a single one."""
+
+    def compute_mask(state):
+        angle = (state[:, 0] + jnp.pi) % (2.0 * jnp.pi) - jnp.pi
+        return jnp.isfinite(jnp.square(angle) + 0.1 * jnp.square(state[:, 1]))[None]
+
+    # The tests' own flags, which are taken back here, compile with fewer fusions.
+    options = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+    options = {name: x for name, x in options.items() if name in os.environ.get("XLA_FLAGS", "")}
+    compiled = partial(jax.jit, compiler_options=options)
+    plain = compiled(lambda rows: RunningMoments.zeros((3,)).update(rows))
+    masked = compiled(
+        lambda rows, state: RunningMoments.zeros((3,)).update(rows, compute_mask(state))
+    )
+    rng = np.random.default_rng(0)
+    for rows in rng.normal(size=(10, 1, 16, 3)).astype(np.float32):
+        state = rng.normal(size=(16, 2)).astype(np.float32)
+        jax.tree.map(np.testing.assert_array_equal, plain(rows), masked(rows, state))
