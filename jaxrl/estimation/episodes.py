@@ -19,6 +19,7 @@ from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
+from jaxrl.offline.checks import locate
 from jaxrl.offline.joining import merge_parts
 from jaxrl.offline.recorded import RecordedData
 
@@ -152,7 +153,7 @@ def _read_log_probs(data: RecordedData, part: EpisodePart) -> Float[np.ndarray, 
         DataError: If one is none: not finite or, of an action that is a choice, above 0.
     """
     found = np.asarray(part.extras[Columns.ACTION_LOGP], np.float64)
-    space, where = data.action_space, f"{data.files[0]}, episode {part.episode_id!r}"
+    space, where = data.action_space, locate(part, str(data.files[0]))
     if found.size != len(part):
         raise DataError(
             f"{where}: {Columns.ACTION_LOGP} must have one number a step, got the shape {found.shape}."

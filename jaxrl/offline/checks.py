@@ -20,6 +20,7 @@ BOUNDS_TOLERANCE = 1e-4
 
 REPEATED = "#repeated-"
 """Text before the number of an episode with the id of an earlier one; no recorded id ends like that."""
+_MAX_ID_LENGTH = 80
 _NUMBERS = re.compile(rf"({REPEATED}\d+)+$")
 
 Arrays = Mapping[str, np.ndarray | None]
@@ -193,8 +194,15 @@ def check_flags(part: EpisodePart, where: str) -> None:
 
 def locate(part: EpisodePart, where: str) -> str:
     """Return the place of a part, for messages."""
-    episode = f"episode {part.episode_id!r}"
-    return f"{where}, {episode}" if where else f"Episode {part.episode_id!r}"
+    episode = describe_episode(part.episode_id)
+    return f"{where}, {episode}" if where else f"E{episode[1:]}"
+
+
+def describe_episode(episode_id: str) -> str:
+    """Return what names an episode in messages; a long id has its middle left out."""
+    if len(episode_id) > _MAX_ID_LENGTH:
+        episode_id = f"{episode_id[: _MAX_ID_LENGTH // 2]}...{episode_id[-_MAX_ID_LENGTH // 4 :]}"
+    return f"episode {episode_id!r}"
 
 
 def _check_finite(name: str, values: np.ndarray, part: EpisodePart, where: str) -> None:

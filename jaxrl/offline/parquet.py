@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
+from jaxrl.offline.checks import describe_episode
 from jaxrl.offline.columns import (
     AGENT_COLUMNS,
     EPISODE_ID,
@@ -330,7 +331,7 @@ def _check_length(
     length = int(row[LENGTH])
     wanted = f"length + 1 = {num_rows}" if num_rows == length + 1 else str(num_rows)
     raise DataError(
-        f"{path}, episode {row[EPISODE_ID]!r}: {name} has {len(array)} entries, and a part of length "
+        f"{path}, {describe_episode(row[EPISODE_ID])}: {name} has {len(array)} entries, and a part of length "
         f"{length} has {wanted}."
     )
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
-from jaxrl.offline.checks import convert_rewards
+from jaxrl.offline.checks import convert_rewards, describe_episode
 from jaxrl.offline.columns import parse_dtype
 from jaxrl.offline.formats.hdf5 import Group, get_member, open_hdf5, read_array, read_node
 from jaxrl.offline.formats.settings import ImportSettings, Spaces, unknown_versions
@@ -56,21 +56,21 @@ def _read_episode(group: Group, name: str, settings: ImportSettings, path: Path)
 
     def read_values(member: str, space: gymnasium.Space[Any]) -> Any:
         values = read_node(get_member(group, member, path), path, limit)
-        return read_tree(values, space, f"{path}, episode {name!r}: {member}", limit)
+        return read_tree(values, space, f"{path}, {describe_episode(name)}: {member}", limit)
 
     def read_flags(member: str) -> np.ndarray:
-        return to_flags(read(member), f"{path}, episode {name!r}: {member}")
+        return to_flags(read(member), f"{path}, {describe_episode(name)}: {member}")
 
     reward = convert_rewards(read("rewards"))
     terminations, truncations = read_flags("terminations"), read_flags("truncations")
     if len(terminations) != len(reward) or len(truncations) != len(reward) or not len(reward):
         raise DataError(
-            f"{path}, episode {name!r} has {len(reward)} rewards, {len(terminations)} terminations and "
+            f"{path}, {describe_episode(name)} has {len(reward)} rewards, {len(terminations)} terminations and "
             f"{len(truncations)} truncations."
         )
     if terminations[:-1].any() or truncations[:-1].any():
         t = int(np.argmax(terminations | truncations))
-        raise DataError(f"{path}, episode {name!r} goes on after its end at t={t}.")
+        raise DataError(f"{path}, {describe_episode(name)} goes on after its end at t={t}.")
     terminated = bool(terminations[-1])
     truncated = bool(truncations[-1]) and not terminated
     return EpisodePart(

@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
-from jaxrl.offline.checks import convert_rewards
+from jaxrl.offline.checks import convert_rewards, describe_episode
 from jaxrl.offline.columns import parse_dtype
 from jaxrl.offline.formats.rows import EXTRAS
 from jaxrl.offline.formats.settings import ImportSettings, unknown_versions
@@ -52,7 +52,7 @@ def _read_episode(content: bytes, settings: ImportSettings, path: Path) -> Episo
     try:
         name, t_started = str(state["id_"])[:_MAX_ID], _get_count(state, "t_started")
         length = _get_count(state, "t") - t_started
-        where = f"{path}, episode {name!r}"
+        where = f"{path}, {describe_episode(name)}"
         rewards = read_plain(_get_items(state["rewards"], length), f"{where}: rewards", limit)
         terminated, truncated = (_get_flag(state, f"is_{x}") for x in ("terminated", "truncated"))
         outputs: Mapping[str, Any] = state["extra_model_outputs"] or {}

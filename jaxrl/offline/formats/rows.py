@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
-from jaxrl.offline.checks import number_id
+from jaxrl.offline.checks import describe_episode, number_id
 from jaxrl.offline.formats.settings import unknown_versions
 
 OBS, NEW_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
@@ -187,7 +187,7 @@ class RowParts:
             final = jax.tree.map(lambda leaf: leaf[-1:], rows.obs)
         else:
             raise DataError(
-                f"{path}, episode {episode_id!r}: the observation after t="
+                f"{path}, {describe_episode(episode_id)}: the observation after t="
                 f"{t_started + len(rows) - 1} is not recorded, as there is no column 'new_obs'; with "
                 "ignore_final_observation=True, nothing is bootstrapped from it."
             )
