@@ -98,7 +98,7 @@ class AgentStitcher:
                 own = replace(own, truncated=own.truncated & ended[first:end, None])
                 self._parts.episode = self._parts.get_episode(index) + number
                 own_versions = versions[steps[first:end], env][:, None]
-                parts = self._parts.add_unordered(own, key, own_versions)
+                parts = self._parts.add_by_column(own, key, own_versions)
                 found.extend((_to_step(at, steps[first:end]), part) for at, part in parts)
         for env, number in zip(
             env_index.tolist(), rows.env_ended.sum(axis=0).tolist(), strict=True

@@ -81,10 +81,10 @@ class PartStitcher:
             t_started: Number of steps of each column's episode before its first row, for those that
                 began before the first call; None drops their rows up to the next start.
         """
-        parts = self.add_unordered(rollout, env_index, version, t_started=t_started)
+        parts = self.add_by_column(rollout, env_index, version, t_started=t_started)
         return [part for _, part in sorted(parts, key=lambda pair: pair[0])]
 
-    def add_unordered(
+    def add_by_column(
         self,
         rollout: Rollout,
         env_index: Int[np.ndarray, " B"],
@@ -92,7 +92,10 @@ class PartStitcher:
         *,
         t_started: Int[np.ndarray, " B"] | None = None,
     ) -> list[tuple[Completion, EpisodePart]]:
-        """Add the next rows, and return completed parts by column, each with when. See `add`."""
+        """Add the next rows, and return the parts column by column, each with its completion.
+
+        See `add`.
+        """
         host = jax.tree.map(np.asarray, rollout)
         versions = np.broadcast_to(np.asarray(version, np.int64), host.mask.shape)
         parts: list[tuple[Completion, EpisodePart]] = []

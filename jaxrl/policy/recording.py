@@ -142,7 +142,9 @@ def record_policy(
         while recorded < num_steps:
             rollout, env_index, steps = next(rows)
             check_steps(made.id, steps, length, num_envs)
-            writer.add_parts(stitcher.add(rollout, env_index, version=0))
+            # By environment, since the first parts to be complete are of short episodes.
+            parts = stitcher.add_by_column(rollout, env_index, version=0)
+            writer.add_parts([part for _, part in parts])
             recorded += steps
         writer.add_parts(stitcher.flush())
     return open_data(path)
