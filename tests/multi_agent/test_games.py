@@ -53,7 +53,6 @@ def test_the_newest_of_eight_versions_wins_against_each_at_connect_four() -> Non
         for name, seats in table.items()
     }
     assert shares.keys() == {*others, "random"}
-    assert shares.pop("random") > 0.95, shares
     assert min(shares.values()) >= 0.9, shares
 
 
