@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.episodes.packing import EpisodePart
-from jaxrl.offline.stitch import MAX_PART_LENGTH, Completion, PartStitcher, Progress
+from jaxrl.offline.stitch import MAX_PART_LENGTH, Completion, PartStitcher, Progress, count_earlier
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,6 +84,7 @@ class AgentStitcher:
         versions = np.broadcast_to(np.asarray(version, np.int64), rows.env_ended.shape)
         ends = np.cumsum(rows.env_ended, axis=0) - rows.env_ended
         found: list[tuple[Completion, EpisodePart]] = []
+        earlier = count_earlier(env_index)
         if rows.begins_episodes:
             self._parts.leave_episodes(env_index.tolist())
         for column, (env, agent) in enumerate(rows.cells.tolist()):
@@ -99,7 +100,8 @@ class AgentStitcher:
                 self._parts.episode = self._parts.get_episode(index) + number
                 own_versions = versions[steps[first:end], env][:, None]
                 parts = self._parts.add_by_column(own, key, own_versions)
-                found.extend((_to_step(at, steps[first:end]), part) for at, part in parts)
+                own_steps = earlier[env] * len(rows.env_ended) + steps[first:end]
+                found.extend((_to_step(at, own_steps), part) for at, part in parts)
         for env, number in zip(
             env_index.tolist(), rows.env_ended.sum(axis=0).tolist(), strict=True
         ):

@@ -32,7 +32,7 @@ class Progress:
 
 
 class Completion(NamedTuple):
-    """Place of what completes a part: the number of rows before it, and whether the next row tells."""
+    """Place of what completes a part: the environment's rows before it, and whether the next one tells."""
 
     num_rows: int
     by_next: bool
@@ -42,8 +42,9 @@ class PartStitcher:
     """Concatenation of the rows of each environment to parts of episodes.
 
     A part is kept open across rollouts until its episode ends or it is long enough. Parts are in order
-    of the rows that complete them, so that the division into rollouts changes nothing. Ids are `<run>-<environment>-<number of the episode>`, so they depend on nothing but the
-    run's own course. `num_dropped` counts the rows of episodes whose time step was not known.
+    of the rows that complete them, so that the division into rollouts changes nothing. Ids are
+    `<run>-<environment>-<number of the episode>`, so they depend on nothing but the run's own course.
+    `num_dropped` counts the rows of episodes whose time step was not known.
 
     Args:
         run: Name of the run; other runs whose data are used together have other names.
@@ -99,9 +100,14 @@ class PartStitcher:
         host = jax.tree.map(np.asarray, rollout)
         versions = np.broadcast_to(np.asarray(version, np.int64), host.mask.shape)
         parts: list[tuple[Completion, EpisodePart]] = []
+        earlier = count_earlier(env_index)
         for column, env in enumerate(np.asarray(env_index).tolist()):
             known = None if t_started is None else int(t_started[column])
-            parts.extend(self._add_column(host, versions, column, env, known))
+            before = earlier[column] * len(host.mask)
+            parts.extend(
+                (at._replace(num_rows=before + at.num_rows), part)
+                for at, part in self._add_column(host, versions, column, env, known)
+            )
         return parts
 
     def flush(self) -> list[EpisodePart]:
@@ -252,6 +258,16 @@ class PartStitcher:
             carry=progress.carry,
         )
         progress.rows, progress.final_obs, progress.carry = [], None, None
+
+
+def count_earlier(env_index: Int[np.ndarray, " B"]) -> list[int]:
+    """Return how many columns before each one are of the same environment, earlier in time."""
+    seen: dict[int, int] = {}
+    counts: list[int] = []
+    for env in np.asarray(env_index).tolist():
+        counts.append(seen.get(env, 0))
+        seen[env] = counts[-1] + 1
+    return counts
 
 
 def _find_segments(rollout: Rollout, column: int) -> Iterator[tuple[int, int]]:

@@ -214,17 +214,20 @@ def test_long_parts_end_with_their_rollout_and_the_next_has_the_carry() -> None:
     assert tail.carry is None
 
 
-def test_columns_of_one_environment_are_consecutive() -> None:
-    rollout = make_rollout([[(6, TERMINATED)]])
+@pytest.mark.parametrize("lengths", [(6,), (3, 1, 2)])
+def test_columns_of_one_environment_are_consecutive(lengths: tuple[int, ...]) -> None:
+    rollout = make_rollout([[(length, TERMINATED) for length in lengths]])
     first, second = divide(rollout, [3])
     fields = {
         name: jax.tree.map(lambda a, b: np.concatenate([a, b], 1), getattr(first, name), value)
         for name, value in vars(second).items()
         if name != "carry_in"
     }
-    (part,) = PartStitcher("run").add(Rollout(**fields), np.asarray([5, 5]))
-    (whole,) = PartStitcher("run").add(rollout, np.asarray([5]))
-    assert_same(part, whole)
+    parts = PartStitcher("run").add(Rollout(**fields), np.asarray([5, 5]))
+    expected = PartStitcher("run").add(rollout, np.asarray([5]))
+    assert [part.episode_id for part in parts] == [f"run-5-{i}" for i in range(len(lengths))]
+    for part, other in zip(parts, expected, strict=True):
+        assert_same(part, other)
 
 
 def test_episodes_that_began_before_need_their_time_step() -> None:
