@@ -331,8 +331,8 @@ def _check_length(
     length = int(row[LENGTH])
     wanted = f"length + 1 = {num_rows}" if num_rows == length + 1 else str(num_rows)
     raise DataError(
-        f"{path}, {describe_episode(row[EPISODE_ID])}: {name} has {len(array)} entries, and a part of length "
-        f"{length} has {wanted}."
+        f"{path}, {describe_episode(row[EPISODE_ID])}: {name} has {len(array)} entries, and a part "
+        f"of length {length} has {wanted}."
     )
 
 

@@ -153,8 +153,8 @@ def _expand_like(value: Array, x: Array) -> Array:
 def _sum_rows(x: Array, batch_ndim: int) -> Array:
     """Sum over the first `batch_ndim` axes, by a matrix product.
 
-    XLA fuses a reduction with what computes its values, and adds them up in an order that depends
-    on that. It fuses nothing into a product of matrices, so that two programs have equal sums.
+    On CPUs, XLA fuses a reduction with what computes its values, and adds them up in an order that
+    depends on that. It fuses nothing into a product of matrices, so that two programs have equal sums.
     """
     num_rows, shape = math.prod(x.shape[:batch_ndim]), x.shape[batch_ndim:]
     rows = x.reshape(num_rows, math.prod(shape))

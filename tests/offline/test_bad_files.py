@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from jaxrl import EpisodeWriter
 from jaxrl.errors import DataError
+from jaxrl.offline.checks import locate
 from jaxrl.offline.manifest import Header
 from jaxrl.offline.npz import NpzSink
 from jaxrl.offline.parquet import ParquetSink
@@ -334,3 +335,12 @@ def test_header_that_contradicts_the_columns(tmp_path: Path) -> None:
     refused(changed, "header is invalid")
     pq.write_table(table.drop_columns(["length"]), changed)
     refused(changed, "'length' is not of type int64")
+
+
+def test_the_middle_of_a_long_id_is_left_out_of_messages() -> None:
+    assert locate(make_part(episode_id="short"), "a.parquet") == "a.parquet, episode 'short'"
+    assert locate(make_part(episode_id="short"), "") == "Episode 'short'"
+    place = locate(make_part(episode_id="first" + 1000 * "-" + "last"), "a.parquet")
+    assert len(place) < 100
+    assert "first" in place
+    assert place.endswith("last'")

@@ -49,28 +49,28 @@ def read_minari(
 
 
 def _read_episode(group: Group, name: str, settings: ImportSettings, path: Path) -> EpisodePart:
-    limit = settings.max_group_bytes
+    limit, where = settings.max_group_bytes, f"{path}, {describe_episode(name)}"
 
     def read(member: str) -> np.ndarray:
         return read_array(get_member(group, member, path), path, limit).reshape(-1)
 
     def read_values(member: str, space: gymnasium.Space[Any]) -> Any:
         values = read_node(get_member(group, member, path), path, limit)
-        return read_tree(values, space, f"{path}, {describe_episode(name)}: {member}", limit)
+        return read_tree(values, space, f"{where}: {member}", limit)
 
     def read_flags(member: str) -> np.ndarray:
-        return to_flags(read(member), f"{path}, {describe_episode(name)}: {member}")
+        return to_flags(read(member), f"{where}: {member}")
 
     reward = convert_rewards(read("rewards"))
     terminations, truncations = read_flags("terminations"), read_flags("truncations")
     if len(terminations) != len(reward) or len(truncations) != len(reward) or not len(reward):
         raise DataError(
-            f"{path}, {describe_episode(name)} has {len(reward)} rewards, {len(terminations)} terminations and "
+            f"{where} has {len(reward)} rewards, {len(terminations)} terminations and "
             f"{len(truncations)} truncations."
         )
     if terminations[:-1].any() or truncations[:-1].any():
         t = int(np.argmax(terminations | truncations))
-        raise DataError(f"{path}, {describe_episode(name)} goes on after its end at t={t}.")
+        raise DataError(f"{where} goes on after its end at t={t}.")
     terminated = bool(terminations[-1])
     truncated = bool(truncations[-1]) and not terminated
     return EpisodePart(
