@@ -49,7 +49,19 @@ def _format_introduction(summary: Mapping[str, Any]) -> list[str]:
         f"{machine['cpu']}, {machine['cores']} cores; {devices}, {machine['system']}, "
         f"Python {machine['python']}; {versions}."
     )
-    return [*filter(None, [summary["about"]]), f"{summary['date']}; {setup}"]
+    paragraphs = [summary["about"], _format_unfinished(summary), f"{summary['date']}; {setup}"]
+    return [paragraph for paragraph in paragraphs if paragraph]
+
+
+def _format_unfinished(summary: Mapping[str, Any]) -> str:
+    """Name the cells without an outcome of every seed that have not failed."""
+    names = [
+        f"{cell['entrant']} on {cell['environment']}"
+        for cell in summary["cells"]
+        if not cell["failure"]
+        and len(cell["returns"]) + len(cell["lost_seeds"]) < len(summary["seeds"])
+    ]
+    return f"Not finished: {', '.join(names)}." if names else ""
 
 
 STYLE = """
@@ -71,9 +83,9 @@ svg { display: block; margin: 0 auto; max-width: 100%; height: auto; }
 def render_page(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
     """Render the report as one HTML file with embedded styles and figures."""
     title = html.escape(summary["suite"])
-    about, *rest = [*_format_introduction(summary)]
-    lead = f"<p>{_render_inline(about)}</p>" if rest else ""
-    where = f'<p class="where">{_render_inline((rest or [about])[-1])}</p>'
+    *about, setup = _format_introduction(summary)
+    lead = "".join(f"<p>{_render_inline(paragraph)}</p>" for paragraph in about)
+    where = f'<p class="where">{_render_inline(setup)}</p>'
     plots = [("Learning curves", CURVES_TEXT, figures.plot_learning_curves(summary))]
     if has_aggregates(summary):
         plots.append(("Aggregates", "", figures.plot_aggregates(summary, list(AGGREGATES))))

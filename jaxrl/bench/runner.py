@@ -46,6 +46,7 @@ class CellProgress:
 
 
 OnProgress = Callable[[CellProgress], None]
+OnCellEnd = Callable[[Mapping[str, str]], object]
 
 
 def get_default_folder(suite: Suite) -> Path:
@@ -75,13 +76,16 @@ def lock_folder(folder: Path) -> Generator[Path]:
         lock.release()
 
 
-def run_suite(suite: Suite, folder: Path, on_progress: OnProgress) -> dict[str, str]:
+def run_suite(
+    suite: Suite, folder: Path, on_progress: OnProgress, on_cell_end: OnCellEnd | None = None
+) -> dict[str, str]:
     """Run every cell with missing outcomes.
 
     Args:
         suite: Suite to run.
         folder: Folder of results, including those of earlier calls, locked by the caller.
         on_progress: Callback for progress.
+        on_cell_end: Callback after each cell that ran, with the failures so far.
 
     Returns:
         Reasons of failures by cell name; all other cells have an outcome per seed.
@@ -100,6 +104,8 @@ def run_suite(suite: Suite, folder: Path, on_progress: OnProgress) -> dict[str, 
         except (JaxrlError, OSError) as error:
             failures[cell.name] = str(error)
             on_progress(dataclasses.replace(progress, note=f"failed: {error}"))
+        if on_cell_end is not None:
+            on_cell_end(failures)
     return failures
 
 

@@ -14,7 +14,10 @@ Row = Mapping[str, Any]
 
 def build_tables(summary: Row) -> list[Table]:
     """Build all tables of a suite's summary."""
-    tables = [_build_environment_table(summary, env) for env in summary["winners"]]
+    measured = {cell["environment"] for cell in summary["cells"] if "return" in cell}
+    tables = [
+        _build_environment_table(summary, env) for env in summary["winners"] if env in measured
+    ]
     if has_aggregates(summary):
         tables.append(_build_aggregates_table(summary))
     if summary["improvement"]:

@@ -31,7 +31,12 @@ def run(given: str, out: str | None, compare: str | None) -> int:
     with runner.lock_folder(folder.absolute()) as claimed:
         _write_suite(suite, claimed)
         with RaiseOnInterrupt(), _Display() as display:
-            failures = runner.run_suite(suite, claimed, display)
+            failures = runner.run_suite(
+                suite,
+                claimed,
+                display,
+                lambda failures: write_report(summarize(suite, claimed, failures), claimed),
+            )
         tables, speed_failures = _measure_speed(suite, claimed / "speed")
         summary = summarize(suite, claimed, failures, tables)
         changes = None if previous is None else compare_summaries(previous, summary)

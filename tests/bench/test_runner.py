@@ -18,8 +18,9 @@ from typer.testing import CliRunner
 
 from jaxrl.bench import runner
 from jaxrl.bench.compare import compare_summaries, read_summary
-from jaxrl.bench.job import Job
-from jaxrl.bench.suite import Suite, load_suite
+from jaxrl.bench.job import Curve, Job
+from jaxrl.bench.peers import PeerError
+from jaxrl.bench.suite import Suite, SuiteCell, load_suite
 from jaxrl.cli import benchmarks
 from jaxrl.config.datasets import RECORD
 from jaxrl.errors import ConfigError, RunFolderError
@@ -169,6 +170,47 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     assert sorted(set(outcome["curve"]["steps"])) == outcome["curve"]["steps"]
     assert len(outcome["resumed_at"]) == 1
     assert outcome["resumed_at"][0] >= 1
+
+
+def test_an_interrupted_suite_leaves_a_report_of_what_it_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite_of(
+        tmp_path,
+        more="""
+  PPO with another step size: {algorithm: PPO, settings: {lr: 0.1}}
+  PPO without one: {algorithm: PPO, settings: {lr: 0.0}}
+""",
+    )
+
+    def run_first(suite: Suite, cell: SuiteCell, job: Job, *_: object) -> None:
+        if cell.entrant == "PPO with another step size":
+            raise PeerError("exit code 3")
+        if cell.entrant != "PPO":
+            raise KeyboardInterrupt
+        Path(job.folder).mkdir(parents=True)
+        curve = Curve([job.budget], [1.0], [2.0])
+        outcome = {
+            "env_steps": job.budget,
+            "curve": curve.to_data(),
+            "seconds": 2.0,
+            "num_lanes": 1,
+        }
+        for seed in job.seeds:
+            more = {"evaluated": 20.0 + seed, "compile_s": 0.0, "memory_gib": 0.1}
+            job.write_outcome(seed, outcome | more)
+
+    monkeypatch.setattr(runner, "_run_cell", run_first)
+    with pytest.raises(KeyboardInterrupt):
+        benchmarks.run(str(tmp_path / "suites" / "tiny.yaml"), str(tmp_path / "out"), None)
+    text = (tmp_path / "out" / "report.md").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    for report in (text, page):
+        assert "Not finished: PPO without one on CartPole-v1." in report
+    assert "| PPO | 2 | 20.5 [20, 21]" in text
+    assert "exit code 3" in text
+    cells = read_summary(tmp_path / "out")["cells"]
+    assert [len(cell["returns"]) for cell in cells] == [2, 0, 0]
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
