@@ -15,6 +15,9 @@ from jaxrl.modules.rl_module import RLModule
 from jaxrl.modules.sequences import attach_final_carries
 from jaxrl.ops import losses, returns
 
+ROUNDING = 1e-5
+"""Relative error up to which a ratio counts as not clipped: on-policy, all would be near 1."""
+
 
 class VTraceSettings(Protocol):
     """Settings that shape the program of the targets."""
@@ -90,7 +93,7 @@ def compute_vtrace_targets(
     )
     return targets, {
         "mean_rho": mean(jnp.minimum(rho, clip_rho)),
-        "rho_clip_fraction": mean((rho > clip_rho).astype(jnp.float32)),
+        "rho_clip_fraction": mean((rho > (1.0 + ROUNDING) * clip_rho).astype(jnp.float32)),
         "vf_explained_var": losses.explained_variance(value_targets, estimates, mask, axis_name),
         "curr_lr": values["lr"],
         "curr_entropy_coeff": values["entropy_coeff"],

@@ -116,6 +116,17 @@ def test_targets_are_vtraces() -> None:
     assert np.abs(np.asarray(other.value_targets - batch.value_targets)).max() > 0.05
 
 
+def test_rounding_on_policy_is_not_clipping() -> None:
+    learner, state = learner_and_state("IMPALA")
+    rollout = recorded()
+    taken, _ = log_probs(learner.module, state.sgd.params, rollout)
+    rounded = taken * (1.0 + 3e-7 * jnp.asarray([-1.0, 1.0])[jnp.arange(ENVS) % 2])
+    rollout = replace(rollout, extras={**rollout.extras, "action_logp": rounded})
+    _, metrics = prepared(learner, state, rollout)
+    assert metrics["rho_clip_fraction"] == 0.0
+    np.testing.assert_allclose(metrics["mean_rho"], 1.0, rtol=1e-5)
+
+
 def test_without_correction_the_ratio_is_one() -> None:
     learner, state = learner_and_state("IMPALA", vtrace=False)
     rollout = recorded()
