@@ -92,7 +92,7 @@ def restore_trainable(path: Path) -> dict[str, Any]:
     """The run of a folder as a trial of Ray Tune goes on with it, an iteration further."""
     from jaxrl.tune import PPO
 
-    trainable = PPO(configs()["ppo"].debugging(loggers=[], seed=3))
+    trainable = PPO(configs()["ppo"].debugging(loggers=[], seed=3).to_dict())
     trainable.restore(str(path))
     result = trainable.train()
     try:
