@@ -160,15 +160,21 @@ def locate_in_user_code(error: BaseException) -> str:
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string if none is."""
+    found = find_similar(name, known)
+    return f" Did you mean '{found}'?" if found is not None else ""
+
+
+def find_similar(name: object, known: Iterable[str]) -> str | None:
+    """Return the known name that a misspelled one most likely stands for, or None."""
     name = str(name)
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     if not close:
-        return ""
+        return None
     found = close[0]
     similarity = difflib.SequenceMatcher(None, found, name).ratio()
     threshold = 0.7 if len(name) > 4 else 0.6  # one letter is a large part of a short name
     is_prefix = found.startswith(name) or name.startswith(found)
-    return f" Did you mean '{found}'?" if similarity >= threshold or is_prefix else ""
+    return found if similarity >= threshold or is_prefix else None
 
 
 def escape(text: str) -> str:

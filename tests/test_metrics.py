@@ -89,6 +89,8 @@ def test_unknown_keys_are_refused() -> None:
         metrics.check_key(path, "stop")
     with pytest.raises(UnknownNameError, match=r"stop names 'time_totl_s'.*'time_total_s'"):
         metrics.check_key("time_totl_s", "stop")
+    with pytest.raises(UnknownNameError, match=r"mean 'env_runners/episode_return_mean'\?$"):
+        metrics.check_key("episode_reward_meann", "stop")  # nearest to RLlib's old key
 
 
 @pytest.mark.parametrize("value", ["3", [[1], [1, 2]], np.ones(1), {"b": 1.0}, None, 10**400])
