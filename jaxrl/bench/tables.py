@@ -63,6 +63,9 @@ def _build_environment_table(summary: Row, env: str) -> Table:
             if winner
             else "No winner: the intervals of the best overlap."
         )
+        missing = [cell["entrant"] for cell in cells if "return" not in cell]
+        if missing:
+            text += f" Not compared, as they have no return: {', '.join(missing)}."
     has_ceiling = any(cell.get("ceiling") is not None for cell in measured)
     if has_ceiling or any(cell["threshold"] is not None for cell in measured):
         text += " " + _describe_threshold(summary["metrics"], has_ceiling=has_ceiling)

@@ -102,6 +102,15 @@ def test_a_legend_of_many_has_a_place_beside_the_profiles() -> None:
     assert float(height[1]) > 16 * 0.2 * 72
 
 
+def test_a_winner_says_whom_it_was_not_compared_with() -> None:
+    made_up = summary(1, 3, winners={"Env0-v0": "entrant 0"})
+    assert "Not compared" not in build_tables(made_up)[0].text
+    del made_up["cells"][1]["return"]
+    text = build_tables(made_up)[0].text
+    assert "**entrant 0** is best: its interval lies above all others. Not compared, as" in text
+    assert "have no return: entrant 1." in text
+
+
 def test_headings_can_be_read_by_themselves() -> None:
     table = build_tables(summary(1, 1))[0]
     assert table.header[4:] == (
