@@ -45,9 +45,7 @@ def sweepable(config: Any) -> list[str]:
     """The traced settings of an algorithm that have an effect."""
     settings = config.get_name_table().groups["training_settings"]
     refused = set() if getattr(config.training_settings, "use_critic", True) else {"huber_delta"}
-    return [
-        name for name, setting in settings.items() if setting.sweepable and name not in refused
-    ]
+    return [name for name, setting in settings.items() if setting.sweepable and name not in refused]
 
 
 def with_effects(config: Any) -> Any:
