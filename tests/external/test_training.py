@@ -343,7 +343,7 @@ def test_sac_learns_pendulum() -> None:
         .training(initial_alpha=1.0, num_steps_sampled_before_learning_starts=500)
         .rl_module(model_config={"fcnet_hiddens": [64, 64]})
         .external(external_port=0)
-        .reporting(min_sample_timesteps_per_iteration=500)
+        .reporting(min_sample_timesteps_per_iteration=500, metrics_num_episodes_for_smoothing=10)
         .debugging(seed=0)
     )
     algorithm = config.build()
@@ -352,9 +352,9 @@ def test_sac_learns_pendulum() -> None:
         for _ in range(24):
             result = algorithm.train()["env_runners"]["episode_return_mean"]
             best = max(best, result)
-            if best > -500:
+            if best > -300:
                 break
-    assert best > -500
+    assert best > -300  # of ten episodes; random actions have -1,200
 
 
 class Recall(Walk):
