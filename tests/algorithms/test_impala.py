@@ -120,7 +120,7 @@ def test_rounding_on_policy_is_not_clipping() -> None:
     learner, state = learner_and_state("IMPALA")
     rollout = recorded()
     taken, _ = log_probs(learner.module, state.sgd.params, rollout)
-    rounded = taken * (1.0 + 3e-7 * jnp.asarray([-1.0, 1.0])[jnp.arange(ENVS) % 2])
+    rounded = taken * jnp.where(jnp.arange(taken.size) % 2, 1 - 3e-7, 1 + 3e-7).reshape(taken.shape)
     rollout = replace(rollout, extras={**rollout.extras, "action_logp": rounded})
     _, metrics = prepared(learner, state, rollout)
     assert metrics["rho_clip_fraction"] == 0.0
