@@ -4,7 +4,8 @@ import difflib
 import json
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 
@@ -158,23 +159,26 @@ def locate_in_user_code(error: BaseException) -> str:
     return place
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return `" Did you mean 'x'?"` for the closest known name, or an empty string if none is."""
-    found = find_similar(name, known)
-    return f" Did you mean '{found}'?" if found is not None else ""
+def did_you_mean(
+    name: object, known: Iterable[str], renamed: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return `" Did you mean 'x'?"` for the closest known name, or an empty string if none is.
 
-
-def find_similar(name: object, known: Iterable[str]) -> str | None:
-    """Return the known name that a misspelled one most likely stands for, or None."""
+    Args:
+        name: Name as written by the user.
+        known: Names that would work.
+        renamed: Current names by former ones, in whose place they are suggested.
+    """
     name = str(name)
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, [*known, *renamed], n=1, cutoff=0.5)
     if not close:
-        return None
+        return ""
     found = close[0]
     similarity = difflib.SequenceMatcher(None, found, name).ratio()
     threshold = 0.7 if len(name) > 4 else 0.6  # one letter is a large part of a short name
     is_prefix = found.startswith(name) or name.startswith(found)
-    return found if similarity >= threshold or is_prefix else None
+    is_close = similarity >= threshold or is_prefix
+    return f" Did you mean '{renamed.get(found, found)}'?" if is_close else ""
 
 
 def escape(text: str) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl.errors import ConfigError, UnknownNameError, find_similar
+from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
 ENV_RUNNERS = "env_runners"
 LEARNERS = "learners"
@@ -252,6 +252,5 @@ def check_key(path: str, used_by: str) -> None:
             f"{used_by} names {path!r}, which no result has. Here it is "
             f"'{NUM_ENV_STEPS_SAMPLED_LIFETIME}'."
         )
-    similar = find_similar(RENAMED_KEYS.get(path, path), (*KNOWN_KEYS, *RENAMED_KEYS))
-    hint = f" Did you mean '{RENAMED_KEYS.get(similar, similar)}'?" if similar else ""
+    hint = did_you_mean(RENAMED_KEYS.get(path, path), KNOWN_KEYS, RENAMED_KEYS)
     raise UnknownNameError(f"{used_by} names {path!r}, which no result has.{hint}")
