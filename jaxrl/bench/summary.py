@@ -53,7 +53,7 @@ def summarize(
         "metrics": list(suite.metrics),
         "cells": cells,
         "winners": {
-            env: _find_winner([c for c in cells if c["environment"] == env]) for env in suite.tasks
+            env: find_winner([c for c in cells if c["environment"] == env]) for env in suite.tasks
         },
         "aggregates": {name: _compute_aggregates(by_task) for name, by_task in entrants.items()},
         "profiles": {name: _compute_profile(by_task) for name, by_task in entrants.items()},
@@ -76,6 +76,7 @@ def _summarize_cell(
         "entrant": cell.entrant,
         "peer": cell.peer,
         "environment": cell.environment,
+        "env_config": _get_env_config(cell),
         "algorithm": cell.algorithm,
         "budget": cell.budget,
         "episodes": cell.episodes,
@@ -118,6 +119,11 @@ def _summarize_cell(
     return row
 
 
+def _get_env_config(cell: SuiteCell) -> dict[str, Any]:
+    """Return the `env_config` of a cell; that of a peer's own settings is empty."""
+    return {} if cell.settings is None else dict(cell.settings["settings"]["env_config"])
+
+
 def _compute_interval(values: Sequence[float]) -> dict[str, float]:
     """Compute the interquartile mean with its interval."""
     interval = estimate_iqm(values)
@@ -152,13 +158,19 @@ def _aggregate_curves(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[flo
     return {"steps": steps, **{k: [x[k] for x in intervals] for k in ("value", "low", "high")}}
 
 
-def _find_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the entrant whose interval lies above all others; None if there is none."""
+def find_comparable(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of an environment that have a return and the `env_config` of the first."""
     measured = [row for row in rows if "return" in row]
-    if len(measured) < 2:
+    return [row for row in measured if row.get("env_config") == measured[0].get("env_config")]
+
+
+def find_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the entrant whose interval lies above all comparable ones; None if there is none."""
+    comparable = find_comparable(rows)
+    if len(comparable) < 2:
         return None
-    best = max(measured, key=lambda row: row["return"]["value"])
-    others = [row for row in measured if row is not best]
+    best = max(comparable, key=lambda row: row["return"]["value"])
+    others = [row for row in comparable if row is not best]
     is_clear = all(Interval(**best["return"]).is_above(Interval(**row["return"])) for row in others)
     return best["entrant"] if is_clear else None
 

@@ -7,6 +7,7 @@ from jaxrl.bench.compare import Change
 from jaxrl.bench.markdown import Table, format_interval, format_optional, format_short
 from jaxrl.bench.metrics import METRICS
 from jaxrl.bench.scores import AGGREGATES
+from jaxrl.bench.summary import find_comparable
 from jaxrl.sweeps.statistics import Interval
 
 Row = Mapping[str, Any]
@@ -57,15 +58,7 @@ def _build_environment_table(summary: Row, env: str) -> Table:
     modules = sorted({cell["module"] for cell in measured if cell.get("module")})
     if modules:
         text += f"Returns are those of {' and '.join(modules)}. "
-    if len(measured) > 1:
-        text += (
-            f"**{winner}** is best: its interval lies above all others."
-            if winner
-            else "No winner: the intervals of the best overlap."
-        )
-        missing = [cell["entrant"] for cell in cells if "return" not in cell]
-        if missing:
-            text += f" Not compared, as they have no return: {', '.join(missing)}."
+    text += _describe_winner(cells, winner)
     has_ceiling = any(cell.get("ceiling") is not None for cell in measured)
     if has_ceiling or any(cell["threshold"] is not None for cell in measured):
         text += " " + _describe_threshold(summary["metrics"], has_ceiling=has_ceiling)
@@ -85,6 +78,26 @@ def _build_environment_table(summary: Row, env: str) -> Table:
         ],
         strong=tuple(i for i, cell in enumerate(measured) if cell["entrant"] == winner),
     )
+
+
+def _describe_winner(cells: Sequence[Row], winner: str | None) -> str:
+    """Name the best entrant, and the entrants that are not compared; "" if nothing is."""
+    comparable = find_comparable(cells)
+    if len(comparable) < 2:
+        return ""
+    text = (
+        f"**{winner}** is best: its interval lies above all others."
+        if winner
+        else "No winner: the intervals of the best overlap."
+    )
+    others = [cell for cell in cells if cell not in comparable]
+    missing = [cell["entrant"] for cell in others if "return" not in cell]
+    if missing:
+        text += f" Not compared, as they have no return: {', '.join(missing)}."
+    different = [cell["entrant"] for cell in others if "return" in cell]
+    if different:
+        text += f" Not compared, as their env_config differs: {', '.join(different)}."
+    return text
 
 
 def _format_learned(cell: Row) -> str:

@@ -1,6 +1,8 @@
 """Implementation of `jaxrl benchmark`: progress, report and final output."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -13,7 +15,7 @@ from jaxrl.bench.peers import get_checkout
 from jaxrl.bench.report import MARKDOWN_FILE, write_report
 from jaxrl.bench.speed import measure_speed, read_speed_tables
 from jaxrl.bench.suite import Suite, find_suite_file, load_suite
-from jaxrl.bench.summary import summarize
+from jaxrl.bench.summary import find_comparable, summarize
 from jaxrl.cli.interrupts import RaiseOnInterrupt
 from jaxrl.errors import RunFolderError
 from jaxrl.loggers import text
@@ -41,7 +43,7 @@ def run(given: str, out: str | None, compare: str | None) -> int:
         summary = summarize(suite, claimed, failures, tables)
         changes = None if previous is None else compare_summaries(previous, summary)
         page = write_report(summary, claimed, changes)
-    for line in _format_outcome(summary["winners"], failures, changes or []):
+    for line in _format_outcome(summary, failures, changes or []):
         typer.echo(line)
     typer.echo(f"report            {page}")
     typer.echo(f"as Markdown       {page.parent / MARKDOWN_FILE}")
@@ -81,13 +83,13 @@ def _write_suite(suite: Suite, folder: Path) -> None:
 
 
 def _format_outcome(
-    winners: dict[str, str | None], failures: dict[str, str], changes: list[Change]
+    summary: Mapping[str, Any], failures: Mapping[str, str], changes: Sequence[Change]
 ) -> list[str]:
     lines = [f"failed            {name}: {why}" for name, why in failures.items()]
-    lines += [
-        f"best              {env}: {winner or 'no winner, the intervals overlap'}"
-        for env, winner in winners.items()
-    ]
+    for env, winner in summary["winners"].items():
+        rows = [cell for cell in summary["cells"] if cell["environment"] == env]
+        if len(find_comparable(rows)) > 1:
+            lines.append(f"best              {env}: {winner or 'no winner, the intervals overlap'}")
     lines += [f"{change.verdict:<17} {change.name}" for change in changes]
     return lines
 

@@ -9,7 +9,9 @@ from jaxrl.bench import figures
 from jaxrl.bench.metrics import METRICS
 from jaxrl.bench.report import render_markdown, render_page
 from jaxrl.bench.scores import AGGREGATES
+from jaxrl.bench.summary import find_winner
 from jaxrl.bench.tables import build_tables
+from jaxrl.cli.benchmarks import _format_outcome
 
 
 def cell(env: str, entrant: str, **more: Any) -> dict[str, Any]:
@@ -109,6 +111,30 @@ def test_a_winner_says_whom_it_was_not_compared_with() -> None:
     text = build_tables(made_up)[0].text
     assert "**entrant 0** is best: its interval lies above all others. Not compared, as" in text
     assert "have no return: entrant 1." in text
+
+
+def test_rows_with_other_rules_are_not_compared() -> None:
+    made_up = summary(1, 3)
+    for row, value in zip(made_up["cells"], (300.0, 100.0, 900.0), strict=True):
+        row |= {"return": {"value": value, "low": value - 1, "high": value + 1}, "env_config": {}}
+    assert find_winner(made_up["cells"]) == "entrant 2"
+    made_up["cells"][2]["env_config"] = {"sticky_action_prob": 0.0}
+    assert find_winner(made_up["cells"]) == "entrant 0"
+    made_up["winners"] = {"Env0-v0": "entrant 0"}
+    text = build_tables(made_up)[0].text
+    assert "**entrant 0** is best: its interval lies above all others. Not compared, as" in text
+    assert "their env_config differs: entrant 2." in text
+    assert _format_outcome(made_up, {}, []) == ["best              Env0-v0: entrant 0"]
+
+
+def test_an_entrant_by_itself_is_neither_best_nor_undecided() -> None:
+    made_up = summary(1, 1)
+    assert find_winner(made_up["cells"]) is None
+    assert "best" not in build_tables(made_up)[0].text
+    assert "No winner" not in build_tables(made_up)[0].text
+    assert _format_outcome(made_up, {}, []) == []
+    two = _format_outcome(summary(1, 2), {}, [])
+    assert two == ["best              Env0-v0: no winner, the intervals overlap"]
 
 
 def test_headings_can_be_read_by_themselves() -> None:
