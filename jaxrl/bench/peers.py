@@ -13,13 +13,15 @@ import yaml
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 
 MAX_OUTPUT_LINES = 12
+_JAX_NOTE = "For simplicity, JAX has removed its internal frames"
 
 
 class PeerError(JaxrlError, RuntimeError):
     """Failure of a peer, or of its installation.
 
     Args:
-        problem: Message, to which the last line of the output is added if it is not part of it.
+        problem: Message, to which the last line of the output is added if it is not part of it;
+            the note of JAX under a traceback is not taken for it.
         output: Output of the peer.
 
     Attributes:
@@ -28,8 +30,9 @@ class PeerError(JaxrlError, RuntimeError):
 
     def __init__(self, problem: str, output: str = "") -> None:
         lines = output.strip().splitlines()[-MAX_OUTPUT_LINES:]
-        is_known = not lines or lines[-1] in problem
-        super().__init__(problem if is_known else f"{problem}: {lines[-1]}")
+        told = [line for line in lines if line.strip("- ") and not line.startswith(_JAX_NOTE)]
+        is_known = not told or told[-1] in problem
+        super().__init__(problem if is_known else f"{problem}: {told[-1]}")
         self.output = "\n".join(lines)
 
 

@@ -46,3 +46,18 @@ def test_a_failed_installation_is_no_environment(
     for _ in range(2):
         with pytest.raises(PeerError, match="by hand: no such version"):
             ensure_environment(tmp_path / "peer", requirements, told.append)
+
+
+def test_the_reason_of_a_failure_is_the_error_and_not_the_note_of_jax_under_it() -> None:
+    output = (
+        "Traceback (most recent call last):\n"
+        '  File "learn.py", line 1, in <module>\n'
+        "TypeError: Tanh takes 1 argument but 2 were given\n"
+        "--------------------\n"
+        "For simplicity, JAX has removed its internal frames from the traceback of the following "
+        "exception. Set JAX_TRACEBACK_FILTERING=off to include these.\n"
+    )
+    error = PeerError("exit code 1", output)
+    assert str(error) == "exit code 1: TypeError: Tanh takes 1 argument but 2 were given"
+    assert error.output == output.strip()
+    assert str(PeerError("exit code 1", "--------------------")) == "exit code 1"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch  # pyright: ignore[reportMissingImports]
 from stable_baselines3 import DQN, PPO, SAC  # pyright: ignore[reportMissingImports]
@@ -38,17 +37,14 @@ class _CurveCallback(BaseCallback):  # pyright: ignore[reportUntypedBaseClass]
         return True
 
 
-def train(
-    run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str | None
-) -> Callable[[], float]:
+def train(run: Run, library: models.Library) -> Callable[[], float]:
     """Train to the budget and return a function that evaluates the model.
 
     Args:
         run: Run to train.
-        algorithms: Classes by algorithm name.
-        adam_eps: Keyword of the optimizer's epsilon; None if it cannot be set.
+        library: Library that trains.
     """
-    model = models.create(run, algorithms, adam_eps)
+    model = models.create(run, library)
     model.learn(run.job.budget, callback=_CurveCallback(run), log_interval=10**9)
 
     def evaluate() -> float:
@@ -61,8 +57,13 @@ def train(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    library = models.Library(
+        algorithms={"PPO": PPO, "DQN": DQN, "SAC": SAC},
+        activations={"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU},
+        adam=torch.optim.Adam,
+    )
     learning.main(
-        lambda run: train(run, {"PPO": PPO, "DQN": DQN, "SAC": SAC}, "eps"),
+        lambda run: train(run, library),
         ("stable-baselines3", "torch", "gymnasium"),
         ["cpu"],
     )

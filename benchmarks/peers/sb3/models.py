@@ -7,6 +7,7 @@ for everything else.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,13 +67,27 @@ RECOMMENDED: Mapping[tuple[str, str], dict[str, Any]] = {
 }
 
 
-def create(run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str | None) -> Any:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Library:
+    """Parts of Stable-Baselines3 or SBX that models are made of.
+
+    Args:
+        algorithms: Classes by algorithm name.
+        activations: Activations by jaxrl's name.
+        adam: Constructor of Adam, whose epsilon is `eps`.
+    """
+
+    algorithms: Mapping[str, Callable[..., Any]]
+    activations: Mapping[str, Any]
+    adam: Callable[..., Any]
+
+
+def create(run: Run, library: Library) -> Any:
     """Create a new model for a run.
 
     Args:
         run: Run with the algorithm, environment, and settings.
-        algorithms: Classes by algorithm name.
-        adam_eps: Keyword of the optimizer's epsilon; None if it cannot be set.
+        library: Library of the model.
     """
     job = run.job
     if job.settings is None:
@@ -83,9 +98,9 @@ def create(run: Run, algorithms: Mapping[str, Callable[..., Any]], adam_eps: str
             "DQN": _translate_dqn_settings,
             "SAC": _translate_sac_settings,
         }
-        arguments = translators[job.algorithm](run, get_settings(job), adam_eps)
+        arguments = translators[job.algorithm](run, get_settings(job), library)
     envs = make_vec_env(get_gymnasium_id(job), arguments.pop("num_envs", 1), seed=run.seed)
-    model = algorithms[job.algorithm]
+    model = library.algorithms[job.algorithm]
     return model("MlpPolicy", envs, seed=run.seed, device="cpu", verbose=0, **arguments)
 
 
@@ -109,28 +124,27 @@ def _make_schedule(value: Any, budget: int) -> Callable[[float], float]:
 
 
 def _make_policy_kwargs(
-    settings: Mapping[str, Any], shared: str, heads: tuple[str, ...]
+    settings: Mapping[str, Any], shared: str, heads: tuple[str, ...], library: Library
 ) -> dict[str, Any]:
-    import torch  # pyright: ignore[reportMissingImports]
-
     model = settings["model_config"] or {}
     hiddens = list(model.get("fcnet_hiddens") or [256, 256])
     activation = model.get("fcnet_activation") or shared
     kwargs: dict[str, Any] = {"net_arch": dict.fromkeys(heads, hiddens) if heads else hiddens}
-    if activation in ("tanh", "relu"):
-        kwargs["activation_fn"] = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}[activation]
+    if activation in library.activations:
+        kwargs["activation_fn"] = library.activations[activation]
+    optimizer = settings.get("optimizer") or {}
+    if optimizer.get("name", "adam") == "adam":
+        kwargs["optimizer_class"] = library.adam
+    if "eps" in optimizer:
+        kwargs["optimizer_kwargs"] = {"eps": optimizer["eps"]}
     return kwargs
 
 
 def _translate_ppo_settings(
-    run: Run, settings: Mapping[str, Any], adam_eps: str | None
+    run: Run, settings: Mapping[str, Any], library: Library
 ) -> dict[str, Any]:
     num_envs = settings["num_envs_per_env_runner"] or 1
     batch = settings["train_batch_size_per_learner"] or settings["train_batch_size"]
-    policy = _make_policy_kwargs(settings, "tanh", ("pi", "vf"))
-    optimizer = settings.get("optimizer") or {}
-    if adam_eps is not None and "eps" in optimizer:
-        policy["optimizer_kwargs"] = {adam_eps: optimizer["eps"]}
     return {
         "num_envs": num_envs,
         "n_steps": batch // num_envs,
@@ -143,7 +157,7 @@ def _translate_ppo_settings(
         "vf_coef": settings["vf_loss_coeff"] / 2,  # SB3's value loss has no factor of 1/2
         "ent_coef": get_schedule_points(settings["entropy_coeff"])[0][1],
         "max_grad_norm": settings["grad_clip"] or float("inf"),
-        "policy_kwargs": policy,
+        "policy_kwargs": _make_policy_kwargs(settings, "tanh", ("pi", "vf"), library),
     }
 
 
@@ -164,7 +178,7 @@ def _translate_replay_settings(run: Run, settings: Mapping[str, Any]) -> dict[st
 
 
 def _translate_dqn_settings(
-    run: Run, settings: Mapping[str, Any], adam_eps: str | None
+    run: Run, settings: Mapping[str, Any], library: Library
 ) -> dict[str, Any]:
     budget, epsilon = run.job.budget, get_schedule_points(settings["epsilon"])
     num_envs = settings["num_envs_per_env_runner"] or 1
@@ -175,17 +189,16 @@ def _translate_dqn_settings(
         "exploration_initial_eps": epsilon[0][1],
         "exploration_final_eps": epsilon[-1][1],
         "exploration_fraction": min(1.0, max(epsilon[-1][0], 1.0) / budget),
-        "policy_kwargs": _make_policy_kwargs(settings, "relu", ()),
+        "policy_kwargs": _make_policy_kwargs(settings, "relu", (), library),
     }
 
 
 def _translate_sac_settings(
-    run: Run, settings: Mapping[str, Any], adam_eps: str | None
+    run: Run, settings: Mapping[str, Any], library: Library
 ) -> dict[str, Any]:
     rate = settings.get("critic_lr") or settings["lr"]
-    policy = _make_policy_kwargs(settings, "relu", ())
     return {
         **_translate_replay_settings(run, settings),
         "learning_rate": _make_schedule(rate, run.job.budget),
-        "policy_kwargs": policy,
+        "policy_kwargs": _make_policy_kwargs(settings, "relu", (), library),
     }
