@@ -183,11 +183,14 @@ def test_n_steps_are_folded_within_a_fragment() -> None:
     config = hosted(Recording, n_step=3, gamma=0.5).env_runners(rollout_fragment_length=4)
     with config.build() as algorithm:
         batch = algorithm.sample()
+        while not np.asarray(batch.rollout.terminated)[1:].any():  # by which earlier folds end
+            batch = algorithm.sample()
         algorithm.add_to_buffer(batch)
         added = user_buffer(algorithm).added[0]
         mask, terminated = np.asarray(batch.rollout.mask), np.asarray(batch.rollout.terminated)
+        final_obs = np.asarray(batch.rollout.final_obs)
     assert mask.all()
-    rewards, discounts = [], []
+    rewards, discounts, ends, successors = [], [], [], []
     for env in range(4):
         for start in range(4):
             total, discount = 0.0, 1.0
@@ -195,12 +198,15 @@ def test_n_steps_are_folded_within_a_fragment() -> None:
                 total += discount
                 discount *= 0.5
                 if terminated[t, env]:
-                    discount = 0.0
                     break
             rewards.append(total)
-            discounts.append(discount)
+            ends.append(terminated[t, env])
+            discounts.append(discount * (1.0 - terminated[t, env]))
+            successors.append(final_obs[t, env])
     np.testing.assert_allclose(added["rewards"], rewards)
     np.testing.assert_allclose(added["discounts"], discounts)
+    np.testing.assert_array_equal(added["terminateds"], ends)
+    np.testing.assert_array_equal(added["new_obs"], successors)
 
 
 class Weighted(HostReplayBuffer):

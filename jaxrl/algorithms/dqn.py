@@ -95,7 +95,7 @@ class DQNLearner(ValueLearner):
             "qf_mean": mean(value),
             "td_error_mean": mean(jnp.abs(error)),
             Columns.TD_ERROR: error,
-            **{name: mean(penalty) for name, penalty in penalties.items()},
+            **{name: jnp.mean(batch.weight * penalty) for name, penalty in penalties.items()},
         }
 
     def _forward(self, params: Params, obs: PyTree, key: Key) -> dict[str, Any]:

@@ -91,6 +91,7 @@ class PQNLearner(BaseLearner[PQNState]):
             partial(self._compute_max_values, params),
             attach_final_carries(rollout, out),
             self._max_over_legal(acting_values, rollout.obs),
+            rollout.mask,
         )
         ends = (rollout.terminated, rollout.truncated, rollout.mask)
         targets = returns.lambda_returns(

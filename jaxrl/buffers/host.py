@@ -20,8 +20,9 @@ class HostBuffer(Protocol):
         """Add transitions.
 
         Args:
-            batch: TransitionColumns `obs`, `actions`, `rewards` (n-step sums), `new_obs`, `discounts` (γ^n, 0
-                after a terminal state), `terminateds` and `truncateds`, each with a leading axis N.
+            batch: TransitionColumns `obs`, `actions`, `rewards` (n-step sums), `discounts` (γ^n, 0
+                after a terminal state), and of the last of the n steps `new_obs`, `terminateds` and
+                `truncateds`, each with a leading axis N.
         """
         ...
 

@@ -341,16 +341,7 @@ class ReplayBuffer:
         def at(tree: PyTree, time: Int[Array, " N"]) -> PyTree:
             return jax.tree.map(lambda x: take(x, time), tree)
 
-        newest = self.find_newest(state, indices.env)
-        reward, steps, last = fold_n_steps(
-            rows,
-            indices.env,
-            indices.time,
-            num_following=(newest - indices.time) % self.length,
-            gamma=gamma,
-            max_steps=self.sample_max_steps(shards, key),
-            largest_max_steps=self.n_step[1],
-        )
+        reward, steps, last = self.fold(state, indices, gamma, shards, key)
         terminated = take(rows.terminated, last).astype(jnp.float32)
         return Transition(
             obs=at(rows.obs, indices.time),
@@ -359,6 +350,30 @@ class ReplayBuffer:
             discount=gamma**steps * (1.0 - terminated),
             next_obs=at(rows.final_obs, last),
             weight=indices.weight,
+        )
+
+    def fold(
+        self,
+        state: ReplayState,
+        indices: SampledIndices,
+        gamma: Float[Array, ""],
+        shards: Int[Array, " S"],
+        key: Key,
+    ) -> tuple[Float[Array, " N"], Float[Array, " N"], Int[Array, " N"]]:
+        """Fold up to n consecutive rows into each drawn one. Consumes the key.
+
+        Returns:
+            The sums of discounted rewards, their numbers of steps, and the positions of the last rows.
+        """
+        newest = self.find_newest(state, indices.env)
+        return fold_n_steps(
+            state.rows.experience,
+            indices.env,
+            indices.time,
+            num_following=(newest - indices.time) % self.length,
+            gamma=gamma,
+            max_steps=self.sample_max_steps(shards, key),
+            largest_max_steps=self.n_step[1],
         )
 
     def sample_max_steps(self, shards: Int[Array, " S"], key: Key) -> Int[Array, " N"]:

@@ -36,25 +36,34 @@ def compute_values_and_successors(
 
 
 def compute_successor_values(
-    value_fn: ValueFn, rollout: Rollout, values: Float[Array, "T B"]
+    value_fn: ValueFn,
+    rollout: Rollout,
+    values: Float[Array, "T B"],
+    mask: Bool[Array, "T B"] | None = None,
 ) -> Float[Array, "T B"]:
     """Compute v(final_obs) of every row, at little more than the cost of the truncated ones.
 
-    Within an episode the successor is the next row, whose value is known. The last row and the
-    truncated ones are evaluated on `final_obs`; truncations are gathered a few rows at a time, so
-    a rollout without them costs one forward pass of B rows. At terminations the result is not a
-    successor's value and must be multiplied by a discount of 0.
+    Within an episode the successor is the next row, whose value is known. The last row, the
+    truncated ones, and those before a row without a value are evaluated on `final_obs`; they are
+    gathered a few rows at a time, so a rollout without them costs one forward pass of B rows. At
+    terminations the result is not a successor's value and must be multiplied by a discount of 0.
 
     Args:
         value_fn: Function from a batch of the module's observations to state values.
         rollout: Transitions `[T, B, ...]`, holding the module's observations.
         values: State values v(obs), `[T, B]`.
+        mask: Rows that have a value; None if all have. Those behind the last row of an agent, which
+            bootstrap it by their `obs`, have none where values are those computed for acting.
     """
     last = value_fn(jax.tree.map(lambda x: x[-1], rollout.final_obs))
     shifted = jnp.concatenate([values[1:], last[None]])
-    truncated = rollout.truncated & ~rollout.terminated
+    is_wanted = rollout.truncated
+    if mask is not None:
+        has_next = jnp.concatenate([mask[1:], jnp.ones_like(mask[:1])])
+        is_wanted = is_wanted | (mask & ~has_next)
+    is_wanted = is_wanted & ~rollout.terminated
     flat_obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.final_obs)
-    flat = evaluate_rows(value_fn, flat_obs, truncated.reshape(-1), shifted.reshape(-1))
+    flat = evaluate_rows(value_fn, flat_obs, is_wanted.reshape(-1), shifted.reshape(-1))
     return flat.reshape(values.shape)
 
 

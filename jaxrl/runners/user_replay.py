@@ -218,10 +218,11 @@ class UserReplay:
         shards = jnp.zeros((1,), jnp.int32)
         transition = whole.gather_transitions(state, indices, inputs.gamma, shards, key)
         rows = state.rows.experience
+        _, _, last = whole.fold(state, indices, inputs.gamma, shards, key)
         return _Folded(
             transition=transition,
-            terminated=rows.terminated[env, time],
-            truncated=rows.truncated[env, time],
+            terminated=rows.terminated[env, last],
+            truncated=rows.truncated[env, last],
             is_transition=rows.mask[env, time],
         )
 

@@ -48,7 +48,8 @@ def learner_and_state() -> tuple[PQNLearner, Any]:
 def recorded(seed: int = 0) -> Rollout:
     """Twelve steps of four environments, with ends of both kinds, and rows that are none.
 
-    Successors and next observations differ everywhere, as they do after a reset.
+    Successors and next observations differ everywhere, as they do after a reset. Nobody acted in
+    rows that are none, so that what they have of the module means nothing.
     """
     learner, state = learner_and_state()
     rng = np.random.default_rng(seed)
@@ -63,7 +64,8 @@ def recorded(seed: int = 0) -> Rollout:
     def flags(rate: float) -> Any:
         return jnp.asarray(rng.random(shape) < rate)
 
-    obs, terminated = observed(), flags(0.15)
+    obs, terminated, mask = observed(), flags(0.15), ~flags(0.1)
+    acting_values = action_values(learner, state.sgd.params, obs)
     return Rollout(
         obs=obs,
         action=jnp.asarray(rng.integers(0, ACTIONS, shape), jnp.int32),
@@ -72,9 +74,9 @@ def recorded(seed: int = 0) -> Rollout:
         truncated=flags(0.15) & ~terminated,
         final_obs=observed(),
         is_first=jnp.zeros(shape, bool),
-        mask=~flags(0.1),
+        mask=mask,
         extras={
-            Columns.ACTION_DIST_INPUTS: action_values(learner, state.sgd.params, obs),
+            Columns.ACTION_DIST_INPUTS: jnp.where(mask[..., None], acting_values, 1e3),
             Columns.ACTION_LOGP: jnp.zeros(shape),
         },
     )
@@ -97,14 +99,19 @@ def best_legal(learner: PQNLearner, params: Any, obs: Any) -> np.ndarray:
 
 
 def targets_by_loop(rollout: Rollout, lambda_: float) -> np.ndarray:
-    """The weighted sum of all n-step returns, column by column; from `final_obs` where it ends."""
+    """The weighted sum of all n-step returns, column by column.
+
+    They bootstrap from `final_obs` where an episode ends, and where no row follows.
+    """
     learner, state = learner_and_state()
     params = state.sgd.params
     values = best_legal(learner, params, rollout.obs)
     finals = best_legal(learner, params, rollout.final_obs)
     host: Any = jax.device_get(rollout)
     following = np.concatenate([values[1:], finals[-1:]])
-    following[host.truncated] = finals[host.truncated]
+    is_followed = np.concatenate([host.mask[1:], np.zeros_like(host.mask[:1])])
+    is_last = host.truncated | ~is_followed
+    following[is_last] = finals[is_last]
     columns = [
         references.lambda_returns(
             host.reward[:, b],
@@ -141,9 +148,9 @@ def test_targets_are_lambda_returns(lambda_: float) -> None:
     np.testing.assert_allclose(metrics["qf_target_mean"], wanted[mask].mean(), rtol=1e-4)
 
 
-def _from_the_reset(value_fn: Any, rollout: Rollout, values: Any) -> Any:
+def _from_the_reset(value_fn: Any, rollout: Rollout, values: Any, mask: Any) -> Any:
     """The next row's value after a truncation too, which is that of the reset observation."""
-    del value_fn, rollout
+    del value_fn, rollout, mask
     return jnp.concatenate([values[1:], values[-1:]])
 
 
@@ -171,9 +178,15 @@ def _cut_is_end(honest: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-def _next_but_one(value_fn: Any, rollout: Rollout, values: Any) -> Any:
+def _from_behind(value_fn: Any, rollout: Rollout, values: Any, mask: Any) -> Any:
+    """The next row's value where none follows, too."""
+    del mask
+    return compute_successor_values(value_fn, rollout, values)
+
+
+def _next_but_one(value_fn: Any, rollout: Rollout, values: Any, mask: Any) -> Any:
     """The values of the states one step later than they should be."""
-    later = compute_successor_values(value_fn, rollout, values)
+    later = compute_successor_values(value_fn, rollout, values, mask)
     return jnp.concatenate([later[1:], later[-1:]])
 
 
@@ -182,11 +195,13 @@ def _worst(self: PQNLearner, values: Any, obs: Any) -> Any:
     return jnp.where(obs["action_mask"] == 1, values, jnp.inf).min(-1)
 
 
-@pytest.mark.parametrize("fault", ["reset", "late", "worst", "not cut", "cut is end"])
+@pytest.mark.parametrize("fault", ["reset", "behind", "late", "worst", "not cut", "cut is end"])
 def test_wrong_targets_are_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     match fault:
         case "reset":
             monkeypatch.setattr(pqn, "compute_successor_values", _from_the_reset)
+        case "behind":
+            monkeypatch.setattr(pqn, "compute_successor_values", _from_behind)
         case "late":
             monkeypatch.setattr(pqn, "compute_successor_values", _next_but_one)
         case "worst":

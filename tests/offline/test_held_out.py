@@ -207,12 +207,12 @@ BATCHES: dict[str, tuple[type, dict[str, Any]]] = {
     "BC": (BCConfig, {}),
     "MARWIL": (MARWILConfig, {"gamma": 0.9}),
     "windows": (MARWILConfig, {"lambda_": 0.8, "window_length": 4}),
-    "DQN": (DQNConfig, {"n_step": 3}),
+    "DQN": (DQNConfig, {"n_step": 3, "cql_alpha": 1.0, "margin_coeff": 0.5}),
     "memory": (BCConfig, {"model_config": LSTM}),
 }
 
 
-@pytest.mark.parametrize("name", slow_but("MARWIL", of=BATCHES))
+@pytest.mark.parametrize("name", slow_but("MARWIL", "DQN", of=BATCHES))
 def test_the_size_of_batches_changes_no_loss(data: str, name: str) -> None:
     algorithm, settings = BATCHES[name]
     losses = []

@@ -133,6 +133,8 @@ def _make_policy_kwargs(
     if activation in library.activations:
         kwargs["activation_fn"] = library.activations[activation]
     optimizer = settings.get("optimizer") or {}
+    if isinstance(optimizer, str):
+        optimizer = {"name": optimizer}
     if optimizer.get("name", "adam") == "adam":
         kwargs["optimizer_class"] = library.adam
     if "eps" in optimizer:
