@@ -15,6 +15,7 @@ from jaxrl.bench.speed import FILE_STEMS, SpeedSpec
 from jaxrl.bench.values import (
     TASK_VALUES,
     check_known,
+    check_list,
     check_mapping,
     parse_positive,
     parse_seeds,
@@ -29,6 +30,7 @@ from jaxrl.config.serialize import serialize_config
 from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 from jaxrl.runs.results import ENV_STEPS, TRAINED_STEPS
+from jaxrl.runs.run_folder import is_folder_name
 
 JAXRL = "jaxrl"
 MATCHED, RECOMMENDED = "matched", "recommended"
@@ -239,11 +241,12 @@ class _SuiteReader:
                     "label."
                 )
         return Suite(
-            name=str(data.get("name", self._path.stem)),
+            name=_check_suite_name(data.get("name", self._path.stem)),
             about=str(data.get("about", "")),
             seeds=parse_seeds(data.get("seeds", 5)),
             metrics=tuple(
-                check_known("metrics", x, METRICS) for x in data.get("metrics") or METRICS
+                check_known("metrics", x, METRICS)
+                for x in check_list(data.get("metrics"), "metrics") or METRICS
             ),
             tasks={cell.environment: self._get_task(cell.environment) for cell in cells},
             cells=tuple(sorted(cells, key=lambda cell: self._sort_key(cells, cell.environment))),
@@ -265,7 +268,7 @@ class _SuiteReader:
             )
         suites = [
             check_known("speed: suites", x, FILE_STEMS)
-            for x in options.get("suites") or list(FILE_STEMS)
+            for x in check_list(options.get("suites"), "speed: suites") or FILE_STEMS
         ]
         return SpeedSpec(
             suites=tuple(suites),
@@ -282,11 +285,16 @@ class _SuiteReader:
 
     def _read_configs(self) -> list[SuiteCell]:
         cells = []
-        for entry in self._data.get("configs") or []:
+        for entry in check_list(self._data.get("configs"), "configs"):
             entry = {"file": entry} if isinstance(entry, str) else entry
             options = check_mapping(entry, "configs", CONFIG_KEYS)
-            experiment = load_experiment(resolve_config_path(str(options.get("file"))))
-            config = experiment.config.update_from_dict(options.get("settings") or {})
+            if "file" not in options:
+                raise ConfigError(f"configs: each entry names a file, got {entry!r}.")
+            experiment = load_experiment(resolve_config_path(str(options["file"])))
+            settings = check_mapping(
+                options.get("settings"), f"configs: {options['file']}: settings"
+            )
+            config = experiment.config.update_from_dict(settings)
             env = config.environment_settings.env
             task = self._get_task(str(env))
             numbers = parse_values(
@@ -324,13 +332,14 @@ class _SuiteReader:
         cells = []
         algorithms = self._data.get("algorithms")
         if isinstance(algorithms, list):
-            algorithms = dict.fromkeys(algorithms)
+            algorithms = {str(name): None for name in algorithms}
         for label, entry in check_mapping(algorithms, "algorithms").items():
             options = check_mapping(entry, f"algorithms: {label}", ALGORITHM_KEYS)
             name = str(options.get("algorithm", label))
             for env in self._select_environments(options, f"algorithms: {label}"):
                 config = get_algorithm_config(name).environment(env)
-                config.update_from_dict(options.get("settings") or {})
+                settings = check_mapping(options.get("settings"), f"algorithms: {label}: settings")
+                config.update_from_dict(settings)
                 _check_module(config, self._get_task(env).module, f"environments: {env}")
                 cells.append(
                     self._make_cell(label, JAXRL, env, name, _validate_and_serialize(config))
@@ -343,9 +352,10 @@ class _SuiteReader:
         for peer, entry in check_mapping(self._data.get("peers"), "peers").items():
             options = check_mapping(entry, f"peers: {peer}", PEER_KEYS)
             known = get_peer_algorithms(self._peers, peer)
-            for name in options.get("algorithms") or []:
+            chosen = check_list(options.get("algorithms"), f"peers: {peer}: algorithms")
+            for name in chosen:
                 check_known(f"peers: {peer}: algorithms", name, known)
-            names = options.get("algorithms") or known
+            names = chosen or known
             where = (
                 set(self._select_environments(options, f"peers: {peer}")) if self._tasks else None
             )
@@ -354,20 +364,22 @@ class _SuiteReader:
                 for cell in ours
                 if cell.algorithm in names and (where is None or cell.environment in where)
             ]
-            unmatched = set(options.get("algorithms") or []) - {cell.algorithm for cell in rivals}
+            unmatched = set(chosen) - {cell.algorithm for cell in rivals}
             if unmatched or not rivals:
                 raise ConfigError(
                     f"peers: {peer} would run {', '.join(sorted(unmatched or names))}, which no "
                     "run of jaxrl matches; name it under configs or algorithms."
                 )
-            kinds = options.get("settings") or [MATCHED]
-            for kind in [kinds] if isinstance(kinds, str) else kinds:
+            kinds = options.get("settings") or MATCHED
+            kinds = [kinds] if isinstance(kinds, str) else kinds
+            for kind in check_list(kinds, f"peers: {peer}: settings"):
                 check_known(f"peers: {peer}: settings", kind, (MATCHED, RECOMMENDED))
                 cells += [_make_peer_cell(cell, peer, kind) for cell in rivals]
         return cells
 
     def _select_environments(self, options: Mapping[str, Any], where: str) -> list[str]:
-        selected = options.get("environments") or list(self._tasks)
+        given = check_list(options.get("environments"), f"{where}: environments")
+        selected = given or list(self._tasks)
         for env in selected:
             check_known(f"{where}: environments", env, self._tasks)
         return list(selected)
@@ -388,6 +400,13 @@ class _SuiteReader:
             module=task.module,
             episodes=task.episodes or self._episodes,
         )
+
+
+def _check_suite_name(name: object) -> str:
+    """Return the name of a suite, which its folder of results has."""
+    if not isinstance(name, str | int) or not is_folder_name(str(name)):
+        raise ConfigError(f"name must be a valid name of a folder, got {name!r}.")
+    return str(name)
 
 
 def _make_peer_cell(cell: SuiteCell, peer: str, kind: str) -> SuiteCell:

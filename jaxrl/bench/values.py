@@ -1,5 +1,6 @@
 """Validation of the values in a suite's file."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -8,12 +9,14 @@ from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
 
 def parse_number(value: object) -> float:
-    """Return a number as a float.
+    """Return a finite number as a float.
 
     Raises:
-        TypeError: If the value is not a number, or is a boolean.
+        TypeError: If the value is anything else, such as a boolean.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if not abs(value) <= sys.float_info.max:  # NaN as well
         raise TypeError
     return float(value)
 
@@ -99,6 +102,19 @@ def check_mapping(
     return values
 
 
+def check_list(data: object, where: str) -> list[Any]:
+    """Return a list, empty for None.
+
+    Raises:
+        ConfigError: If the data is not a list.
+    """
+    if data is None:
+        return []
+    if not isinstance(data, list):
+        raise ConfigError(f"{where} must be a list, such as [{data!r}], got {data!r}.")
+    return cast(list[Any], data)
+
+
 def check_known(where: str, name: object, known: Iterable[object]) -> str:
     """Return a name as a string if it is known.
 
@@ -135,7 +151,7 @@ def parse_seeds(value: object) -> tuple[int, ...]:
     """
     if isinstance(value, list):
         seeds = cast(list[Any], value)
-        if seeds and len(set(seeds)) == len(seeds) and all(type(seed) is int for seed in seeds):
+        if seeds and all(type(seed) is int for seed in seeds) and len(set(seeds)) == len(seeds):
             for seed in seeds:
                 check_seed(seed, "each of seeds")
             return tuple(seeds)

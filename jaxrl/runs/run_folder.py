@@ -276,14 +276,16 @@ MAX_NAME_BYTES = 200
 """Maximum length of a run's name; file systems allow 255 bytes, which a number may follow."""
 
 
-def check_name(name: str) -> None:
-    """Raise if a run's name is not a valid folder name.
+def is_folder_name(name: str) -> bool:
+    """Return whether a name is not empty, short enough, visible, and without separators or lines."""
+    if not name.strip() or name.startswith(".") or len(os.fsencode(name)) > MAX_NAME_BYTES:
+        return False
+    return re.search(r"[/\\\x00-\x1f\x7f]", name) is None
 
-    Raises:
-        ConfigError: If it is empty, too long, starts with a dot, or has a path separator or line.
-    """
-    is_refused = not name.strip() or name.startswith(".") or len(os.fsencode(name)) > MAX_NAME_BYTES
-    if is_refused or re.search(r"[/\\\x00-\x1f\x7f]", name):
+
+def check_name(name: str) -> None:
+    """Raise ConfigError if a run's name is not a valid folder name."""
+    if not is_folder_name(name):
         raise ConfigError(
             f"debugging(run_name={name[:80]!r}) is not a valid folder name: use letters, digits, "
             "'-' and '_', and choose the parent folder with results_dir."

@@ -203,6 +203,19 @@ WRONG = [
         "Did you mean 'learned'",
     ),
     ("[1, 2]", "must map names"),
+    ("configs: 5", "configs must be a list, such as [5], got 5"),
+    ("configs: classic/cartpole-dqn", "configs must be a list, such as ['classic/cartpole-dqn']"),
+    ("configs: [{label: PPO}]", "each entry names a file, got {'label': 'PPO'}"),
+    ("configs: [{file: classic/cartpole-ppo, budget: .inf}]", "a number of environment steps"),
+    ("configs: [{file: classic/cartpole-ppo, settings: [1]}]", "settings must map names"),
+    (SMALL + "metrics: return\n", "metrics must be a list, such as ['return']"),
+    (SMALL + "episodes: .nan\n", "episodes must be a whole number above 0, got nan"),
+    (SMALL.replace("[PPO, DQN]", "[[PPO]]"), "There is no algorithm"),
+    (SMALL.replace("[PPO, DQN]", "{PPO: {settings: 5}}"), "settings must map names"),
+    (SMALL.replace("[PPO, DQN]", "{PPO: {environments: 5}}"), "environments must be a list"),
+    (SMALL.replace("seeds: 2", "seeds: [[1]]"), "seeds must be a number above 0"),
+    (SMALL.replace("name: small", "name: ../small"), "name must be a valid name of a folder"),
+    (SMALL.replace("name: small", "name: ''"), "name must be a valid name of a folder, got ''"),
 ]
 
 
