@@ -73,6 +73,15 @@ _SAMPLING_KEYS = (
     "num_episodes_lifetime",
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "num_env_steps_sampled_per_second",
+    "num_episodes_not_reported",
+    "env_step_fraction",
+)
+_EVALUATION_KEYS = (
+    *_EPISODE_KEYS,
+    "episode_return_std",
+    "episode_return_normalized",
+    "num_episodes_cut",
+    "num_nonfinite_env_steps",
 )
 _REPLAY_KEYS = (
     "capacity",
@@ -116,7 +125,9 @@ KNOWN_KEYS: tuple[str, ...] = (
     NUM_ENV_STEPS_SAMPLED_LIFETIME,
     "num_env_steps_trained_lifetime",
     *(f"{ENV_RUNNERS}/{name}" for name in _SAMPLING_KEYS),
-    *(f"{EVALUATION}/{ENV_RUNNERS}/{name}" for name in _EPISODE_KEYS),
+    "num_training_step_calls_per_iteration",
+    "timestamp",
+    *(f"{EVALUATION}/{ENV_RUNNERS}/{name}" for name in _EVALUATION_KEYS),
     *(f"{REPLAY_BUFFER}/{name}" for name in _REPLAY_KEYS),
     *(f"{FAULT_TOLERANCE}/{name}" for name in _FAULT_KEYS),
     *(f"{ENV_RUNNERS}/{name}" for name in _RUNNER_KEYS),
@@ -132,6 +143,9 @@ _AGENT_STEP_KEYS = tuple(
 OPEN_PREFIXES = (
     f"{LEARNERS}/",
     f"{TIMERS}/",
+    "compile/",
+    "system/",
+    "curriculum/",
     "custom_metrics/",
     f"{ENV_RUNNERS}/custom_metrics/",
     f"{EVALUATION}/custom_metrics/",
@@ -232,6 +246,12 @@ def get_score(result: Mapping[str, Any], path: str) -> float | None:
     return None if math.isnan(number) else number
 
 
+_OWN_METRICS = (
+    " A metric of your own needs a place below 'custom_metrics', as by "
+    "metrics_logger.log_value(('custom_metrics', name), value)."
+)
+
+
 def check_key(path: str, used_by: str) -> None:
     """Raise if no result has a path.
 
@@ -252,5 +272,5 @@ def check_key(path: str, used_by: str) -> None:
             f"{used_by} names {path!r}, which no result has. Here it is "
             f"'{NUM_ENV_STEPS_SAMPLED_LIFETIME}'."
         )
-    hint = did_you_mean(RENAMED_KEYS.get(path, path), KNOWN_KEYS, RENAMED_KEYS)
+    hint = did_you_mean(RENAMED_KEYS.get(path, path), KNOWN_KEYS, RENAMED_KEYS) or _OWN_METRICS
     raise UnknownNameError(f"{used_by} names {path!r}, which no result has.{hint}")

@@ -10,6 +10,7 @@ import pytest
 from jaxrl import metrics
 from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.runs import results
+from tests.helpers import small
 
 RESULT = {"a": {"b": {"c": 1}, "d": None}, "e": 2.0, "empty": {}}
 
@@ -91,6 +92,23 @@ def test_unknown_keys_are_refused() -> None:
         metrics.check_key("time_totl_s", "stop")
     with pytest.raises(UnknownNameError, match=r"mean 'env_runners/episode_return_mean'\?$"):
         metrics.check_key("episode_reward_meann", "stop")  # nearest to RLlib's old key
+
+
+def test_an_own_metric_is_told_its_place() -> None:
+    with pytest.raises(UnknownNameError, match=r"which no result has. A metric of your own needs"):
+        metrics.check_key("corridors", "stop")
+
+
+@pytest.mark.parametrize("placement", ["in_graph", "host"])
+def test_every_number_of_a_result_can_be_a_criterion(placement: str) -> None:
+    """But for the number of the process."""
+    config = small("PPO").env_runners(placement=placement)
+    with config.evaluation(evaluation_interval=1, evaluation_duration=2).build() as algorithm:
+        found = metrics.flatten(algorithm.train())
+    assert "evaluation/env_runners/episode_return_std" in found
+    for path, value in found.items():
+        if isinstance(value, int | float) and path != "pid":
+            metrics.check_key(path, "stop")
 
 
 @pytest.mark.parametrize("value", ["3", [[1], [1, 2]], np.ones(1), {"b": 1.0}, None, 10**400])

@@ -70,6 +70,7 @@ def _translate_epsilon_greedy(value: object, arguments: dict[str, Any]) -> dict[
     merged = {**_EPSILON_DEFAULTS, **arguments}
     if merged.keys() != _EPSILON_DEFAULTS.keys():
         raise _make_error(value, _describe_alternative(("epsilon",)))
+    _check_numbers(value, merged)
     first, last, warmup, timesteps = merged.values()
     start = [[0, first], [warmup, first]] if warmup else [[0, first]]
     return {"epsilon": [*start, [warmup + max(1, timesteps), last]]}
@@ -77,6 +78,8 @@ def _translate_epsilon_greedy(value: object, arguments: dict[str, Any]) -> dict[
 
 def _translate_gaussian_noise(value: object, arguments: dict[str, Any]) -> dict[str, object]:
     merged = {**_GAUSSIAN_DEFAULTS, **arguments}
+    if merged.keys() == _GAUSSIAN_DEFAULTS.keys():
+        _check_numbers(value, merged)
     is_constant = merged["initial_scale"] == merged["final_scale"] == 1
     if merged.keys() != _GAUSSIAN_DEFAULTS.keys() or not is_constant:
         raise _make_error(value, _describe_alternative(("exploration_noise",)))
@@ -85,6 +88,14 @@ def _translate_gaussian_noise(value: object, arguments: dict[str, Any]) -> dict[
         "exploration_sigma": merged["stddev"],
         "initial_random_timesteps": merged["random_timesteps"],
     }
+
+
+def _check_numbers(value: object, arguments: Mapping[str, object]) -> None:
+    for name, argument in arguments.items():
+        if isinstance(argument, bool) or not isinstance(argument, int | float):
+            raise ConfigError(
+                f"{name} of 'exploration_config' must be a number, got {argument!r} in {value!r}."
+            )
 
 
 def _describe_alternative(known: Collection[str]) -> str:

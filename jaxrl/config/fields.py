@@ -247,7 +247,8 @@ class Setting:
     def _format_type_error(self, value: object) -> str:
         choices = get_choices(self.annotation)
         hint = did_you_mean(value, choices) if isinstance(value, str) else ""
-        if typing.get_origin(self.annotation) is list and value in choices:
+        takes_list = typing.get_origin(self.annotation) is list
+        if takes_list and isinstance(value, str) and value in choices:
             hint = f" Write [{value!r}]."
         if self.for_number and type(value) in (int, float):
             hint = f" Give a number as {self.for_number}={format_value(value)}."

@@ -165,6 +165,11 @@ def experiment_from_dict(name: str, body: object) -> Experiment:
                 f"{did_you_mean(key, EXPERIMENT_KEYS)}"
             )
     algo = entries.get("run", entries.get("algo"))
+    if entries.get("algo", algo) != algo:
+        raise ConfigError(
+            f"Experiment '{name}' has run: {algo} and algo: {entries['algo']}, which are the same "
+            "setting: leave one out."
+        )
     if not isinstance(algo, str):
         raise ConfigError(
             f"Experiment '{name}' must name its algorithm, e.g. run: PPO, got {algo!r}."
@@ -177,6 +182,12 @@ def experiment_from_dict(name: str, body: object) -> Experiment:
         )
     config = get_algorithm_config(algo).update_from_dict(cast(Mapping[str, Any], settings))
     at_top = {key: entries[key] for key in (*TOP_LEVEL_SETTINGS, "env") if key in entries}
+    for key, value in at_top.items():
+        if key in settings and settings[key] != value:
+            raise ConfigError(
+                f"Experiment '{name}' has {key}: {value}, and {key}: {settings[key]} in its config: "
+                "leave one out."
+            )
     config.update_from_dict(at_top)
     _add_sweep(config, entries.get("sweep"))
     return Experiment(name=name, config=config, stop=parse_stop(entries.get("stop")))

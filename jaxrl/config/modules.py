@@ -136,7 +136,7 @@ def _merge_model_config(spec: "RLModuleSpec", model_config: object) -> Any:
     """Merge the config's model settings into the spec's; an object replaces them."""
     from jaxrl.modules.model_config import DefaultModelConfig, resolve_model_settings
 
-    if model_config is None or model_config == {}:
+    if model_config is None or (isinstance(model_config, Mapping) and not model_config):
         return spec.model_config
     if not isinstance(model_config, Mapping):
         if _uses_default_config(spec) and not isinstance(model_config, DefaultModelConfig):

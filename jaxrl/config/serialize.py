@@ -147,9 +147,31 @@ def _find_algo_path(config: "AlgorithmConfig") -> str | None:
     return get_import_path(cls)
 
 
+def encode_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Encode the infinities and NaN among values, which JSON cannot represent."""
+    return {name: _encode_float(value) for name, value in values.items()}
+
+
+def decode_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Decode the return value of `encode_numbers`.
+
+    Raises:
+        ValueError: If an encoded value is no number.
+    """
+    return {
+        name: float(value[FLOAT_KEY]) if isinstance(value, dict) and FLOAT_KEY in value else value
+        for name, value in values.items()
+    }
+
+
+def _encode_float(value: object) -> object:
+    is_special = isinstance(value, float) and not math.isfinite(value)
+    return {FLOAT_KEY: str(value)} if is_special else value
+
+
 def _encode(name: str, value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
-        return {FLOAT_KEY: str(value)}  # JSON cannot represent it
+        return _encode_float(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):

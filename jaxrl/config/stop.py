@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.coerce import MismatchError, coerce
 from jaxrl.errors import ConfigError, did_you_mean
@@ -21,6 +21,9 @@ from jaxrl.metrics import (
     get_score,
     lookup,
 )
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
 
 logger = logging.getLogger("jaxrl")
 
@@ -63,29 +66,36 @@ def _require_finite(threshold: float) -> float:
     return threshold
 
 
-def parse_fit_criteria(criteria: object, should_stop: object, *, is_offline: bool) -> StopCriteria:
+def parse_fit_criteria(
+    criteria: object, should_stop: object, on_iteration: object, *, config: "AlgorithmConfig"
+) -> StopCriteria:
     """Parse the stop criteria of `fit`, which must be able to end.
 
     Args:
         criteria: Stop criteria as written by the user.
         should_stop: Stop function, or None.
-        is_offline: Whether the run steps no environment.
+        on_iteration: Function called with each result, or None.
+        config: Config of the run.
 
     Raises:
-        ConfigError: If there is neither a criterion nor a `should_stop`, or the only criterion is a
-            number of environment steps that are never taken.
+        ConfigError: If there is neither a criterion nor a `should_stop`, the only criterion is a
+            number of environment steps that are never taken, or a function is none.
     """
     stop = parse_stop(criteria)
     if should_stop is not None and not callable(should_stop):
         raise ConfigError(
             f"should_stop must be a function that returns a bool, got {should_stop!r}."
         )
+    if on_iteration is not None and not callable(on_iteration):
+        raise ConfigError(
+            f"on_iteration must be a function that takes a result, got {on_iteration!r}."
+        )
     if not stop and should_stop is None:
         raise ConfigError(
             "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
         )
     steps = stop.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0.0)
-    if is_offline and len(stop) == 1 and steps > 0:
+    if config.is_offline and len(stop) == 1 and steps > 0:
         raise ConfigError(
             f"{NUM_ENV_STEPS_SAMPLED_LIFETIME}={steps:g} is never reached by a run that learns from "
             f"recorded data and steps no environment: stop={{'{NUM_ENV_STEPS_TRAINED_LIFETIME}': "

@@ -388,6 +388,10 @@ def resolve_model_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any],
     resolved: dict[str, Any] = {}
     renamed: dict[str, str] = {}
     for name, value in settings.items():
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UnknownSettingError(
+                f"model_config must map names of model settings to values, got the name {name!r}."
+            )
         current = RENAMED_MODEL_SETTINGS.get(name, name)
         if current not in MODEL_SETTINGS and has_default(name, value):
             continue

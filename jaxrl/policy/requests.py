@@ -1,7 +1,7 @@
 """Requests for actions and their results, as used by `compute_actions` and `Policy`."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -86,6 +86,11 @@ class ActionRequest:
             **options: Other fields of the request.
         """
         if not isinstance(observations, Mapping):
+            if not isinstance(observations, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigError(
+                    "compute_actions needs a sequence of observations, or a mapping from names to "
+                    f"them, got {observations!r}."
+                )
             return ActionRequest(observations=list(observations), state=state, **past, **options)
         names = list(observations)
         for argument, value in {"state": state, **past}.items():

@@ -41,7 +41,8 @@ class WeightMethods:
     def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
         """Return `{module_id: parameters}` as NumPy copies, for all or the given modules."""
         state = self.state
-        selected = list_modules(state) if module_ids is None else module_ids
+        names = [module_ids] if isinstance(module_ids, str) else module_ids
+        selected = list_modules(state) if names is None else names
         return get_weights(state, [self._actions.check_id(name) for name in selected])
 
     @single_threaded

@@ -82,6 +82,11 @@ def set_weights(
     Raises:
         ModuleError: If a module does not exist or, with `strict`, a parameter does not fit.
     """
+    if not isinstance(weights, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModuleError(
+            f"weights must be {{module_id: parameters}}, as get_weights() returns them, got "
+            f"{type(weights).__name__}."
+        )
     if not state.modules:
         return set_parameters(state, select_module(weights, DEFAULT_MODULE), strict=strict)
     slots = list_opponents(state)

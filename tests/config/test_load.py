@@ -2,12 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.experiments import parse_json_object
-from jaxrl.config.load import load_config, load_experiment, load_experiments
+from jaxrl.config.load import (
+    experiment_from_dict,
+    load_config,
+    load_experiment,
+    load_experiments,
+)
 from jaxrl.config.stop import (
     find_reached_criterion,
     parse_fit_criteria,
@@ -95,6 +102,30 @@ def test_rllib_style(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"run": "PPO", "algo": "DQN"}, "run: PPO and algo: DQN, which are the same"),
+        (
+            {"run": "PPO", "env": "CartPole-v1", "config": {"env": "Pendulum-v1"}},
+            "env: CartPole-v1, and env: Pendulum-v1 in its config: leave one out",
+        ),
+        (
+            {"run": "PPO", "env": "CartPole-v1", "config": {"model": {1: 2}}},
+            "names of model settings to values",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(body: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(JaxrlError, match=sentence):
+        experiment_from_dict("mine", body).config.validate()
+
+
+def test_what_is_given_twice_alike_is_taken() -> None:
+    body = {"run": "PPO", "algo": "PPO", "env": "CartPole-v1", "config": {"env": "CartPole-v1"}}
+    assert experiment_from_dict("mine", body).config.env == "CartPole-v1"
+
+
 def test_json(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"x": {"run": "PPO", "env": "CartPole-v1", "config": {"lr": 0.1}}}))
@@ -163,7 +194,7 @@ def test_stop_criteria() -> None:
     assert find_reached_criterion({"training_iteration": None}, stop) is None
     assert parse_stop(None) == {}
     with pytest.raises(ConfigError, match=r"should_stop must be a function .* got 5"):
-        parse_fit_criteria(stop, 5, is_offline=False)
+        parse_fit_criteria(stop, 5, None, config=PPOConfig())
     written = parse_stop({"custom_metrics": {"a/b": 2}})  # a key may have a slash of its own
     assert find_reached_criterion({"custom_metrics": {"a/b": 2}}, written) is not None
 

@@ -311,6 +311,8 @@ def test_exploration_is_translated(
         (TD3Config(), {"type": "GaussianNoise", "final_scale": 0.02}),
         (TD3Config(), {"type": "OrnsteinUhlenbeckNoise", "ou_sigma": 0.3}),
         (PPOConfig(), "StochasticSampling"),
+        (DQNConfig(), {"type": "EpsilonGreedy", "epsilon_timesteps": "10000"}),
+        (TD3Config(), {"type": "GaussianNoise", "stddev": [0.1]}),
     ],
 )
 def test_other_exploration_is_refused(config: AlgorithmConfig, exploration: object) -> None:
