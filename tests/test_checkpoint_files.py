@@ -29,6 +29,8 @@ from jaxrl.runs.checkpoint import (
     read_metadata,
     set_aside_later_checkpoints,
 )
+from jaxrl.runs.checkpoint import writer as writer_module
+from jaxrl.runs.checkpoint.folders import stage
 from tests.helpers import assert_equal, slow_but, small
 
 ROOT = Path(__file__).parent.parent
@@ -443,6 +445,45 @@ def test_a_removal_that_is_killed_leaves_no_checkpoint_of_a_name(
             read_leaves(path, read_metadata(path))
         CheckpointWriter(folder).close()
         assert left_in(folder) == ["checkpoint_000002", "checkpoint_000003"]
+
+
+def test_another_writer_leaves_what_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leftovers of a process that is gone are removed all the same."""
+    left = tmp_path / ".writing_0123_checkpoint_000001"
+    left.mkdir()
+    write_arrays = writer_module.write_arrays
+
+    def write_beside_another(folder: Path, leaves: Any) -> None:
+        CheckpointWriter(tmp_path).save(2, SMALL, {})
+        assert not left.exists()
+        write_arrays(folder, leaves)
+
+    first = CheckpointWriter(tmp_path)
+    left.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(writer_module, "write_arrays", once(write_beside_another, write_arrays))
+        first.save(1, SMALL, {})
+    assert left_in(tmp_path) == ["checkpoint_000001", "checkpoint_000002"]
+    for path in list_checkpoints(tmp_path):
+        assert read_leaves(path, read_metadata(path))["a"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_another_writer_leaves_what_is_being_replaced(tmp_path: Path) -> None:
+    path = CheckpointWriter(tmp_path).save(1, SMALL, {"number": 1})
+    with stage(path):
+        replaced = path.rename(tmp_path / f"replaced_{path.name}")
+        CheckpointWriter(tmp_path)
+        assert replaced.exists()
+    CheckpointWriter(tmp_path)
+    assert left_in(tmp_path) == [path.name]
+
+
+def once(first: Any, then: Any) -> Any:
+    """A function that is another one in its first call."""
+    functions = iter([first])
+    return lambda *arguments: next(functions, then)(*arguments)
 
 
 def document(state: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Population based training: copies are exact but for keys, and new values are what lanes learn by."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jaxrl import PopulationBasedTraining, loguniform
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.markers import Marker, grid
 from jaxrl.core.struct import replace
-from jaxrl.errors import UnknownNameError
+from jaxrl.errors import CheckpointError, UnknownNameError
 from jaxrl.runs.exploits import Exploit, PBTScheduler, read_schedule
 from jaxrl.sweeps.population import Population
 from tests.helpers import RATES, assert_close, differs, small
@@ -153,6 +154,28 @@ def test_results_files_and_checkpoints_have_the_values_of_now() -> None:
     with Algorithm.from_checkpoint(folder / sweep.format_lane_name(lane)) as restored:
         assert restored.config.lr == values[lane]
         assert float(restored.state.learner.hparams["lr"]) == pytest.approx(values[lane])
+
+
+def test_infinite_values_and_steps_are_saved() -> None:
+    with population(trained_by(scheduler(), vf_clip_param=grid([10.0, np.inf]), seeds=1)) as sweep:
+        sweep.train()
+        values = [dict(run.current_values) for run in sweep._runs]
+        assert sum(x["vf_clip_param"] == np.inf for x in values) >= 1
+        folder = sweep.save()
+        scores = {"score": 1.0, "source_score": 2.0, "old": {"lr": 1.0}, "new": {"lr": np.inf}}
+        step = Exploit(training_iteration=1, lane=0, source=1, **scores)
+        sweep._scheduler.schedule.append(step)  # pyright: ignore[reportOptionalMemberAccess]
+        sweep._scheduler.write_schedule(sweep.folder.path)  # pyright: ignore[reportOptionalMemberAccess]
+        assert read_schedule(sweep.folder.path)[-1] == step
+    with Population.from_checkpoint(folder) as again:
+        assert [dict(run.current_values) for run in again._runs] == values
+
+
+@pytest.mark.parametrize("line", ['{"lane": 1', '{"lane": 1}', "[1]", '{"old": 1, "new": 2}'])
+def test_a_damaged_schedule_is_one_sentence(tmp_path: Path, line: str) -> None:
+    (tmp_path / "pbt.jsonl").write_text(line + "\n")
+    with pytest.raises(CheckpointError, match=r"pbt.jsonl is damaged: .* a JSON object\.$"):
+        read_schedule(tmp_path, before=3)
 
 
 def test_a_lane_that_diverged_goes_on_as_a_copy() -> None:

@@ -1,9 +1,12 @@
 """A run that is ended by anything at all leaves a checkpoint from which it goes on."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
@@ -20,6 +23,7 @@ from jaxrl.loggers import recorder
 from jaxrl.loggers.recorder import SaveSchedule
 from jaxrl.runs.checkpoint import list_checkpoints
 from jaxrl.sweeps.population import Population
+from tests.helpers import differs
 
 
 class Clock:
@@ -147,7 +151,7 @@ def test_what_training_raises_names_the_checkpoint_once(
 def test_runners_that_are_lost_are_told_of_on_a_full_disk_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with config(tmp_path, checkpoint_frequency=1).build() as algo:
+    with config(tmp_path, checkpoint_frequency=1, max_to_keep=None).build() as algo:
         algo.fit({"training_iteration": 1})
 
         def lost(*_: Any) -> Any:
@@ -175,6 +179,85 @@ def test_rows_go_on_without_a_gap_after_an_error_within_an_iteration(tmp_path: P
     assert saved(tmp_path) == ["checkpoint_000002"]
     with Algorithm.from_checkpoint(tmp_path / "run", on_train_result=None) as again:
         assert again.train()["training_iteration"] == 3
+
+
+def iterations_of(folder: Path) -> list[int]:
+    lines = (folder / "result.json").read_text().splitlines()
+    return [json.loads(line)["training_iteration"] for line in lines]
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_run_that_goes_back_leaves_its_former_future(
+    tmp_path: Path, trains: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a resumed one does, when it writes; what it had saved later has another name."""
+    with config(tmp_path, checkpoint_frequency=1, max_to_keep=None).build() as algo:
+        algo.fit({"training_iteration": 4})
+        folder = Path(algo.run_dir)
+        algo.restore(folder / "checkpoints" / "checkpoint_000002")
+        assert iterations_of(folder) == [1, 2, 3, 4]  # it may go forward again
+        assert len(saved(tmp_path)) == 4
+        if trains:
+            algo.train()
+        algo.save()
+        number = 3 if trains else 2
+        assert saved(tmp_path) == [f"checkpoint_{i:06d}" for i in range(1, number + 1)]
+        assert "set_aside_checkpoint_000004" in caplog.text
+        with Algorithm.from_checkpoint(folder) as newest:
+            assert newest.iteration == number
+            assert not differs(newest.get_weights(), algo.get_weights())
+        algo.fit({"training_iteration": 5})
+    assert iterations_of(folder) == [1, 2, 3, 4, 5]
+    assert saved(tmp_path)[-1] == "checkpoint_000005"
+
+
+def test_a_run_that_goes_forward_again_keeps_all(tmp_path: Path) -> None:
+    with config(tmp_path, checkpoint_frequency=1, max_to_keep=None).build() as algo:
+        algo.fit({"training_iteration": 3})
+        checkpoints = Path(algo.run_dir) / "checkpoints"
+        algo.restore(checkpoints / "checkpoint_000001")
+        algo.restore(checkpoints / "checkpoint_000003")
+        algo.train()
+        algo.save()
+    assert saved(tmp_path) == [f"checkpoint_{i:06d}" for i in range(1, 5)]
+    assert iterations_of(tmp_path / "run") == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("placement", ["in_graph", "host"])
+def test_whatever_an_environment_logs_as_an_item_is_saved(tmp_path: Path, placement: str) -> None:
+    def log(*, metrics_logger: Any, **_: Any) -> None:
+        metrics_logger.log_value("version", np.int64(3), reduce="item")
+        metrics_logger.log_value("sizes", np.arange(2), reduce="item")
+
+    logging = config(tmp_path).env_runners(placement=placement)
+    with logging.callbacks(on_environment_created=log).build() as algo:
+        path = algo.save()
+    with Algorithm.from_checkpoint(path, on_environment_created=None) as again:
+        assert again.iteration == 0
+
+
+def test_whatever_functions_put_into_results_is_saved_as_it_can_be_loaded(tmp_path: Path) -> None:
+    def evaluate(algorithm: Any, workers: Any) -> dict[str, Any]:
+        del algorithm, workers
+        stats = {"episode_return_mean": {"a": 1.0}, "episode_len_mean": 3.0, "mine": [1.0]}
+        return {"env_runners": stats, "training_iteration": -1}
+
+    def spoil(*, result: dict[str, Any], **_: Any) -> None:
+        result.pop("num_env_steps_sampled_lifetime")
+        result["training_iteration"] = "first"
+        result["env_runners"]["episode_return_mean"] = "high"
+        result["large"] = 10**400
+
+    odd = config(tmp_path).evaluation(evaluation_interval=1, custom_evaluation_function=evaluate)
+    with odd.callbacks(on_train_result=spoil).debugging(loggers=[]).build() as algo:
+        algo.train()
+        path = algo.save()
+    settings = {"custom_evaluation_function": None, "on_train_result": None}
+    with Algorithm.from_checkpoint(path, **settings) as again:
+        last = again.last_result
+        assert (last["training_iteration"], last["num_env_steps_sampled_lifetime"]) == (1, 32)
+        assert math.isnan(last["env_runners"]["episode_return_mean"])
+        assert again.train()["training_iteration"] == 2
 
 
 def test_a_state_that_is_lost_is_told_of_with_the_latest_checkpoint(tmp_path: Path) -> None:

@@ -14,10 +14,15 @@ from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError, summarize_exception
 from jaxrl.loggers import RunFolder, Sink, close_sinks, open_sinks
 from jaxrl.loggers.plots import draw_learning_curve
-from jaxrl.loggers.sinks import FILE_SINKS
+from jaxrl.loggers.sinks import FILE_SINKS, reopen_files
 from jaxrl.metrics import EVALUATION, get_score
 from jaxrl.runs import results
-from jaxrl.runs.checkpoint import CheckpointWriter, find_swept_iteration, list_checkpoints
+from jaxrl.runs.checkpoint import (
+    CheckpointWriter,
+    find_swept_iteration,
+    list_checkpoints,
+    set_aside_later_checkpoints,
+)
 from jaxrl.runs.manifest import Session, add_session
 from jaxrl.runs.run_folder import check_name, resolve_results_dir
 
@@ -129,6 +134,8 @@ class Recorder:
         self._session_start: int | None = start_iteration
         """Iteration that this process starts from; None once the manifest has it."""
         self._has_results = False
+        self._may_have_later = False
+        """Whether the folder may have results and checkpoints after the start."""
         self._latest_checkpoint: Path | None = None
         self._protected: set[int] = set()
         self._has_warned_of_score = False
@@ -191,7 +198,13 @@ class Recorder:
             )
 
     def set_start(self, iteration: int, env_steps: int) -> None:
-        """Set the iteration and steps that logs resume from, before the first write."""
+        """Set the iteration and steps that the run goes on from.
+
+        What the run folder has of after them is dropped from the logs, and its checkpoints are set
+        aside, by the next write.
+        """
+        if self._folder is not None and (self._open.sinks is None or iteration < self._start[0]):
+            self._may_have_later = True
         self._start = (iteration, env_steps)
         self._session_start, self._has_results = iteration, False
 
@@ -220,9 +233,26 @@ class Recorder:
         """Return whether the run has a folder, which the first write creates."""
         return self._folder is not None
 
+    def _leave_later(self) -> None:
+        """Drop results and set aside checkpoints after the start: the run goes on differently."""
+        if not self._may_have_later:
+            return
+        self._may_have_later = False
+        if self._open.sinks is not None:
+            reopen_files(self._open.sinks, self._config, self.folder, *self._start)
+        writer, iteration = self._open.writer, self._start[0]
+        renamed = (
+            set_aside_later_checkpoints(self.folder.checkpoints, iteration)
+            if writer is None
+            else writer.set_aside_later(iteration)
+        )
+        for path in renamed:
+            logger.warning("A later checkpoint of the run was renamed to %s.", path)
+
     def write(self, result: Mapping[str, Any]) -> None:
         """Write the result of an iteration to every sink."""
         folder = self.folder
+        self._leave_later()
         if self._open.sinks is None:
             self._open.sinks = open_sinks(self._config, folder, *self._start)
         self._has_results = True
@@ -230,7 +260,9 @@ class Recorder:
         plain = results.to_plain_result(result)
         for sink in self._open.sinks:
             sink.write(plain if isinstance(sink, FILE_SINKS) else dict(result))
-        self._start = (int(result[results.ITERATION]), results.get_steps(result))
+        number = results.get_number(result, results.ITERATION)  # callbacks may have changed it
+        iteration = self._start[0] + 1 if number is None else int(number)
+        self._start = (iteration, results.get_steps(result))
 
     def try_save(self, save: Callable[[], Path]) -> str:
         """Save after an error and return a sentence with the path of the latest checkpoint."""
@@ -254,6 +286,7 @@ class Recorder:
     ) -> Path:
         """Save a checkpoint in the run folder; the settings decide which ones are kept."""
         settings, folder = self._config.checkpointing_settings, self.folder
+        self._leave_later()
         writer = self._open.writer
         if writer is None:
             swept = find_swept_iteration(folder.path)

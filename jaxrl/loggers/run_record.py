@@ -41,7 +41,9 @@ class RunMetrics(MetricsLogger):
         """
         found = None
         if key is not None and key not in self:
-            found = lookup(self.last_result, key if isinstance(key, str) else "/".join(key))
+            found = lookup(
+                self.last_result, key if isinstance(key, str) else "/".join(map(str, key))
+            )
         return super().peek(key, default) if found is None else found
 
 
@@ -93,7 +95,7 @@ class RunRecord:
 
     def store_counts(self, counts: dict[str, Any]) -> None:
         """Store the counts of host runners and the values logged so far, for a checkpoint."""
-        self.host.runner_counts = counts
+        self.host.runner_counts = to_plain(counts)
         self.host.logged = to_plain(self.metrics.get_state())
 
     def add_result(self, result: dict[str, Any]) -> None:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 FILE_SINKS = (JsonSink, CsvSink, TensorBoardSink)
-"""Sinks that do not modify results, so they share one converted to plain Python types."""
+"""Sinks that do not modify results, so they share one converted to plain Python types.
+
+Opened again, they drop the entries of a future that a run went back from.
+"""
 
 
 @runtime_checkable
@@ -137,6 +140,27 @@ def open_all(
             opened.append(sink)
         on_failure.pop_all()
     return opened
+
+
+def reopen_files(
+    sinks: list[Sink],
+    config: "AlgorithmConfig",
+    folder: RunFolder,
+    start_iteration: int,
+    start_env_steps: int,
+) -> None:
+    """Reopen the sinks of files in their places, dropping entries later than `start_iteration`."""
+    run = RecordedRun(
+        folder=folder,
+        params=serialize_for_display(config),
+        start_iteration=start_iteration,
+        start_env_steps=start_env_steps,
+    )
+    openers = dict(zip(FILE_SINKS, (_open_json, _open_csv, _open_tensorboard), strict=True))
+    for i, sink in enumerate(sinks):
+        if isinstance(sink, FILE_SINKS):
+            sink.close()
+            sinks[i] = openers[type(sink)](run)
 
 
 def close_sinks(sinks: Sequence[Sink]) -> None:

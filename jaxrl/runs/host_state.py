@@ -6,8 +6,6 @@ import logging
 import math
 import os
 import socket
-import sys
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +18,19 @@ from jaxrl.config.imports import Trust, TrustSpec
 from jaxrl.config.serialize import serialize_restorable
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import CheckpointError, did_you_mean
-from jaxrl.metrics import EMPTY_EPISODE_METRICS, flatten
 from jaxrl.runners.counts import COUNT, MAPPING, ValueKind, find_mismatch, find_problem
 from jaxrl.runners.metrics_logger import find_state_problem
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import results
 from jaxrl.runs.added_league import add_league
+from jaxrl.runs.saved_results import (
+    are_numbers,
+    fits_float,
+    is_result,
+    keep_numbers,
+    make_loadable,
+    restore_nan,
+)
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.versions import EXACT_PACKAGES, get_versions
 
@@ -61,7 +66,7 @@ class RunMetadata:
     def record_result(self, result: Mapping[str, Any]) -> None:
         """Store the numbers of a result, except for those of the current process."""
         persistent = {name: v for name, v in result.items() if name not in results.PROCESS_KEYS}
-        self.last_result = _keep_numbers(results.to_plain(persistent))
+        self.last_result = keep_numbers(results.to_plain(persistent))
 
     def get_auto_filled_metrics(self, elapsed_s: float) -> dict[str, Any]:
         """Return the metrics that RLlib adds to every result, and update the total time.
@@ -90,28 +95,9 @@ class RunMetadata:
         """
         check_metadata(metadata)
         state = RunMetadata(**metadata["host"])
-        state.last_result = _restore_nan(state.last_result)
-        state.last_evaluation = _restore_nan(state.last_evaluation)
+        state.last_result = restore_nan(state.last_result)
+        state.last_evaluation = restore_nan(state.last_evaluation)
         return state
-
-
-def _restore_nan(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Restore NaN in a result's episode statistics, which JSON cannot represent."""
-    stats = result.get("env_runners")
-    if not isinstance(stats, Mapping):
-        return dict(result)
-    restored = {name: math.nan if value is None else value for name, value in stats.items()}
-    missing = {name: value for name, value in EMPTY_EPISODE_METRICS.items() if name not in restored}
-    return {**result, "env_runners": {**restored, **missing}}
-
-
-def _keep_numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove all values but finite numbers from a nested dictionary."""
-    return {
-        name: _keep_numbers(value) if isinstance(value, dict) else value
-        for name, value in tree.items()
-        if isinstance(value, dict) or (isinstance(value, int | float) and math.isfinite(value))
-    }
 
 
 def make_checkpoint_metadata(
@@ -138,6 +124,8 @@ def make_checkpoint_metadata(
         observation_space, action_space = made.spaces
         config.environment(observation_space=observation_space, action_space=action_space)
     saved, not_saved = serialize_restorable(config)
+    counts = {results.ITERATION: host.iteration, results.ENV_STEPS: env_steps}
+    last_evaluation = results.to_json(host.last_evaluation)
     return {
         **session,
         "algorithm": config.algo_name,
@@ -145,7 +133,8 @@ def make_checkpoint_metadata(
         "not_saved": not_saved,
         "host": {
             **dataclasses.asdict(host),
-            "last_evaluation": results.to_json(host.last_evaluation),
+            "last_evaluation": make_loadable(last_evaluation, {}),
+            "last_result": make_loadable(host.last_result, counts) if host.last_result else {},
         },
         "env_steps": env_steps,
         "num_devices": session["devices"]["count"],
@@ -198,48 +187,17 @@ def check_metadata(metadata: Mapping[str, Any], source: object = "The state's me
         raise CheckpointError(f"{source} cannot be loaded: {problem}.")
 
 
-def _is_result(value: object) -> typing.TypeGuard[dict[str, Any]]:
-    """Return whether the counts and episode statistics of a result are valid, if present."""
-    if not isinstance(value, dict):
-        return False
-    result = typing.cast(dict[Any, Any], value)
-    stats, lifetime = result.get("env_runners", {}), (results.ITERATION, results.ENV_STEPS)
-    return (
-        isinstance(stats, dict)
-        and all(_is_number_or_none(stats.get(name)) for name in EMPTY_EPISODE_METRICS)
-        and all(COUNT.is_satisfied(result[name]) for name in lifetime if name in result)
-    )
-
-
-def _are_numbers(value: object) -> bool:
-    """Return whether this is valid output of `RunMetadata.record_result`, or empty."""
-    if not _is_result(value) or not all(map(_is_number_or_none, flatten(value).values())):
-        return False
-    return not value or {results.ITERATION, results.ENV_STEPS} <= value.keys()
-
-
-def _is_number_or_none(value: object) -> bool:
-    if value is None or isinstance(value, float):
-        return True
-    return isinstance(value, int) and _fits_float(value)
-
-
 def _is_duration(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf and _fits_float(value)
-
-
-def _fits_float(value: float) -> bool:
-    """Return whether a number fits into a float: JSON integers have any number of digits."""
-    return abs(value) <= sys.float_info.max
+    return type(value) in (int, float) and 0 <= value < math.inf and fits_float(value)
 
 
 _HOST_KINDS: Mapping[str, ValueKind] = {
     "iteration": COUNT,
     "time_total_s": ValueKind("a finite number of at least 0", _is_duration),
     "actions_drawn": COUNT,
-    "last_evaluation": ValueKind("a result with numbers of episodes", _is_result),
+    "last_evaluation": ValueKind("a result with numbers of episodes", is_result),
     "runner_counts": MAPPING,
-    "last_result": ValueKind("the numbers of a result", _are_numbers),
+    "last_result": ValueKind("the numbers of a result", are_numbers),
     "logged": MAPPING,
 }
 """Kinds of the JSON values of the RunMetadata fields."""

@@ -77,6 +77,8 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
 
 
 _LOCK_TRIES = 100
+_HAS_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EBADF, errno.EINVAL)
+"""Errors of file systems without locks, or without those of handles that only read."""
 
 
 def lock_file(path: Path) -> int:
@@ -96,7 +98,7 @@ def lock_file(path: Path) -> int:
             os.ftruncate(handle, 0)
             os.write(handle, str(os.getpid()).encode())
         except OSError as error:
-            if error.errno in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
+            if error.errno in _HAS_NO_LOCKS:
                 return handle
             holder = os.pread(handle, 20, 0).decode(errors="replace") or "unknown"
             os.close(handle)
@@ -108,6 +110,30 @@ def lock_file(path: Path) -> int:
                 return handle
         os.close(handle)  # the file was removed by the one that had locked it
     raise OSError(errno.EIO, "the lock file is another one whenever it is opened", str(path))
+
+
+def try_lock_folder(path: Path) -> int | None:
+    """Lock a folder, and return its handle; None if another handle has locked it, or it is gone.
+
+    The lock goes with the folder when it is renamed, and ends as that of `lock_file` does.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _HAS_NO_LOCKS:
+            os.close(handle)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return None
+            raise
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.stat(path), os.fstat(handle)):
+            return handle
+    os.close(handle)
+    return None
 
 
 def _get_umask() -> int:

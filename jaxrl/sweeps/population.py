@@ -10,6 +10,7 @@ from jaxrl.algorithm import Algorithm, Result
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust, TrustSpec
 from jaxrl.config.pbt import get_mutations, get_scheduler
+from jaxrl.config.serialize import decode_numbers, encode_numbers
 from jaxrl.config.stop import parse_fit_criteria, warn_of_missing
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device
@@ -207,7 +208,7 @@ class Population(SweepRuns):
         Returns:
             The latest result of `train`.
         """
-        criteria = parse_fit_criteria(stop, should_stop, is_offline=self.config.is_offline)
+        criteria = parse_fit_criteria(stop, should_stop, on_iteration, config=self.config)
         if stop is not None:
             for folder in (self.folder, *(run.algorithm.run_folder for run in self._runs)):
                 folder.save_stop_criterion(criteria)
@@ -339,11 +340,12 @@ class Population(SweepRuns):
         for index in self.active_indices:
             self._runs[index].algorithm.save()
         scheduler = self._scheduler
+        values = [encode_numbers(run.current_values) for run in self._runs]
         state = {
             "training_iteration": self.iteration,
             "diverged": {str(index): why for index, why in self.diverged.items()},
             "swept": sorted({*self.lanes[0].values, *self._mutations}),
-            "values": None if scheduler is None else [run.current_values for run in self._runs],
+            "values": None if scheduler is None else values,
             "last_time": 0.0 if scheduler is None else scheduler.last_time,
         }
         sweep_state.write_sweep(self.folder.path, self.config, state)
@@ -392,7 +394,8 @@ class Population(SweepRuns):
             checkpoint = sweep_state.find_checkpoint_at(
                 lane, None if has_diverged else self.iteration
             )
-            run.resume_from(checkpoint, saved["values"] and saved["values"][index], overrides)
+            values = saved["values"] and decode_numbers(saved["values"][index])
+            run.resume_from(checkpoint, values, overrides)
             self._results[index] = run.algorithm.last_result
             if has_diverged:
                 run.deactivate()

@@ -119,7 +119,7 @@ class Trials(SweepRuns):
         Raises:
             DivergenceError: If all trials have failed.
         """
-        criteria = parse_fit_criteria(stop, should_stop, is_offline=self.config.is_offline)
+        criteria = parse_fit_criteria(stop, should_stop, on_iteration, config=self.config)
         if stop is not None:
             self.folder.save_stop_criterion(criteria)
 

@@ -1,12 +1,17 @@
 """Names of checkpoint folders: listing, publishing and removing checkpoints."""
 
+import contextlib
 import functools
 import json
 import os
 import shutil
+import uuid
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 from jaxrl.errors import CheckpointError
+from jaxrl.runtime.files import try_lock_folder
 
 CHECKPOINT_PREFIX = "checkpoint"
 REPLACED_PREFIX = "replaced_"
@@ -14,7 +19,7 @@ WRITING_PREFIX, REMOVING_PREFIX = ".writing_", ".removing_"
 SET_ASIDE_PREFIX = "set_aside_"
 SWEEP_FILE = "sweep.json"
 """File in a sweep's folder that refers to a checkpoint of every lane, by their iteration."""
-_UNFINISHED = (WRITING_PREFIX, REMOVING_PREFIX, ".replacing")
+_UNFINISHED = (REMOVING_PREFIX, ".replacing")
 _ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"
 
 
@@ -74,15 +79,23 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
             f"There is no checkpoint {root}: no such file or folder.{describe_previous(root)}"
         )
     if (root / SWEEP_FILE).is_file():
-        raise CheckpointError(
-            f"{root} is a sweep of several runs: Population.from_checkpoint and 'jaxrl resume' "
-            f"continue it; one of its runs is {root / 'lane_000'}."
-        )
+        raise CheckpointError(_describe_sweep(root))
     if not checkpoints:
         raise CheckpointError(
             f"{root} is not a jaxrl checkpoint (it has no metadata/ and state/) and contains none."
         )
     return checkpoints[-1].resolve()
+
+
+def _describe_sweep(folder: Path) -> str:
+    if _read_sweep(folder).get("trials"):
+        return (
+            f"{folder} is a sweep of several runs, in Tune's trials: 'jaxrl resume' continues it."
+        )
+    return (
+        f"{folder} is a sweep of several runs: Population.from_checkpoint and 'jaxrl resume' "
+        f"continue it; one of its runs is {folder / 'lane_000'}."
+    )
 
 
 def describe_previous(checkpoint: Path) -> str:
@@ -102,7 +115,8 @@ def remove_checkpoint(path: Path) -> None:
     """Remove a checkpoint, renaming it first so that no partial one has a checkpoint's name."""
     renamed = path.with_name(REMOVING_PREFIX + path.name)
     shutil.rmtree(renamed, ignore_errors=True)
-    path.rename(renamed)
+    with contextlib.suppress(FileNotFoundError):  # another process removed it
+        path.rename(renamed)
     shutil.rmtree(renamed, ignore_errors=True)
 
 
@@ -125,24 +139,60 @@ def set_aside_later_checkpoints(folder: Path, number: int) -> list[Path]:
 
 def find_swept_iteration(run: Path) -> int | None:
     """Return the iteration at which a lane's sweep resumes; None without a sweep, or for a trial."""
+    saved = _read_sweep(run.parent)
+    iteration = saved.get("training_iteration")
+    return iteration if type(iteration) is int and not saved.get("trials") else None
+
+
+def _read_sweep(folder: Path) -> dict[str, Any]:
+    """Return the content of a sweep's file; empty if there is none, or it is damaged."""
     try:
-        saved = json.loads((run.parent / SWEEP_FILE).read_bytes())
-        return None if saved.get("trials") else int(saved["training_iteration"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
+        saved = json.loads((folder / SWEEP_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return saved if isinstance(saved, dict) else {}
+
+
+@contextlib.contextmanager
+def stage(path: Path) -> Generator[Path]:
+    """Make a folder to write a checkpoint in, which is removed at the end if it is not published.
+
+    It is locked, so that `clean_up` of another writer leaves it alone.
+    """
+    staging, handle = path, None
+    while handle is None:
+        staging = path.with_name(f"{WRITING_PREFIX}{uuid.uuid4().hex[:12]}_{path.name}")
+        staging.mkdir(parents=True)
+        handle = try_lock_folder(staging)
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        os.close(handle)
 
 
 def clean_up(folder: Path) -> None:
-    """Remove leftovers of a killed process and undo incomplete replacements."""
+    """Remove leftovers of a killed process and undo incomplete replacements.
+
+    What a living process writes is left to it.
+    """
+    in_use: list[str] = []
+    for path in list(folder.iterdir()):
+        if path.name.startswith(WRITING_PREFIX):
+            handle = try_lock_folder(path)
+            if handle is None:
+                in_use.append(path.name)
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(handle)
+        elif path.name.startswith(_UNFINISHED) or _ORBAX_UNFINISHED in path.name:
+            shutil.rmtree(path, ignore_errors=True)
     for replaced in folder.glob(f"{REPLACED_PREFIX}{CHECKPOINT_PREFIX}_*"):
         current = replaced.with_name(replaced.name.removeprefix(REPLACED_PREFIX))
         if current.exists():
             remove_checkpoint(replaced)
-        else:
+        elif not any(name.endswith(current.name) for name in in_use):
             replaced.rename(current)
-    for path in list(folder.iterdir()):
-        if path.name.startswith(_UNFINISHED) or _ORBAX_UNFINISHED in path.name:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def publish(staging: Path, path: Path) -> None:

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import shutil
 import threading
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -18,13 +17,14 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint.arrays import write_arrays
 from jaxrl.runs.checkpoint.folders import (
-    WRITING_PREFIX,
     clean_up,
     get_checkpoint_path,
     list_checkpoints,
     parse_number,
     publish,
     remove_checkpoint,
+    set_aside_later_checkpoints,
+    stage,
 )
 from jaxrl.runs.checkpoint.leaves import describe_leaves, fetch_leaves
 from jaxrl.runs.checkpoint.manifest import VERSION, write_manifest
@@ -116,6 +116,15 @@ class CheckpointWriter:
             self.wait()
         return path
 
+    def set_aside_later(self, number: int) -> list[Path]:
+        """Rename the checkpoints after a number; see `set_aside_later_checkpoints`."""
+        failure = self._join_write()
+        if failure is not None:
+            logger.error("%s", self._make_error(failure))
+        renamed = set_aside_later_checkpoints(self.folder, number)
+        self._scores = {saved: score for saved, score in self._scores.items() if saved <= number}
+        return renamed
+
     def wait(self) -> None:
         """Wait until the latest checkpoint is on disk under its final name.
 
@@ -149,16 +158,12 @@ class CheckpointWriter:
     def _write(
         self, path: Path, leaves: Mapping[str, np.ndarray], text: str, score: float | None
     ) -> None:
-        staging = path.with_name(WRITING_PREFIX + path.name)
-        try:
-            shutil.rmtree(staging, ignore_errors=True)
+        with stage(path) as staging:
             (staging / METADATA).parent.mkdir(parents=True)
             (staging / METADATA).write_text(text, encoding="utf-8")
             write_arrays(staging / "state", leaves)
             write_manifest(staging, score)
             publish(staging, path)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
         logger.info("checkpoint %s of %d arrays", path, len(leaves))
         number = parse_number(path.name) or 0
         self._scores[number] = score
