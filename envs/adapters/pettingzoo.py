@@ -42,7 +42,6 @@ class _PettingZoo(MultiAgentEnv):
         """
         self.env = env
         self._masked: dict[AgentID, int] = {}
-        self._by_itself = False
         infos = self._begin(None, None)[1]
         self.agents = list(env.agents)
         self.possible_agents = list(getattr(env, "possible_agents", None) or ())
@@ -61,7 +60,6 @@ class _PettingZoo(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        self._by_itself = False
         obs, infos = self._begin(seed, options)
         self.agents = list(self.env.agents)
         return self._with_masks(obs, infos), infos
@@ -101,12 +99,12 @@ class _PettingZoo(MultiAgentEnv):
         raise NotImplementedError
 
     def _add_ends(self, terminateds: AgentDict, truncateds: AgentDict) -> None:
-        """Add the end of the episode, once nobody is left: a cut if no agent terminated."""
-        self._by_itself |= any(terminateds.values())
+        """Add the end of the episode, once nobody is left: a cut if none of the last terminated."""
+        by_itself = any(terminateds.values())
         self.agents = list(self.env.agents)
         over = not self.agents
-        terminateds[ALL] = over and self._by_itself
-        truncateds[ALL] = over and not self._by_itself
+        terminateds[ALL] = over and by_itself
+        truncateds[ALL] = over and not by_itself
 
     def _with_masks(self, obs: AgentDict, infos: AgentDict) -> AgentDict:
         if not self._masked:

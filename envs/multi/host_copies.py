@@ -52,7 +52,6 @@ class HostCopies(MultiAgentEnv):
         self.observation_spaces = {i: env.observation_space for i, env in enumerate(self.envs)}
         self.action_spaces = {i: env.action_space for i, env in enumerate(self.envs)}
         self.render_mode = self.envs[0].render_mode
-        self._by_itself = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -63,7 +62,7 @@ class HostCopies(MultiAgentEnv):
         for index, env in enumerate(self.envs):
             own = seed if seed is None or index == 0 else derive_seed(seed, index)
             obs[index], infos[index] = env.reset(seed=own, options=options)
-        self.agents, self._by_itself = list(self.possible_agents), False
+        self.agents = list(self.possible_agents)
         return obs, infos
 
     def step(
@@ -78,12 +77,11 @@ class HostCopies(MultiAgentEnv):
             result = self.envs[agent].step(action)
             obs[agent], rewards[agent], terminateds[agent], truncateds[agent] = result[:4]
             infos[agent] = result[4]
-            self._by_itself |= bool(result[2])
         ended = {a for a in action_dict if terminateds[a] or truncateds[a]}
         self.agents = [agent for agent in self.agents if agent not in ended]
-        over = not self.agents
-        terminateds[ALL] = over and self._by_itself
-        truncateds[ALL] = over and not self._by_itself
+        over, by_itself = not self.agents, any(terminateds.values())
+        terminateds[ALL] = over and by_itself
+        truncateds[ALL] = over and not by_itself
         return obs, rewards, terminateds, truncateds, infos
 
     def render(self) -> np.ndarray | None:

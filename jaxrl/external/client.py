@@ -430,6 +430,8 @@ class PolicyClient:
                 if (episode := self._episodes.pop(name, None)) is not None:
                     self._link.release_credit(episode.num_unsent)
                 self._single = None if self._single == name else self._single
+            if self._local is not None:
+                self._local.forget(name)
             raise LinkError(self._link.refused[name])
         if name not in self._episodes:
             raise LinkError(

@@ -172,6 +172,32 @@ def test_stale_steps_are_discarded_and_counted(served: Served) -> None:
     assert served.ledger.discarded == {"stale": 12}
 
 
+def test_steps_that_arrive_stale_while_a_fragment_is_waited_for_are_discarded(
+    served: Served,
+) -> None:
+    with served.connect() as slow, served.connect() as client:
+        name = slow.start_episode()
+        for t in range(5):
+            slow.get_action(name, np.full(2, t / 2, np.float32))
+            slow.log_returns(name, 1.0)
+        served.publish()
+        served.publish()
+        wait_for(lambda: client.weights_version == served.version)
+
+        def complete_with_old_steps() -> None:
+            client.run(Walk(), num_episodes=5)  # 30 steps of a fragment of 32
+            slow.end_episode(name, np.zeros(2), terminated=True)
+            wait_for(lambda: served.ledger.discarded == {"stale": 5})
+            client.run(Walk(), num_episodes=1)
+
+        thread = threading.Thread(target=complete_with_old_steps)
+        thread.start()
+        fragment = served.take()
+        thread.join()
+    assert fragment.weights_version == 2
+    assert served.ledger.discarded == {"stale": 5}
+
+
 def test_returns_of_episodes_with_stale_parts_are_reported(served: Served) -> None:
     with served.connect() as client:
         name = client.start_episode()

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl import DQNConfig
 from jaxrl.external import LinkError
 from jaxrl.runners.external.policies import PolicyExporter
 from tests.external.served import SMALL, Served, Walk, make_config
@@ -146,6 +147,39 @@ def test_policy_without_a_numpy_form_is_remote(monkeypatch: pytest.MonkeyPatch) 
         assert client.inference_mode == "remote"
         client.run(Walk(), num_episodes=1)
     served.group.stop()
+
+
+def test_simulators_with_places_on_a_ladder_are_remote() -> None:
+    config = make_config(DQNConfig).training(epsilon_ladder=7.0)
+    served = Served(config)
+    with pytest.raises(
+        LinkError, match=r"differently from one another, by epsilon_ladder, .*'remote'"
+    ):
+        served.connect(inference_mode="local")
+    with served.connect(inference_mode=None) as client:
+        assert client.inference_mode == "remote"
+    served.group.stop()
+
+
+def test_an_episode_after_a_refused_one_of_its_name_begins_without_its_memory() -> None:
+    served = Served(make_config().rl_module(model_config=LSTM))
+    try:
+        with served.connect(inference_mode="local", seed=0) as client:
+            obs = np.ones(2, np.float32)
+            for _ in range(2):
+                client.start_episode("game")
+                client.get_action("game", obs)
+                first = client._episodes["game"].open_step
+                assert first is not None
+                carried = [x for name, x in first.columns.items() if name.startswith("state")]
+                assert carried
+                assert all((x == 0.0).all() for x in carried)
+                client.get_action("game", obs)
+                client._link.refused["game"] = "The run has given the episode up."
+                with pytest.raises(LinkError, match="given the episode up"):
+                    client.get_action("game", obs)
+    finally:
+        served.group.stop()
 
 
 def test_nested_spaces() -> None:

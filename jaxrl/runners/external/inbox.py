@@ -120,14 +120,16 @@ class Inbox:
         """Return the next fragment; None if it is not complete in time."""
         started = time.perf_counter()
         size = self._num_steps * self._num_columns
+
+        def is_ready() -> bool:
+            self._discard_stale()  # what arrives meanwhile may be old, too
+            return self._error is not None or self.ledger.queued >= size
+
         with self.changed:
-            self._discard_stale()
-            is_ready = self.changed.wait_for(
-                lambda: self._error is not None or self.ledger.queued >= size, timeout_s
-            )
+            was_ready = self.changed.wait_for(is_ready, timeout_s)
             if self._error is not None:
                 raise self._error
-            if not is_ready:
+            if not was_ready:
                 return None
             packed = pack(self._parts, self._num_steps, self._num_columns, self._tails)
             self._parts, self._tails = list(packed.rest), packed.tails

@@ -14,6 +14,8 @@ from jaxrl.runners.fragment import Weights
 _SENDING = "jaxrl.export.sending"
 """Module that exports policies. It is above the runners, and imported when a simulator asks."""
 
+_LADDER = "epsilon_ladder"
+
 
 class PolicyExporter:
     """Frames of POLICY messages, of which those of the newest weights are kept.
@@ -53,6 +55,12 @@ class PolicyExporter:
     def _export_arrays(self, weights: Weights, has_program: bool) -> Arrays:
         sending = importlib.import_module(_SENDING)
         actor = jax.device_get(weights.actor)
+        if _LADDER in actor.hparams:
+            self._failure = LinkError(
+                f"Simulators explore differently from one another, by {_LADDER}, and one that computes "
+                "its actions itself does not know its place: use inference_mode='remote'."
+            )
+            raise self._failure
         try:
             if self._export is None:
                 step, spaces = self._assembly.policy_step, self._assembly.made.spaces

@@ -56,6 +56,17 @@ def test_the_episode_is_truncated_if_no_copy_terminates() -> None:
     assert (terminateds["__all__"], truncateds["__all__"]) == (False, True)
 
 
+def test_a_limit_after_a_copy_has_terminated_is_a_limit() -> None:
+    cls: Any = make_multi_agent(lambda _: gymnasium.make("CartPole-v1", max_episode_steps=15))
+    env = cls({"num_agents": 2})
+    env.reset(seed=0)
+    for t in range(15):
+        ends = env.step({agent: 1 if agent == 0 else t % 2 for agent in env.agents})[2:4]
+        assert not any(flags["__all__"] for flags in ends) or t == 14
+    assert [flags["__all__"] for flags in ends] == [False, True]
+    assert 0 not in ends[0]  # it had fallen before
+
+
 def test_the_rest_of_the_config_is_the_environments() -> None:
     cls: Any = make_multi_agent("gymnasium:CartPole-v1")
     with pytest.raises(UnknownNameError, match="takes no argument 'lenght'"):

@@ -243,6 +243,22 @@ def test_a_cut_of_everybody_is_a_cut_of_the_episode() -> None:
     assert (step.terminated["__all__"], step.truncated["__all__"]) == (False, True)
 
 
+def test_a_cut_after_an_agent_has_terminated_is_a_cut_of_the_episode() -> None:
+    class Late(Together):
+        """The first agent terminates at step 2, and the second is cut off at step 4."""
+
+        def step(self, actions: Any) -> Any:
+            obs, rewards, terminated, truncated, infos = super().step(actions)
+            return obs, rewards, truncated, terminated, infos
+
+    env = CheckedMultiAgentEnv(ParallelPettingZooEnv(Late()))
+    env.reset()
+    for count in range(1, 5):
+        step = env.step(dict.fromkeys(env.agents_to_act, 1))
+        assert step.terminated["__all__"] is False
+        assert step.truncated["__all__"] == (count == 4)
+
+
 def test_masks_of_infos_become_parts_of_observations() -> None:
     env = CheckedMultiAgentEnv(PettingZooEnv(Masked()))
     space = env.get_observation_space("green_0")
