@@ -37,7 +37,7 @@ def drawn(space: Any, key: Any) -> Any:
     keys = dict(zip((path for path, _ in leaves), jax.random.split(key, len(leaves)), strict=True))
 
     def draw(path: Any, leaf: Any) -> Any:
-        low, high = within(leaf)
+        low, high = (np.asarray(bound, np.float32) for bound in within(leaf))
         unit = jax.random.uniform(keys[path], leaf.shape)
         value = low + unit * (high - low)
         if get_leaf_dtype(leaf).kind != "f":
