@@ -166,12 +166,17 @@ def test_evaluation_has_the_task_unless_it_has_an_environment_of_its_own() -> No
         assert algorithm.evaluate()["env_runners"]["episode_len_mean"] > 4
 
 
-def test_only_episodes_of_the_stage_count() -> None:
+@pytest.mark.parametrize("key", ["episode_return_mean", "custom_metrics/mine"])
+def test_only_episodes_of_the_stage_count(key: str) -> None:
     """Every mean has reached 1 long ago, but a stage needs a window of its own episodes."""
-    one = {"env_runners/episode_return_mean": 1.0}
+
+    def log(*, metrics_logger: Any, **_: Any) -> None:
+        metrics_logger.log_value(("custom_metrics", "mine"), 1.0, window=100)
+
+    one = {f"env_runners/{key}": 1.0}
     stages = [{"task": {"gravity": 5.0 + n}, "until": one} for n in range(3)]
     del stages[-1]["until"]
-    with staged(curriculum=stages).build() as algorithm:
+    with staged(curriculum=stages).callbacks(on_episode_end=log).build() as algorithm:
         results = [algorithm.train() for _ in range(45)]
     ended = [result["env_runners"]["num_episodes_lifetime"] for result in results]
     changes = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt32
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree, Rollout
@@ -27,6 +27,8 @@ class AgentRollout:
         env_ended: Whether a step ended an environment's episode.
         agent_ended: Whether a step ended the episode of an agent.
         begins_episodes: Whether all environments began anew with these rows.
+        env_step: Number of each environment's steps before these rows, where rows may have been lost
+            before; None if none are.
     """
 
     rollout: Rollout
@@ -35,6 +37,7 @@ class AgentRollout:
     env_ended: Bool[np.ndarray, "T B"]
     agent_ended: Bool[np.ndarray, "T B A"]
     begins_episodes: bool = False
+    env_step: UInt32[np.ndarray, " B"] | None = None
 
 
 class AgentStitcher:
@@ -86,7 +89,9 @@ class AgentStitcher:
         found: list[tuple[Completion, EpisodePart]] = []
         earlier = count_earlier(env_index)
         if rows.begins_episodes:
-            self._parts.leave_episodes(env_index.tolist())
+            self._parts.count_left_episodes(env_index.tolist())
+        if rows.env_step is not None:
+            found.extend(self._cut_lost(rows.env_step, env_index.tolist(), len(rows.env_ended)))
         for column, (env, agent) in enumerate(rows.cells.tolist()):
             places = np.flatnonzero(host.mask[:, column])
             steps = np.flatnonzero(rows.completed[:, column])
@@ -107,6 +112,22 @@ class AgentStitcher:
         ):
             self._parts.count_episodes(env, number)
         return [part for _, part in sorted(found, key=lambda pair: pair[0])]
+
+    def _cut_lost(
+        self, env_step: UInt32[np.ndarray, " B"], envs: Sequence[int], num_steps: int
+    ) -> Iterator[tuple[Completion, EpisodePart]]:
+        """Cut the episodes of environments of which rows have been lost."""
+        lost = [
+            env
+            for env, step in zip(envs, env_step, strict=True)
+            if not self._parts.follow(env, step, num_steps)
+        ]
+        for part in self._parts.cut_episodes(lost):
+            yield Completion(0, True), part
+
+    def leave_episodes(self) -> list[EpisodePart]:
+        """Cut all open episodes: the next rows do not continue them."""
+        return self._parts.leave_episodes()
 
     def flush(self) -> list[EpisodePart]:
         """Return the open rows as parts, which later ones continue."""
@@ -145,11 +166,23 @@ class _AgentParts(PartStitcher):
         """Add episodes of an environment that ended."""
         self._episodes[env] = self.get_episode(env) + number
 
-    def leave_episodes(self, envs: Sequence[int]) -> None:
-        """Leave the episodes that environments were in, of which nothing more will come."""
+    def count_left_episodes(self, envs: Sequence[int]) -> None:
+        """Count the episodes that environments were in, of which nothing more will come."""
         for env in envs:
             if env in self._episodes:
                 self.count_episodes(env, 1)
+
+    def cut_episodes(self, envs: Sequence[int]) -> list[EpisodePart]:
+        """Cut the episodes that environments were in."""
+        number = len(self._agents)
+        keys = [env * number + agent for env in envs for agent in range(number)]
+        parts = [part for key in keys for part in self._cut(key)]
+        self.count_left_episodes(envs)
+        return parts
+
+    def leave_episodes(self) -> list[EpisodePart]:
+        self._steps.clear()
+        return self.cut_episodes(sorted(self._episodes))
 
     def _begin(self, env: int, t_started: int) -> Progress:
         self._begun[env] = self.episode

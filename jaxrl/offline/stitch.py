@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt32
 
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.episodes.packing import EpisodePart
@@ -57,6 +57,7 @@ class PartStitcher:
         self._max_length = max_part_length
         self._progress: dict[int, Progress] = {}
         self._numbers: dict[int, int] = {}
+        self._steps: dict[int, int] = {}
         self.num_dropped = 0
 
     def add(
@@ -64,6 +65,7 @@ class PartStitcher:
         rollout: Rollout,
         env_index: Int[np.ndarray, " B"],
         version: int | Int[np.ndarray, "T B"] = -1,
+        env_step: UInt32[np.ndarray, " B"] | None = None,
         *,
         t_started: Int[np.ndarray, " B"] | None = None,
     ) -> list[EpisodePart]:
@@ -79,10 +81,12 @@ class PartStitcher:
             env_index: Index of each column's environment within the run. Columns of the same one are
                 consecutive in time.
             version: Version of the weights that chose the actions; -1 where it is unknown.
+            env_step: Number of steps of each column's environment before its first row, where rows
+                may have been lost before: then the episode is cut. None if none are.
             t_started: Number of steps of each column's episode before its first row, for those that
                 began before the first call; None drops their rows up to the next start.
         """
-        parts = self.add_by_column(rollout, env_index, version, t_started=t_started)
+        parts = self.add_by_column(rollout, env_index, version, env_step, t_started=t_started)
         return [part for _, part in sorted(parts, key=lambda pair: pair[0])]
 
     def add_by_column(
@@ -90,6 +94,7 @@ class PartStitcher:
         rollout: Rollout,
         env_index: Int[np.ndarray, " B"],
         version: int | Int[np.ndarray, "T B"] = -1,
+        env_step: UInt32[np.ndarray, " B"] | None = None,
         *,
         t_started: Int[np.ndarray, " B"] | None = None,
     ) -> list[tuple[Completion, EpisodePart]]:
@@ -104,11 +109,30 @@ class PartStitcher:
         for column, env in enumerate(np.asarray(env_index).tolist()):
             known = None if t_started is None else int(t_started[column])
             before = earlier[column] * len(host.mask)
+            if env_step is not None and not self.follow(env, env_step[column], len(host.mask)):
+                parts.extend((Completion(before, True), part) for part in self._cut(env))
             parts.extend(
                 (at._replace(num_rows=before + at.num_rows), part)
                 for at, part in self._add_column(host, versions, column, env, known)
             )
         return parts
+
+    def follow(self, env: int, env_step: np.integer[Any], num_steps: int) -> bool:
+        """Return whether rows follow the latest ones of an environment, and count them.
+
+        Args:
+            env: Index of the environment.
+            env_step: Number of its steps before the rows.
+            num_steps: Number of the rows.
+        """
+        expected = self._steps.get(env, int(env_step))
+        self._steps[env] = int(env_step) + num_steps
+        return expected == int(env_step)
+
+    def leave_episodes(self) -> list[EpisodePart]:
+        """Cut all open episodes: the next rows do not continue them."""
+        self._steps.clear()
+        return [part for env in sorted(self._progress) for part in self._cut(env)]
 
     def flush(self) -> list[EpisodePart]:
         """Return the open rows as parts, which later ones continue."""
@@ -129,6 +153,7 @@ class PartStitcher:
             "run": self._run,
             "numbers": {str(env): number for env, number in self._numbers.items()},
             "progress": {str(env): [p.number, p.t] for env, p in self._progress.items()},
+            "steps": {str(env): number for env, number in self._steps.items()},
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -136,6 +161,8 @@ class PartStitcher:
         self._run = str(state["run"])
         numbers = cast("Mapping[str, int]", state["numbers"])
         progress = cast("Mapping[str, list[int]]", state["progress"])
+        steps = cast("Mapping[str, int]", state.get("steps", {}))
+        self._steps = {int(env): int(number) for env, number in steps.items()}
         self._numbers = {int(env): int(number) for env, number in numbers.items()}
         self._progress = {
             int(env): Progress(number=int(number), t=int(t))

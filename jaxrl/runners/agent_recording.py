@@ -1,12 +1,13 @@
 """Recording of several agents: each module's rows to a folder of its own."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
@@ -23,6 +24,7 @@ from jaxrl.runners.recording import (
     get_output_path,
     make_untrained_part,
     make_writer,
+    sort_by_time,
 )
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.agent_views import without_critics
@@ -46,6 +48,7 @@ class AgentsRecorder(Recorder):
         version: int | Int[np.ndarray, "T B"] = -1,
         *,
         begins_episodes: bool = False,
+        env_step: UInt32[np.ndarray, " B"] | None = None,
     ) -> None:
         """Add the next rows of all modules.
 
@@ -54,15 +57,18 @@ class AgentsRecorder(Recorder):
             env_index: Index of each environment within the run.
             version: Version of the weights at each step.
             begins_episodes: Whether all environments began anew with these rows.
+            env_step: Number of each environment's steps before its first row, where rows may have
+                been lost before; None if none are.
 
         Raises:
             DataError: If the folder cannot be written.
         """
         rows = split_rollout(rollout, self._rows, begins_episodes=begins_episodes)
+        rows = {m: dataclasses.replace(own, env_step=env_step) for m, own in rows.items()}
         self._put({m: (own, env_index, version) for m, own in rows.items()})
 
     def add_fragments(self, fragments: Sequence[Fragment]) -> None:
-        for fragment in fragments:
+        for fragment in sort_by_time(fragments):
             rollout = cast("MultiRollout", fragment.rollout)
             rollout = replace(rollout, completed=fragment.completed)
             self.add(
@@ -70,6 +76,7 @@ class AgentsRecorder(Recorder):
                 fragment.env_index,
                 fragment.weights_version,
                 begins_episodes=fragment.begins_episodes,
+                env_step=np.asarray(fragment.record.env_step[0]),
             )
 
     @property
@@ -110,6 +117,10 @@ class _WriterThreads:
     def put(self, item: Mapping[str, tuple[Any, ...]]) -> None:
         for m, thread in self._threads.items():
             thread.put(item[m])
+
+    def leave_episodes(self) -> None:
+        for thread in self._threads.values():
+            thread.leave_episodes()
 
     def raise_error(self) -> None:
         for thread in self._threads.values():

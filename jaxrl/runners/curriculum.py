@@ -24,7 +24,7 @@ logger = logging.getLogger("jaxrl")
 CURRICULUM = "curriculum"
 """Key of the current stage and task in results and in the counts of checkpoints."""
 
-_EPISODE_PREFIX = "env_runners/episode_"
+_EPISODE_PREFIXES = ("env_runners/episode_", "env_runners/custom_metrics/")
 _EVALUATION_PREFIX = "evaluation/"
 
 CallTaskMethod = Callable[..., PyTree]
@@ -115,7 +115,7 @@ class Curriculum:
         until = self._stages[self._stage].until
         window = self._config.reporting_settings.metrics_num_episodes_for_smoothing
         if _count_episodes(result) - self._num_episodes_before < window:
-            until = {k: v for k, v in until.items() if not k.startswith(_EPISODE_PREFIX)}
+            until = {k: v for k, v in until.items() if not k.startswith(_EPISODE_PREFIXES)}
         if not self._config.evaluation_settings.is_due(int(result["training_iteration"])):
             until = {k: v for k, v in until.items() if not k.startswith(_EVALUATION_PREFIX)}
         return find_reached_criterion(result, until) is not None

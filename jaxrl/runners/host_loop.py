@@ -24,7 +24,7 @@ from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.protocols import EnvRunnerGroup, Fill, count_steps_left
-from jaxrl.runners.recording import OUTPUT_SECONDS, Recorder
+from jaxrl.runners.recording import OUTPUT_SECONDS, Recorder, restore_recording
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import DispatchResult, IterationTotals, TrainReport, merge_results
 from jaxrl.training.train_state import TrainState
@@ -316,8 +316,8 @@ class HostLoop:
         """Restore the runner group, now or as soon as it is created."""
         self.metrics_logger.set_state(counts.get("logged", {}))
         self.curriculum.set_state(counts.get(CURRICULUM, {}))
-        if self._recorder is not None and OUTPUT in counts:
-            self._recorder.set_state(counts[OUTPUT])
+        if self._recorder is not None:
+            restore_recording(self._recorder, counts.get(OUTPUT))
         others = ("logged", _VERSION, CURRICULUM, OUTPUT)
         own = {name: value for name, value in counts.items() if name not in others}
         actor = fill("behaviour", lambda: self._learners.get_weights(0).actor)

@@ -23,7 +23,12 @@ from jaxrl.runners.hooks import DISPATCH_HOOKS, RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runners.protocols import Fill, count_steps_left
-from jaxrl.runners.recording import OUTPUT_SECONDS, RolloutRecorder, join_batches
+from jaxrl.runners.recording import (
+    OUTPUT_SECONDS,
+    RolloutRecorder,
+    join_batches,
+    restore_recording,
+)
 from jaxrl.runtime.program import Program
 from jaxrl.training.agent_report import counter_to_int
 from jaxrl.training.episode_metrics import add_agents, collect_episodes
@@ -349,8 +354,8 @@ class InGraphLoop:
         del fill
         self.metrics_logger.set_state(counts.get("logged", {}))
         self.curriculum.set_state(counts.get(CURRICULUM, {}))
-        if self._recorder is not None and OUTPUT in counts:
-            self._recorder.set_state(counts[OUTPUT])
+        if self._recorder is not None:
+            restore_recording(self._recorder, counts.get(OUTPUT))
         if self.curriculum.task is None:
             return
         # The task's parameters only: others may have been changed by set_env_params.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, UInt32
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.struct import replace
@@ -44,6 +44,10 @@ class Converter(Protocol):
         """Function of what the recorder is given that returns the parts that are completed."""
         ...
 
+    def leave_episodes(self) -> list[EpisodePart]:
+        """Return what is not yet part of any, of episodes that the next rows do not continue."""
+        ...
+
     def flush(self) -> list[EpisodePart]:
         """Return what is not yet part of any."""
         ...
@@ -62,6 +66,10 @@ class Writing(Protocol):
 
     def put(self, item: PyTree) -> None:
         """Add an item; raise the error of a thread, if there was one."""
+        ...
+
+    def leave_episodes(self) -> None:
+        """Cut the open episodes: what is added next does not continue them."""
         ...
 
     def raise_error(self) -> None:
@@ -157,6 +165,15 @@ class Recorder(abc.ABC):
         """
         self._pending = state
 
+    def leave_episodes(self) -> None:
+        """Cut the open episodes: the run goes on with others, from a state without a recording.
+
+        Raises:
+            DataError: If the folder cannot be written.
+        """
+        if self._opened is not None or self._pending is not None:
+            self._open().leave_episodes()
+
     def close(self) -> None:
         """Complete the last file; safe to call more than once.
 
@@ -214,6 +231,7 @@ class RolloutRecorder(FolderRecorder):
         rollout: Rollout,
         env_index: Int[np.ndarray, " B"],
         version: int | Int[np.ndarray, "T B"] = -1,
+        env_step: UInt32[np.ndarray, " B"] | None = None,
     ) -> None:
         """Add the next rows of environments.
 
@@ -221,21 +239,40 @@ class RolloutRecorder(FolderRecorder):
             rollout: Rows `[T, B, ...]` of NumPy arrays, which are not changed afterwards.
             env_index: Index of each column's environment within the run.
             version: Version of the weights that chose the actions.
+            env_step: Number of steps of each column's environment before its first row, where rows
+                may have been lost before; None if none are.
 
         Raises:
             DataError: If the folder cannot be written.
         """
-        self._put((replace(rollout, carry_in=None), env_index, version))
+        self._put((replace(rollout, carry_in=None), env_index, version, env_step))
 
     def add_fragments(self, fragments: Sequence[Fragment]) -> None:
-        for fragment in fragments:
-            self.add(fragment.rollout, fragment.env_index, fragment.weights_version)
+        for fragment in sort_by_time(fragments):
+            first = np.asarray(fragment.record.env_step[0])
+            self.add(fragment.rollout, fragment.env_index, fragment.weights_version, first)
 
     def _make_converter(self, run: str) -> PartStitcher:
         return PartStitcher(run)
 
     def _make_blank_part(self) -> EpisodePart:
         return make_untrained_part(self._assembly)
+
+
+def sort_by_time(fragments: Sequence[Fragment]) -> list[Fragment]:
+    """Return fragments with those of the same environments in order of time, in each other's places.
+
+    Where a runner is late, others do its share, and their later fragments may be before earlier ones.
+    """
+    places: dict[int, list[int]] = {}
+    for place, fragment in enumerate(fragments):
+        places.setdefault(int(fragment.env_index[0]), []).append(place)
+    ordered = list(fragments)
+    for own in places.values():
+        by_time = sorted(own, key=lambda place: int(fragments[place].record.env_step[0].min()))
+        for place, source in zip(own, by_time, strict=True):
+            ordered[place] = fragments[source]
+    return ordered
 
 
 def make_untrained_part(assembly: Assembly) -> EpisodePart:
@@ -274,6 +311,14 @@ def make_blank_part(
         extras=blank(rows.extras),
         version=np.zeros(1, np.int64),
     )
+
+
+def restore_recording(recorder: Recorder, state: Mapping[str, Any] | None) -> None:
+    """Go back to a saved state of the recording; without one, leave the episodes it is in."""
+    if state is None:
+        recorder.leave_episodes()
+    else:
+        recorder.set_state(state)
 
 
 def _restore(thread: Writing, state: Mapping[str, Any]) -> None:
@@ -361,6 +406,11 @@ class WriterThread:
     def put(self, item: tuple[Any, ...]) -> None:
         self.raise_error()
         self._queue.put(item)
+
+    def leave_episodes(self) -> None:
+        self._queue.join()
+        self.raise_error()
+        self._writer.add_parts(self._converter.leave_episodes())
 
     def raise_error(self) -> None:
         """Raise the error of the thread, if there was one."""

@@ -330,37 +330,55 @@ def test_episodes_of_python_environments_have_ids_of_their_own(tmp_path: Path, e
         assert episodes == whole  # they go on, with their ids
 
 
+NO, YES = np.zeros((1, 1), np.bool_), np.ones((1, 1), np.bool_)
+
+
+def make_row(number: int, agent: int, *, is_first: bool, acts: bool = True, **more: Any) -> Any:
+    """A row of an agent in one environment."""
+    make_rows: Any = Rollout
+    value, mask = np.full((1, 1), number, np.float32), YES if acts else NO
+    rollout = make_rows(
+        obs=value,
+        action=value,
+        reward=value,
+        terminated=NO,
+        truncated=NO,
+        final_obs=value,
+        is_first=YES if is_first else NO,
+        mask=mask,
+        extras={},
+    )
+    return AgentRollout(
+        rollout=rollout,
+        completed=mask,
+        cells=np.asarray([[0, agent]]),
+        env_ended=NO,
+        agent_ended=NO[:, :, None].repeat(2, 2),
+        **more,
+    )
+
+
+def test_episodes_of_which_rows_were_lost_are_cut() -> None:
+    """Environment 1 has a row in each call, and one is lost before the third."""
+    stitcher, parts = AgentStitcher("run", "p0", ("a", "b")), []
+    for step, is_first in ((4, True), (5, False), (7, False), (8, True), (9, False)):
+        row = make_row(step, 0, is_first=is_first, env_step=np.asarray([step], np.uint32))
+        parts += stitcher.add(row, np.asarray([1]))
+    parts += stitcher.leave_episodes()
+    found = [(part.multi_agent_episode_id, part.action.tolist(), part.is_cut) for part in parts]
+    assert found == [("run-1-0", [4.0, 5.0], True), ("run-1-1", [8.0, 9.0], True)]
+    assert stitcher.num_dropped == 1
+
+
 def test_episodes_that_were_left_have_other_ids_than_the_next_ones() -> None:
     """Environment 1 has a row in each call, and begins anew with the third one."""
-    no, yes = np.zeros((1, 1), np.bool_), np.ones((1, 1), np.bool_)
-    make_rows: Any = Rollout
     stitchers = {m: AgentStitcher("run", m, ("a", "b")) for m in ("p0", "p1")}
     ids: dict[str, list[str | None]] = {m: [] for m in stitchers}
     for call, (acts, begins) in enumerate(
         [("p0", True), ("p0", False), ("p0", True), ("p1", False)]
     ):
         for i, (m, stitcher) in enumerate(stitchers.items()):
-            mask = yes if m == acts else no
-            value = np.full((1, 1), call, np.float32)
-            rollout = make_rows(
-                obs=value,
-                action=value,
-                reward=value,
-                terminated=no,
-                truncated=no,
-                final_obs=value,
-                is_first=yes if call != 1 else no,
-                mask=mask,
-                extras={},
-            )
-            rows = AgentRollout(
-                rollout=rollout,
-                completed=mask,
-                cells=np.asarray([[0, i]]),
-                env_ended=no,
-                agent_ended=no[:, :, None].repeat(2, 2),
-                begins_episodes=begins,
-            )
+            rows = make_row(call, i, is_first=call != 1, acts=m == acts, begins_episodes=begins)
             parts = [*stitcher.add(rows, np.asarray([1])), *stitcher.flush()]
             ids[m] += [part.multi_agent_episode_id for part in parts]
             state = stitcher.get_state()

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import types
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.offline.writer import EpisodeWriter
-from jaxrl.runners.recording import WriterThread
+from jaxrl.runners.recording import WriterThread, sort_by_time
 from tests.offline.parts import BOX, DISCRETE, make_part
 
 SMALL = {"fcnet_hiddens": [8]}
@@ -249,6 +250,43 @@ def test_a_resumed_run_leaves_what_another_one_recorded(tmp_path: Path) -> None:
     others = [name for name in both if name.count("-") == 4]  # PPO-5-1-<environment>-<number>
     assert len(others) >= 4
     check_same({name: both[name] for name in others}, {name: after[name] for name in others})
+
+
+def check_motion(folder: Path) -> int:
+    """Check that each cart moves by its speed from row to row; return the number of episodes."""
+    episodes = join(folder)
+    for name, rows in episodes.items():
+        position, speed = rows["obs"][:, 0], rows["obs"][:, 1]
+        moved = position[:-1] + 0.02 * speed[:-1]
+        np.testing.assert_allclose(position[1:], moved, atol=1e-5, err_msg=name)
+    return len(episodes)
+
+
+@pytest.mark.parametrize("placement", ["in_graph", "host"])
+def test_a_run_that_goes_back_to_a_state_without_a_recording_leaves_its_episodes(
+    tmp_path: Path, placement: str
+) -> None:
+    plain = make_ppo().env_runners(placement=placement).build()
+    plain.train()
+    path = plain.save(tmp_path / "checkpoint")
+    plain.stop()
+    recorded = make_ppo(tmp_path / "out", seed=6).env_runners(placement=placement).build()
+    recorded.train()
+    recorded.restore(path)
+    recorded.train()
+    recorded.stop()
+    assert check_motion(tmp_path / "out") > 8
+
+
+def test_fragments_of_an_environment_are_added_in_order_of_time() -> None:
+    def make(env: int, step: int) -> Any:
+        record = types.SimpleNamespace(env_step=np.asarray([[step], [step + 1]], np.uint32))
+        return types.SimpleNamespace(env_index=np.asarray([env]), record=record)
+
+    given = [(1, 6), (0, 2), (1, 4), (2, 8), (1, 2)]
+    ordered = sort_by_time([make(*one) for one in given])
+    found = [(int(f.env_index[0]), int(f.record.env_step[0, 0])) for f in ordered]
+    assert found == [(1, 2), (0, 2), (1, 4), (2, 8), (1, 6)]
 
 
 def test_any_error_of_the_thread_ends_the_run_and_not_the_files(tmp_path: Path) -> None:

@@ -241,6 +241,41 @@ def test_episodes_that_began_before_need_their_time_step() -> None:
     assert [(part.t_started, len(part)) for part in parts] == [(31, 3), (0, 2)]
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_an_episode_of_which_rows_were_lost_is_cut(is_restored: bool) -> None:
+    """The rows after the gap are left out up to the next start."""
+    rollout = make_rollout([[(6, TERMINATED), (6, TERMINATED)]])
+    first, lost, last = divide(rollout, [2, 4])
+    stitcher, env = PartStitcher("run"), np.asarray([0])
+    assert stitcher.add(first, env, env_step=np.asarray([10], np.uint32)) == []
+    before: list[EpisodePart] = []
+    if is_restored:
+        before, state = stitcher.flush(), stitcher.get_state()
+        stitcher = PartStitcher("other")
+        stitcher.set_state(state)
+    parts = [*before, *stitcher.add(last, env, env_step=np.asarray([14], np.uint32))]
+    found = [(part.episode_id, part.t_started, len(part), part.is_cut) for part in parts]
+    assert found == [("run-0-0", 0, 2, not is_restored), ("run-0-1", 0, 6, False)]
+    assert stitcher.num_dropped == 2
+    whole = PartStitcher("run")
+    steps = zip((first, lost, last), (10, 12, 14), strict=True)
+    added = [whole.add(rows, env, env_step=np.asarray([n], np.uint32)) for rows, n in steps]
+    assert [len(part) for parts in added for part in parts] == [6, 6]
+
+
+def test_episodes_that_are_left_are_cut() -> None:
+    stitcher, rollout = PartStitcher("run"), make_rollout([[(4, CUT)], [(4, CUT)]])
+    first, last = divide(rollout, [2])
+    stitcher.add(first, np.asarray([3, 1]))
+    parts = stitcher.leave_episodes()
+    assert [(part.episode_id, part.is_cut) for part in parts] == [
+        ("run-1-0", True),
+        ("run-3-0", True),
+    ]
+    assert stitcher.add(last, np.asarray([3, 1])) == []
+    assert stitcher.num_dropped == 4
+
+
 def test_state_with_open_rows_is_refused() -> None:
     stitcher = PartStitcher("run")
     stitcher.add(make_rollout([[(4, CUT)]]), np.asarray([0]))

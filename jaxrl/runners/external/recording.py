@@ -57,6 +57,9 @@ class PartRecorder(FolderRecorder):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Do nothing: recorded parts stay."""
 
+    def leave_episodes(self) -> None:
+        """Do nothing: the episodes are the simulators'."""
+
     @property
     def _has_density(self) -> bool:
         """Return False where simulators may choose actions themselves, by whatever probability."""
@@ -82,6 +85,9 @@ class _Renaming:
             dataclasses.replace(part, episode_id=f"{self._run}-{part.episode_id}", carry=None)
             for part in parts
         ]
+
+    def leave_episodes(self) -> list[EpisodePart]:
+        return []
 
     def flush(self) -> list[EpisodePart]:
         return []

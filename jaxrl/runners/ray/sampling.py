@@ -259,7 +259,12 @@ def _sample_until(
 
 
 def _request_and_poll(fleet: Fleet, queue: FragmentQueue, max_in_flight: int) -> list[Reply]:
-    """Request and receive fragments; if the queue is full, only monitor starting runners."""
+    """Request and receive fragments; if the queue is full, only monitor starting runners.
+
+    Before the first weights are published, as while a run is restored, nothing is requested.
+    """
+    if fleet.weights_version < 0:
+        return fleet.poll(_POLL_S, 0)
     room = queue.count_free()
     if room <= 0:
         queue.wait_for_room(_POLL_S)
