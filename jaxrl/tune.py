@@ -131,6 +131,8 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
     algorithm_class: ClassVar[type[ConfiguredAlgorithm] | None] = None
     has_checkpoint_limit: ClassVar[bool] = False
     """True if old checkpoints are removed; by default Tune keeps all of them."""
+    replaced_loggers: ClassVar[tuple[str, ...]] = ("console", "tensorboard")
+    """Default loggers that are left out: Tune itself prints results, and writes TensorBoard files."""
 
     if not TYPE_CHECKING:
 
@@ -216,11 +218,8 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
         if _is_shared(env):
             register_env(env, _global_registry.get(ENV_CREATOR, env))
         debugging = settings.debugging_settings
-        # Tune itself prints the results of trials and writes them for TensorBoard.
-        replaced_by_tune = (
-            ("console",) if "loggers" in settings.explicit else ("console", "tensorboard")
-        )
-        loggers = [sink for sink in debugging.loggers if sink not in replaced_by_tune]
+        replaced = ("console",) if "loggers" in settings.explicit else self.replaced_loggers
+        loggers = [sink for sink in debugging.loggers if sink not in replaced]
         settings.debugging(loggers=loggers)
         settings.prepare()
         set_driver_env_vars(settings)

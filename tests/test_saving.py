@@ -13,6 +13,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.settings.run import CheckpointingSettings
 from jaxrl.errors import (
+    CheckpointError,
     DivergenceError,
     EnvRunnerError,
     JaxrlError,
@@ -209,6 +210,35 @@ def test_a_run_that_goes_back_leaves_its_former_future(
         algo.fit({"training_iteration": 5})
     assert iterations_of(folder) == [1, 2, 3, 4, 5]
     assert saved(tmp_path)[-1] == "checkpoint_000005"
+
+
+def test_what_was_saved_after_the_latest_result_is_left_too(tmp_path: Path) -> None:
+    """As by an iteration that could not be completed."""
+    with config(tmp_path).build() as algo:
+        algo.train()
+        first = algo.save()
+        algo._record.iteration += 1
+        later = Path(algo.save())
+        algo.restore(first)
+        algo.train()
+        assert saved(tmp_path) == ["checkpoint_000001"]
+        assert algo._recorder.latest_checkpoint == Path(first)
+        with pytest.raises(CheckpointError, match=r"renamed to .*set_aside_checkpoint_000002 when"):
+            algo.restore(later)
+
+
+def test_as_many_checkpoints_are_set_aside_as_are_kept(tmp_path: Path) -> None:
+    with config(tmp_path, max_to_keep=2).build() as algo:
+        algo.train()
+        first = algo.save()
+        for _ in range(4):
+            algo.train()
+            algo.save()
+            algo.restore(first)
+        algo.train()
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert len([name for name in names if name.startswith("set_aside")]) == 2
+    assert saved(tmp_path) == ["checkpoint_000001"]
 
 
 def test_a_run_that_goes_forward_again_keeps_all(tmp_path: Path) -> None:

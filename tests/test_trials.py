@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from jaxrl import Population, Trials, grid, register_env
+from jaxrl import Population, PPOConfig, Trials, grid, register_env
 from jaxrl.cli import runs
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.sweep import make_lanes
@@ -88,6 +88,17 @@ class TestTrials:
     """With a real Ray Tune."""
 
     pytestmark = list(TUNE_WARNS)
+
+    @pytest.mark.slow
+    def test_trials_have_the_logs_that_other_runs_have(self) -> None:
+        """Those of a default that is not given, but for the console."""
+        config = PPOConfig().environment("gymnasium:CartPole-v1").training(lr=grid([1e-2, 1e-9]))
+        config.training(train_batch_size=64, minibatch_size=64, num_epochs=1)
+        config.rl_module(model_config={"fcnet_hiddens": [4]}).sweep(seeds=1)
+        with config.build() as sweep:
+            sweep.fit({"training_iteration": 1})
+            names = {path.name.split(".")[0] for path in (sweep.folder.path / "lane_000").iterdir()}
+        assert {"result", "progress", "events"} <= names
 
     @pytest.mark.slow
     def test_trials_are_the_runs_by_themselves_and_go_on(self) -> None:

@@ -165,7 +165,7 @@ def experiment_from_dict(name: str, body: object) -> Experiment:
                 f"{did_you_mean(key, EXPERIMENT_KEYS)}"
             )
     algo = entries.get("run", entries.get("algo"))
-    if entries.get("algo", algo) != algo:
+    if str(entries.get("algo", algo)).lower() != str(algo).lower():
         raise ConfigError(
             f"Experiment '{name}' has run: {algo} and algo: {entries['algo']}, which are the same "
             "setting: leave one out."
@@ -181,14 +181,17 @@ def experiment_from_dict(name: str, body: object) -> Experiment:
             f"config of experiment '{name}' must be a mapping of settings, got {settings!r}."
         )
     config = get_algorithm_config(algo).update_from_dict(cast(Mapping[str, Any], settings))
-    at_top = {key: entries[key] for key in (*TOP_LEVEL_SETTINGS, "env") if key in entries}
-    for key, value in at_top.items():
-        if key in settings and settings[key] != value:
+    given_inside = {setting: config[setting] for setting in config.explicit}
+    config.update_from_dict(
+        {key: entries[key] for key in (*TOP_LEVEL_SETTINGS, "env") if key in entries}
+    )
+    for setting, value in given_inside.items():
+        current = config[setting]
+        if current is not value and current != value:
             raise ConfigError(
-                f"Experiment '{name}' has {key}: {value}, and {key}: {settings[key]} in its config: "
-                "leave one out."
+                f"Experiment '{name}' has {setting}: {current}, and {setting}: {value} in its "
+                "config: leave one out."
             )
-    config.update_from_dict(at_top)
     _add_sweep(config, entries.get("sweep"))
     return Experiment(name=name, config=config, stop=parse_stop(entries.get("stop")))
 

@@ -92,7 +92,7 @@ def hash_config(data: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a config's canonical JSON.
 
     Left out are the settings that say where and how a run is recorded, and which settings were
-    given explicitly: configs of equal hash train alike.
+    given explicitly: configs of equal hash, and of equal batch plans, train alike.
 
     Args:
         data: Output of `serialize_for_display`, as in a run's `params.json`.

@@ -38,7 +38,7 @@ class CsvSink:
                 self._file.close()
                 self._rewrite([*self._columns, *added], self._read_rows())
                 self._open()
-            self._writer.writerow([row.get(name, "") for name in self._columns])
+            self._writer.writerow([_unify_lines(row.get(name, "")) for name in self._columns])
             self._file.flush()
 
     def close(self) -> None:
@@ -81,6 +81,13 @@ class CsvSink:
                 for row in rows:
                     writer.writerow([*row, *[""] * (len(columns) - len(row))])
         self._columns = dict.fromkeys(columns)
+
+
+def _unify_lines(value: object) -> object:
+    """Return text with line feeds alone, since a carriage return would end an unquoted row."""
+    if isinstance(value, str) and "\r" in value:
+        return value.replace("\r\n", "\n").replace("\r", "\n")
+    return value
 
 
 def _is_up_to(row: Sequence[str], column: int | None, iteration: int) -> bool:

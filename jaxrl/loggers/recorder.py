@@ -21,10 +21,12 @@ from jaxrl.runs.checkpoint import (
     CheckpointWriter,
     find_swept_iteration,
     list_checkpoints,
+    remove_old_set_aside,
     set_aside_later_checkpoints,
 )
 from jaxrl.runs.manifest import Session, add_session
 from jaxrl.runs.run_folder import check_name, resolve_results_dir
+from jaxrl.runtime import files
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -136,6 +138,8 @@ class Recorder:
         self._has_results = False
         self._may_have_later = False
         """Whether the folder may have results and checkpoints after the start."""
+        self._last_written = 0
+        """Iteration of the latest result that was written."""
         self._latest_checkpoint: Path | None = None
         self._protected: set[int] = set()
         self._has_warned_of_score = False
@@ -203,8 +207,7 @@ class Recorder:
         What the run folder has of after them is dropped from the logs, and its checkpoints are set
         aside, by the next write.
         """
-        if self._folder is not None and (self._open.sinks is None or iteration < self._start[0]):
-            self._may_have_later = True
+        self._may_have_later = self._folder is not None
         self._start = (iteration, env_steps)
         self._session_start, self._has_results = iteration, False
 
@@ -234,20 +237,31 @@ class Recorder:
         return self._folder is not None
 
     def _leave_later(self) -> None:
-        """Drop results and set aside checkpoints after the start: the run goes on differently."""
+        """Drop results and set aside checkpoints after the start: the run goes on differently.
+
+        As many of the latter are kept as of others.
+        """
         if not self._may_have_later:
             return
-        self._may_have_later = False
-        if self._open.sinks is not None:
+        iteration, folder = self._start[0], self.folder.checkpoints
+        if self._open.sinks is not None and iteration < self._last_written:
             reopen_files(self._open.sinks, self._config, self.folder, *self._start)
-        writer, iteration = self._open.writer, self._start[0]
-        renamed = (
-            set_aside_later_checkpoints(self.folder.checkpoints, iteration)
-            if writer is None
-            else writer.set_aside_later(iteration)
-        )
+        writer = self._open.writer
+        with files.translate_os_errors("set aside checkpoints in", folder):
+            renamed = (
+                set_aside_later_checkpoints(folder, iteration)
+                if writer is None
+                else writer.set_aside_later(iteration)
+            )
+            limit = self._config.checkpointing_settings.max_to_keep
+            if renamed and limit is not None:
+                remove_old_set_aside(folder, limit)
         for path in renamed:
             logger.warning("A later checkpoint of the run was renamed to %s.", path)
+        if renamed and self._latest_checkpoint is not None:
+            saved = list_checkpoints(folder)
+            self._latest_checkpoint = saved[-1] if saved else None
+        self._may_have_later, self._last_written = False, iteration
 
     def write(self, result: Mapping[str, Any]) -> None:
         """Write the result of an iteration to every sink."""
@@ -262,7 +276,7 @@ class Recorder:
             sink.write(plain if isinstance(sink, FILE_SINKS) else dict(result))
         number = results.get_number(result, results.ITERATION)  # callbacks may have changed it
         iteration = self._start[0] + 1 if number is None else int(number)
-        self._start = (iteration, results.get_steps(result))
+        self._start, self._last_written = (iteration, results.get_steps(result)), iteration
 
     def try_save(self, save: Callable[[], Path]) -> str:
         """Save after an error and return a sentence with the path of the latest checkpoint."""

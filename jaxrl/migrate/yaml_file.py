@@ -31,6 +31,7 @@ EXPERIMENT_ADVICE: Mapping[str, str] = {
     "restore": "continue a run with jaxrl resume",
 }
 Entry = tuple[yaml.ScalarNode, yaml.Node]
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -84,7 +85,7 @@ def _find_experiments(root: yaml.Node | None) -> Iterator[tuple[str, yaml.Mappin
     for key, body in entries:
         if not isinstance(body, yaml.MappingNode):
             return
-        names = {str(name.value) for name, _ in _get_entries(body)}
+        names = {str(name.value) for name, _ in _get_merged_entries(body)}
         if not names & {"run", "algo"} or not names & {"env", "config", "stop"}:
             return
         if names & {"steps", "jobs", "runs-on"}:  # a workflow
@@ -100,6 +101,19 @@ def _get_entries(node: yaml.Node) -> Iterator[Entry]:
         for key, value in cast(list[tuple[yaml.Node, yaml.Node]], node.value):
             if isinstance(key, yaml.ScalarNode):
                 yield key, value
+
+
+def _get_merged_entries(node: yaml.Node) -> Iterator[Entry]:
+    """Yield a mapping's entries, and after them those that it merges from others by `<<`."""
+    merged: list[yaml.Node] = []
+    for key, value in _get_entries(node):
+        if key.tag == _MERGE:
+            is_list = isinstance(value, yaml.SequenceNode)
+            merged += cast(list[yaml.Node], value.value) if is_list else [value]
+        else:
+            yield key, value
+    for other in merged:
+        yield from _get_merged_entries(other)
 
 
 def _read(node: yaml.Node) -> object:
@@ -125,10 +139,13 @@ class _Editor:
 
     def rewrite_experiment(self, body: yaml.MappingNode) -> None:
         """Rewrite one experiment."""
-        algo = next((v.value for k, v in _get_entries(body) if k.value in ("run", "algo")), None)
+        entries = _get_merged_entries(body)
+        algo = next((v.value for k, v in entries if k.value in ("run", "algo")), None)
         self._judge = SettingsJudge(str(algo))
         for key, value in _get_entries(body):
             name = str(key.value)
+            if key.tag == _MERGE:  # of an entry that is rewritten in its own place
+                continue
             if name in ("run", "algo"):
                 self._check_algorithm(key, str(value.value))
             elif name == "stop":

@@ -92,6 +92,7 @@ class MetricsLogger:
                     window=window,
                     ema_coeff=ema_coeff if each == "ema" else None,
                     percentiles=percentiles if each == "percentiles" else None,
+                    clear_on_reduce=clear_on_reduce,
                 )
             return
         reduction = "mean" if reduce is None else reduce

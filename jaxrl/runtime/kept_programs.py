@@ -24,13 +24,11 @@ import os
 import pickle
 import platform
 import re
-import sys
 import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import gymnasium
@@ -47,10 +45,12 @@ from jaxrl.config.serialize import (
 from jaxrl.config.settings.run import CheckpointingSettings
 from jaxrl.core.spaces import get_leaf_spaces
 from jaxrl.core.types import Device
+from jaxrl.envs.adapters.multi_agent import MULTI_ADAPTERS
 from jaxrl.envs.registry import find_imports, get_registered_env
 from jaxrl.runtime.commands import is_command
 from jaxrl.runtime.compilation_cache import get_cache_file, make_private, uses_own_folder
 from jaxrl.runtime.measurements import describe_machine
+from jaxrl.runtime.traced_code import snapshot_code
 from jaxrl.runtime.versions import read_versions
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def open_program_cache(
     shared = None
     if description is not None:
         built = _digest({"config": description, "jax": _jax_options()})
-        shared = (built, _digest_spaces(spaces), _snapshot_code())
+        shared = (built, _digest_spaces(spaces), snapshot_code())
     folder = _get_folder(config) if is_in_graph else None
     packages = None if folder is None else _get_package_versions()
     if packages is None:
@@ -319,7 +319,7 @@ def open_program_cache(
         folder,
         shared=shared,
         config=None
-        if description is None or not is_command()
+        if description is None or not is_command() or _traces_others(config)
         else _digest({"config": description, "code": _digest_source()}),
         machine=_digest(
             {
@@ -362,6 +362,8 @@ def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
     description = {
         **{name: data[name] for name in ("algo", "algo_class")},
         "settings": settings,
+        # The sizes of batches that are not given follow from those that are.
+        "explicit": [n for n in data["explicit_settings"] if n not in NON_PROGRAM_SETTINGS],
         "shares": [data_settings.sampler_share, *data_settings.sources.values()],
         "records": data_settings.output is not None,  # returns rollouts as well
     }
@@ -384,6 +386,13 @@ def _is_own_env(name: str) -> bool:
     return get_registered_env(name) is None and find_imports(name) == (None, None)
 
 
+def _traces_others(config: "AlgorithmConfig") -> bool:
+    """Return whether an environment is of a package whose version no key has."""
+    envs = (config.environment_settings.env, config.evaluation_settings.evaluation_config)
+    names = [x.get("env") if isinstance(x, Mapping) else x for x in envs]
+    return any(isinstance(x, str) and x.partition(":")[0] in MULTI_ADAPTERS for x in names)
+
+
 def _is_own(data: object) -> bool:
     """Return whether data names objects of jaxrl alone."""
     if isinstance(data, Mapping):
@@ -395,35 +404,6 @@ def _is_own(data: object) -> bool:
     if isinstance(data, list):
         return all(_is_own(value) for value in cast(list[Any], data))
     return True
-
-
-_TRACED = re.compile(
-    r"jaxrl\.(algorithms|assembly|buffers|config|connectors|core|distributions|envs|learners|modules"
-    r"|ops|training)\b"
-)
-"""Modules that programs are traced from."""
-
-
-def _snapshot_code() -> tuple[object, ...]:
-    """Return the functions and constants that programs are traced from, as they are now.
-
-    A script may replace some, e.g. assign another loss to a Learner class; then programs that were
-    traced before are not shared. The values themselves are part of the key, as an address may be
-    used again.
-    """
-    modules = {name: module for name, module in sys.modules.items() if _TRACED.match(name)}
-    found: list[object] = []
-    for name in sorted(modules):
-        found += (x for key, x in vars(modules[name]).items() if key != "__builtins__")
-    # Each class and each table once.
-    for own in {id(x): x for x in found if isinstance(x, type)}.values():
-        found += vars(own).values() if own.__module__ in modules else ()
-    for table in {id(x): x for x in found if isinstance(x, dict)}.values():
-        found += cast(dict[object, object], table).values()
-    return tuple(value for value in found if isinstance(value, _CODE))
-
-
-_CODE = (FunctionType, type, staticmethod, classmethod, property, int, float, str)
 
 
 @functools.cache

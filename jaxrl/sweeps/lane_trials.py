@@ -39,6 +39,7 @@ class LaneTrial(AlgorithmTrainable):
     """Trial of a lane, resumed from the newest checkpoint in the lane's folder."""
 
     has_checkpoint_limit = True
+    replaced_loggers = ("console",)
 
     def setup(
         self,

@@ -122,7 +122,7 @@ def test_what_contradicts_itself_is_refused(body: dict[str, Any], sentence: str)
 
 
 def test_what_is_given_twice_alike_is_taken() -> None:
-    body = {"run": "PPO", "algo": "PPO", "env": "CartPole-v1", "config": {"env": "CartPole-v1"}}
+    body = {"run": "PPO", "algo": "ppo", "env": "CartPole-v1", "config": {"env": "CartPole-v1"}}
     assert experiment_from_dict("mine", body).config.env == "CartPole-v1"
 
 

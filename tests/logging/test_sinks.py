@@ -107,6 +107,14 @@ class TestCsv:
         ]
         assert [file.name for file in tmp_path.iterdir()] == ["progress.csv"]
 
+    def test_text_with_carriage_returns_stays_in_its_row(self, tmp_path: Path) -> None:
+        path = tmp_path / "progress.csv"
+        sink = CsvSink(path)
+        sink.write({"training_iteration": 1, "note": "a\rb\r\nc"})
+        sink.write({"training_iteration": 2, "note": "", "late": 1})
+        sink.close()
+        assert [row["note"] for row in table(path)] == ["a\nb\nc", ""]
+
     def test_a_column_that_is_missing_later_is_an_empty_cell(self, tmp_path: Path) -> None:
         sink = CsvSink(tmp_path / "progress.csv")
         sink.write({"training_iteration": 1, "a": 1, "b": 2})

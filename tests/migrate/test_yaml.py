@@ -131,6 +131,18 @@ def test_sizes_that_do_not_divide_stay() -> None:
     assert "train_batch_size: 4000, minibatch_size: 128" in migration.new
 
 
+def test_experiments_may_take_their_algorithm_from_another_one() -> None:
+    text = (
+        "a: &base\n  run: PPO\n  env: CartPole-v1\n  config: {framework: torch, num_workers: 2}\n"
+        "b:\n  <<: *base\n  env: Acrobot-v1\n  config: {num_workers: 3}\n"
+    )
+    migration = migrate(text)
+    assert migration.by_hand == []
+    assert "num_env_runners: 2" in migration.new
+    assert "num_env_runners: 3" in migration.new
+    assert "<<: *base" in migration.new
+
+
 def test_other_files_are_no_experiments() -> None:
     for text in ("", "- 1\n", "jobs:\n  build:\n    steps: []\n", "a:\n  lr: 1\n"):
         migration = migrate(text)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig, PPOLearner
+from jaxrl.algorithms.pqn import PQNConfig
 from jaxrl.assembly.assemble import assemble_run
 from jaxrl.callbacks import Callbacks
 from jaxrl.envs.classic.cartpole import CartPole
@@ -70,8 +71,12 @@ def joined(program: Program, *args: Any) -> Any:
     return result
 
 
+ANEW = int.from_bytes(os.urandom(3)) / 2**24
+"""Constant by which no earlier process has left a program in JAX's own cache."""
+
+
 def qr(x: Any) -> Any:
-    return {"q": jnp.linalg.qr(x)[0], "sum": x.sum()}
+    return {"q": jnp.linalg.qr(x)[0], "sum": x.sum() + ANEW}
 
 
 def test_another_process_reads_it_without_tracing(tmp_path: Path) -> None:
@@ -213,9 +218,11 @@ def test_what_follows_from_a_config_alone(command: Path) -> None:
         PPOConfig().environment("CartPole-v1").evaluation(evaluation_config={"env": OwnCartPole}),
         PPOConfig().environment("CartPole-v1").debugging(jit=False),
         type("OwnConfig", (PPOConfig,), {})().environment("CartPole-v1"),
+        PPOConfig().environment("pgx:tic_tac_toe"),
     ],
     ids=[
         *("class", "callbacks", "hook", "registered", "path", "evaluation", "debugger", "config"),
+        "another package",
     ],
 )
 def test_code_of_others_is_traced(config: Any, command: Path) -> None:
@@ -351,6 +358,19 @@ def test_when_a_run_is_saved_and_evaluated_changes_no_program() -> None:
     longer = small().evaluation(evaluation_duration=7)
     assert plain is not None
     assert kept._describe_config(longer) != plain
+
+
+def test_batches_that_follow_from_what_was_given_are_another_program() -> None:
+    """A default that is given is the size of a batch; one that is not may be adapted."""
+    config = PQNConfig().environment("CartPole-v1").env_runners(num_envs_per_env_runner=8)
+    config.rl_module(model_config={"fcnet_hiddens": [4]})
+    steps = []
+    for settings in ({}, {"train_batch_size": PQNConfig().train_batch_size}):
+        given = config.copy(copy_frozen=False).training(**settings)
+        with given.build() as algorithm:
+            steps.append(int(algorithm.train()["num_env_steps_sampled_lifetime"]))
+            assert steps[-1] == algorithm.config.plan().train_batch_size
+    assert steps[0] < steps[1] == PQNConfig().train_batch_size
 
 
 def test_an_id_that_is_registered_again_with_other_bounds_shares_nothing() -> None:

@@ -155,3 +155,14 @@ def test_a_key_is_a_value_or_a_group(first: str, second: str) -> None:
         logger.log_value(second, 1.0)
     logger.log_value("a2", 1.0)
     assert logger.reduce()["a2"] == 1.0
+
+
+def test_several_reductions_of_a_lifetime_are_sums() -> None:
+    logger = MetricsLogger()
+    totals = []
+    for _ in range(3):
+        logger.log_value("n", 1, reduce=("sum",), clear_on_reduce=False)
+        totals.append(logger.reduce()["n_sum"])
+    assert totals == [1.0, 2.0, 3.0]
+    with pytest.raises(ConfigError, match="clear_on_reduce"):
+        logger.log_value("n", 1, reduce=("sum", "max"), clear_on_reduce=False)

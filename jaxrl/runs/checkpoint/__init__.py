@@ -19,6 +19,7 @@ from jaxrl.runs.checkpoint.folders import (
     find_swept_iteration,
     is_checkpoint,
     list_checkpoints,
+    remove_old_set_aside,
     set_aside_later_checkpoints,
 )
 from jaxrl.runs.checkpoint.leaves import (
@@ -52,5 +53,6 @@ __all__ = [
     "list_checkpoints",
     "read_leaves",
     "read_metadata",
+    "remove_old_set_aside",
     "set_aside_later_checkpoints",
 ]

@@ -75,8 +75,13 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     except (OSError, ValueError) as error:  # not readable, or not a valid path
         raise CheckpointError(f"There is no checkpoint {str(path)!r}: {error}.") from error
     if not exists:
+        set_aside = root.with_name(SET_ASIDE_PREFIX + root.name)
+        other = (
+            f" It was renamed to {set_aside} when its run went back." if set_aside.exists() else ""
+        )
         raise CheckpointError(
-            f"There is no checkpoint {root}: no such file or folder.{describe_previous(root)}"
+            f"There is no checkpoint {root}: no such file or folder."
+            f"{other or describe_previous(root)}"
         )
     if (root / SWEEP_FILE).is_file():
         raise CheckpointError(_describe_sweep(root))
@@ -85,6 +90,14 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
             f"{root} is not a jaxrl checkpoint (it has no metadata/ and state/) and contains none."
         )
     return checkpoints[-1].resolve()
+
+
+def remove_old_set_aside(folder: Path, max_to_keep: int) -> None:
+    """Remove all but the newest of the checkpoints that were set aside."""
+    found = [path for path in folder.glob(f"{SET_ASIDE_PREFIX}*") if path.is_dir()]
+    found.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+    for path in found[: max(0, len(found) - max_to_keep)]:
+        remove_checkpoint(path)
 
 
 def _describe_sweep(folder: Path) -> str:
@@ -179,7 +192,10 @@ def clean_up(folder: Path) -> None:
     in_use: list[str] = []
     for path in list(folder.iterdir()):
         if path.name.startswith(WRITING_PREFIX):
-            handle = try_lock_folder(path)
+            try:
+                handle = try_lock_folder(path)
+            except OSError:  # of another user
+                handle = None
             if handle is None:
                 in_use.append(path.name)
                 continue
