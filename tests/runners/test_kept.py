@@ -27,6 +27,7 @@ from jaxrl.runtime import commands
 from jaxrl.runtime import kept_programs as kept
 from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
 from jaxrl.runtime.program import Program
+from jaxrl.runtime.traced_code import snapshot_code
 from tests.helpers import small
 
 FACTOR = 2 + time.time_ns() % 10**6
@@ -259,7 +260,7 @@ def test_a_changed_source_file_is_another_code(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_code_in_memory_has_no_builtins_and_every_class_once() -> None:
-    code = kept._snapshot_code()
+    code = snapshot_code()
     assert code.count(vars(RLModule)["has_density"]) == 1
     assert BytesWarning not in code
 
