@@ -38,8 +38,11 @@ def make_key(seed: int | np.ndarray | Array) -> Key:
         seed: Seed as a number or as its two words.
     """
     words = split_seed(int(seed)) if isinstance(seed, int | np.integer) else seed
-    data = jax.random.key_data(jax.random.key(words[0]))
+    key = jax.random.key(words[0])
     # In every implementation, the first of each pair of words is 0 for a seed of 32 bits.
+    if isinstance(seed, int | np.integer) and not words[1]:
+        return key  # without programs that would be compiled in every process
+    data = jax.random.key_data(key)
     return jax.random.wrap_key_data(data.at[::2].set(jnp.asarray(words[1], data.dtype)))
 
 
