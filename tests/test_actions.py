@@ -122,6 +122,22 @@ def test_what_is_known_of_a_call_is_forgotten_with_what_it_was_known_of() -> Non
             algorithm.compute_single_action(obs * np.nan, full_fetch=True)
         with pytest.raises(ConfigError, match="is stateful: use get_policy"):
             algorithm.compute_single_action(obs)
+        for wrong in ([1], [], jax.tree.map(lambda x: x[:3], state)):
+            with pytest.raises(ConfigError, match=r"state of .* has shapes .*, got shapes .* pass"):
+                algorithm.compute_single_action(obs, wrong)
+        with pytest.raises(ConfigError, match="pass the one that"):
+            algorithm.compute_actions([obs, obs], state)
+
+
+def test_a_state_of_a_module_that_keeps_none_is_refused() -> None:
+    with small().build() as algorithm:
+        obs = np.zeros(4, np.float32)
+        algorithm.compute_single_action(obs, state=[])
+        for wrong in (1, [1], {"h": np.zeros(3)}):
+            with pytest.raises(
+                ConfigError, match="state is not read by ActorCriticModule, got shapes"
+            ):
+                algorithm.compute_single_action(obs, state=wrong)
 
 
 @pytest.mark.parametrize(

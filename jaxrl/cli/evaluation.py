@@ -134,10 +134,11 @@ def _make_overrides(
         _check_algorithm(algo, metadata["algorithm"], checkpoint)
     if env is None and number is None:
         return {}
-    if env is not None and "env" in metadata["not_saved"]:
-        return {"env": env, **_make_duration({}, number)}
+    given = {"env": env} if env is not None and "env" in metadata["not_saved"] else {}
+    if given and number is None:
+        return given
     trusted = resolve_trust(checkpoint, trust, quietly=True)
-    config = deserialize_config(metadata["config"], trust=trusted)
+    config = deserialize_config(metadata["config"], given, trust=trusted)
     settings = config.evaluation_settings
     if number is not None and settings.custom_evaluation_function is not None:
         raise ConfigError(
@@ -147,7 +148,7 @@ def _make_overrides(
     changed = dict(settings.evaluation_config or {})
     if env is not None and env != changed.get("env", config.environment_settings.env):
         changed["env"] = env
-    return _make_duration(changed, number)
+    return {**given, **_make_duration(changed, number)}
 
 
 def _make_duration(evaluation_config: dict[str, Any], number: int | None) -> dict[str, Any]:

@@ -290,6 +290,7 @@ class Inference:
         self._check_state_is_kept(request)
         if self._temporal:
             self._check_temporal_inputs(request)
+            self._check_state_fits(request)
             carry = carry if is_first else jax.tree.map(_canonicalize, request.state)
             if request.prev_reward is not None:
                 reward = np.asarray(list(request.prev_reward), np.float32)
@@ -300,6 +301,7 @@ class Inference:
                     )
                 carry = replace(carry, reward=reward)
         elif not is_first:
+            self._check_state_fits(request)
             carry = replace(carry, module=jax.tree.map(_canonicalize, request.state))
         actions = None
         if request.prev_action is not None:
@@ -318,6 +320,24 @@ class Inference:
                 "get_policy(), which keeps the state of the episode, or call with full_fetch=True "
                 "and pass the returned state along with the next observation."
             )
+
+    def _check_state_fits(self, request: ActionRequest) -> None:
+        """Raise ConfigError if a state has another structure or other shapes than the module's."""
+        if request.state is None:
+            return
+        expected = self._to_state(self._get_initial_carry(len(request.observations)))
+        wanted, got = jax.tree.leaves(expected), jax.tree.leaves(request.state)
+        same = not wanted or jax.tree.structure(request.state) == jax.tree.structure(expected)
+        if same and [np.shape(leaf) for leaf in got] == [leaf.shape for leaf in wanted]:
+            return
+        name = type(self.module).__name__
+        needs = (
+            f"of {name} has shapes {_get_shapes(expected)}" if wanted else f"is not read by {name}"
+        )
+        raise ConfigError(
+            f"state {needs}, got shapes {_get_shapes(request.state)!s:.200}: pass the one that "
+            "full_fetch=True returned for the previous observation, or leave it out."
+        )
 
     def _check_temporal_inputs(self, request: ActionRequest) -> None:
         """Raise ConfigError if the inputs of temporal connectors are missing or inconsistent."""
@@ -348,6 +368,11 @@ class Inference:
                         "inverse; leave prev_action out if it is the action that was computed, "
                         "which the state contains."
                     )
+
+
+def _get_shapes(state: PyTree) -> PyTree:
+    """Return the shape of each leaf of a state `[B, ...]`, without the batch axis."""
+    return jax.tree.map(lambda leaf: np.shape(leaf)[1:], state)
 
 
 def make_row_keys(base_key: Key, number: int | np.uint32 | UInt32[Array, ""], num: int) -> Keys:

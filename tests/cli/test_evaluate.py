@@ -12,6 +12,8 @@ from gymnasium import spaces
 from typer.testing import CliRunner
 
 from jaxrl.cli.app import app
+from jaxrl.envs.classic.cartpole import CartPole
+from jaxrl.envs.wrappers import TimeLimit
 from jaxrl.evaluation.rollouts import record_rollouts, write_rollouts
 from tests.helpers import small
 
@@ -94,6 +96,22 @@ def test_the_environment_of_the_config_is_the_same_evaluation(
         out = tmp_path / f"{name}.json"
         assert jaxrl("evaluate", trained, *options, "--out", out)[0] == 0
     assert result_of(tmp_path / "a.json") == result_of(tmp_path / "b.json")
+
+
+def test_steps_in_an_environment_that_was_not_saved_keep_the_evaluation_config(
+    tmp_path: Path,
+) -> None:
+    def make(config: Any) -> TimeLimit:
+        return TimeLimit(CartPole(), 500)
+
+    found = {}
+    for name, env, explore in (("a", make, True), ("b", "CartPole-v1", True), ("c", make, False)):
+        config = small().environment(env).evaluation(evaluation_config={"explore": explore})
+        run, out = train(config, tmp_path / name), tmp_path / f"{name}.json"
+        options = ("--env", "CartPole-v1", "--steps", 300, "--out", out)
+        assert jaxrl("evaluate", run, *options)[0] == 0
+        found[name] = result_of(out)["episode_len_mean"]
+    assert found["a"] == found["b"] != found["c"]
 
 
 def check_rollouts(path: Path, printed: str) -> dict[str, np.ndarray]:
