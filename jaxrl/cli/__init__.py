@@ -26,7 +26,7 @@ def _collect_rarely() -> None:
     Imports and tracing make many objects and hardly any cycles: with Python's own thresholds the
     collections during a short command and at its end take as long as the import of JAX.
     """
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(10_000)
     atexit.register(gc.freeze)
 
 
