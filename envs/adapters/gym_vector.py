@@ -127,7 +127,7 @@ class GymVector:
         if not np.count_nonzero(ended):  # several times as fast as any()
             ended = self._no_rows
         elif self._mode is AutoresetMode.SAME_STEP:
-            final_obs = self._get_final_obs(result)
+            final_obs = self._get_final_obs(result, ended)
             if not all_finite(final_obs):
                 return None
         else:
@@ -219,7 +219,7 @@ class GymVector:
         # A restart in the reset after an episode's end leaves the step valid.
         was_restarted = np.isin(np.arange(self.num_envs), list(result.infos.faults))
         was_replaced = was_restarted & ~ended & ~was_reset
-        final_obs = self._get_final_obs(result)
+        final_obs = self._get_final_obs(result, ended)
         is_valid = ~(was_reset | was_replaced | paused)
         bad_obs = (~finite_rows(final_obs) | self._faulty) & is_valid
         bad_reward = ~np.isfinite(result.reward) & is_valid & ~bad_obs
@@ -254,9 +254,22 @@ class GymVector:
         flags = self._to_reset, self._faulty, self._paused
         self._is_quiet = not self._pending_faults and not any(flag.any() for flag in flags)
 
-    def _get_final_obs(self, result: "_Result") -> PyTree:
-        """Return the successors, from the infos where an episode ended."""
-        if not result.infos.final_obs:
+    def _get_final_obs(self, result: "_Result", ended: Bool[np.ndarray, " B"]) -> PyTree:
+        """Return the successors, from the infos where an episode ended.
+
+        Raises:
+            EnvError: If a copy was reset in this step and the infos have no last observation of it.
+        """
+        found = result.infos.final_obs
+        if self._mode is AutoresetMode.SAME_STEP:
+            reset = {int(row) for row in np.flatnonzero(ended)}
+            if missing := sorted(reset - found.keys() - result.infos.faults.keys()):
+                raise EnvError(
+                    f"{self._name}: its metadata say AutoresetMode.SAME_STEP, but the info of the "
+                    f"step that ended an episode of copy {missing[0]} has no 'final_obs', the last "
+                    "observation of that episode, which the value of a truncated step requires."
+                )
+        if not found:
             return result.obs
         final = jax.tree.map(np.copy, result.obs)
         for row, obs in result.infos.final_obs.items():

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import gymnasium
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from jaxrl.envs.adapters.gym_vector import GymVector
@@ -349,3 +349,44 @@ def test_a_creator_that_cannot_be_sent_to_a_process() -> None:
     made = host(lambda context: lock and Counter(context))
     with pytest.raises(EnvError, match="sends the environment's creator to other processes"):
         make_vector(made, num_envs=1, mode="async", check=False)
+
+
+class Counting(VectorEnv):
+    """Two copies, reset in the third step by themselves, with the infos of `key`."""
+
+    num_envs = 2
+    single_observation_space = observation_space = spaces.Box(0.0, 9.0, (1,), np.float32)
+    single_action_space = spaces.Discrete(2)
+    action_space = spaces.MultiDiscrete([2, 2])
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(self, key: str) -> None:
+        self.key, self.time = key, 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros((2, 1), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        self.time = (self.time + 1) % 3
+        ended, infos = np.full(2, self.time == 0), {}
+        if ended.any():
+            infos = {self.key: np.full((2, 1), 3, np.float32)}
+            infos[f"_{self.key}"] = np.ones(2, np.bool_)
+        obs = np.full((2, 1), self.time, np.float32)
+        return obs, np.zeros(2), np.zeros(2, np.bool_), ended, infos
+
+
+def test_a_vector_environment_that_resets_has_to_say_the_last_observation() -> None:
+    for key in ("final_obs", "other"):
+        space = Counting.single_observation_space
+        vector = GymVector(Counting(key), name="Counting", seeds=[0, 1], observation_space=space)
+        vector.reset()
+        for _ in range(2):
+            vector.step(np.zeros(2, np.int64))
+        if key == "final_obs":
+            step = vector.step(np.zeros(2, np.int64))
+            np.testing.assert_array_equal(step.final_obs, [[3.0], [3.0]])
+            np.testing.assert_array_equal(step.obs, [[0.0], [0.0]])
+        else:
+            with pytest.raises(EnvError, match="copy 0 has no 'final_obs'"):
+                vector.step(np.zeros(2, np.int64))
