@@ -21,6 +21,7 @@ def collect_episodes(
     """
     size = ring.env_index.shape[1]
     episodes: list[EndedEpisode] = []
+    places: list[tuple[int, int]] = []
     missed = 0
     for shard, (before, after) in enumerate(zip(counts_before, ring.count, strict=True)):
         fresh = int((int(after) - int(before)) % 2**32)
@@ -28,6 +29,7 @@ def collect_episodes(
         first = int(after) - min(fresh, size)
         for ordinal in range(first, int(after)):
             place = ordinal % size
+            places.append((shard, place))
             episodes.append(
                 EndedEpisode(
                     float(ring.episode_return[shard, place]),
@@ -36,8 +38,11 @@ def collect_episodes(
                     int(ring.env_step[shard, place]),
                 )
             )
-    episodes.sort(key=lambda episode: (episode.env_step, episode.env_index))
-    return episodes, missed
+    if not episodes:
+        return episodes, missed
+    at = tuple(np.asarray(places).T)
+    order = np.lexsort((ring.env_index[at], ring.row[at], _count_since(ring.arrival[at])))
+    return [episodes[i] for i in order], missed
 
 
 def add_agents(
@@ -119,8 +124,13 @@ def _latest_episodes(ring: EpisodeStatsBuffer, number: int) -> tuple[Any, Any]:
     """Return the returns and lengths of the newest episodes of all shards together."""
     size = ring.env_index.shape[1]
     held = np.arange(size)[None, :] < np.minimum(ring.count, size)[:, None]
-    newest = np.argsort(-ring.env_step[held].astype(np.int64), kind="stable")[:number]
+    newest = np.lexsort((-ring.row[held], -_count_since(ring.arrival[held])))[:number]
     return ring.episode_return[held][newest], ring.episode_length[held][newest]
+
+
+def _count_since(arrival: Array) -> np.ndarray:
+    """Return the signed steps of the run since any one of the episodes; counts begin anew at 0."""
+    return (np.asarray(arrival) - np.asarray(arrival)[-1:]).astype(np.int32)
 
 
 def add_sums(before: EpisodeSums | None, sums: EpisodeSums) -> EpisodeSums:

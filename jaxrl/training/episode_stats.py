@@ -23,13 +23,18 @@ from jaxrl.ops.search import searchsorted
 class EpisodeStatsBuffer:
     """Last K ended episodes of each of G shards.
 
-    `count` is the number of episodes that ever ended in the shard.
+    `count` is the number of episodes that ever ended in the shard. `env_step` counts the steps of
+    the episode's environment; environments that are not stepped together are at different ones.
+    Episodes are in order of time by `arrival`, the steps of the run before their rollout (modulo
+    2**32), and `row`, their place in it.
     """
 
     episode_return: Float[Array, "G K"]
     episode_length: Int[Array, "G K"]
     env_index: Int[Array, "G K"]
     env_step: UInt32[Array, "G K"]
+    arrival: UInt32[Array, "G K"]
+    row: Int[Array, "G K"]
     count: UInt32[Array, " G"]
 
 
@@ -173,6 +178,8 @@ def init_episode_stats(num_shards: int, size: int) -> EpisodeStatsBuffer:
         episode_length=jnp.zeros((num_shards, size), jnp.int32),
         env_index=jnp.zeros((num_shards, size), jnp.int32),
         env_step=jnp.zeros((num_shards, size), jnp.uint32),
+        arrival=jnp.zeros((num_shards, size), jnp.uint32),
+        row=jnp.zeros((num_shards, size), jnp.int32),
         count=jnp.zeros((num_shards,), jnp.uint32),
     )
 
@@ -188,12 +195,23 @@ def init_fault_log(num_shards: int) -> FaultLog:
 
 
 def push_episodes(
-    ring: EpisodeStatsBuffer, record: EpisodeRecord, env_index: Int[Array, " B"]
+    ring: EpisodeStatsBuffer,
+    record: EpisodeRecord,
+    env_index: Int[Array, " B"],
+    arrival: UInt32[Array, ""],
 ) -> EpisodeStatsBuffer:
-    """Add a rollout's episodes to the ring; each place takes the newest episode of its ordinals."""
+    """Add a rollout's episodes to the ring; each place takes the newest episode of its ordinals.
+
+    Args:
+        ring: Ring of the episodes before.
+        record: Record of the rollout.
+        env_index: Index of the environment of each column.
+        arrival: Environment steps of the run before the rollout, modulo 2**32.
+    """
     shards, size = ring.env_index.shape
     steps = record.ended.shape[0]
     envs = jnp.broadcast_to(env_index[None], (steps, env_index.shape[0]))
+    per_row = env_index.shape[0] // shards
 
     def push_to_shard(
         old: EpisodeStatsBuffer,
@@ -217,6 +235,8 @@ def push_episodes(
             episode_length=jnp.where(is_new, lengths[row], old.episode_length),
             env_index=jnp.where(is_new, index[row], old.env_index),
             env_step=jnp.where(is_new, step[row], old.env_step),
+            arrival=jnp.where(is_new, arrival, old.arrival),
+            row=jnp.where(is_new, row // per_row, old.row),
             count=count,
         )
 

@@ -21,13 +21,21 @@ from jaxrl.training.train_step import TrainStep
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class MixedSource:
-    """Rows of the buffer, followed by those of the dataset; the memory is the buffer's priorities.
+    """Rows of the buffer and of the dataset; the memory is the buffer's priorities.
 
-    The extra `IS_RECORDED` of each row is 1 if it is of the dataset, else 0.
+    Each shard has its rows of the buffer, followed by those of the dataset, so that the place of a
+    row does not depend on the number of devices. The extra `IS_RECORDED` of each row is 1 if it is
+    of the dataset, else 0.
     """
 
     buffer: BufferSource
     recorded: DatasetSource
+
+    @property
+    def num_shards(self) -> int:
+        """Number of logical shards of this device."""
+        axis_name, total = self.recorded.axis_name, self.recorded.sampler.num_shards
+        return total if axis_name is None else total // jax.lax.axis_size(axis_name)
 
     def init_state(self) -> Priorities | None:
         return self.buffer.init_state()
@@ -42,8 +50,13 @@ class MixedSource:
         buffer_key, recorded_key = jax.random.split(key)
         drawn, sampled = self.buffer.sample_rows(source_state, step, gamma, buffer_key)
         _, recorded = self.recorded.sample_rows(None, step, gamma, recorded_key)
-        rows = [_mark(sampled, 0.0), _mark(recorded, 1.0)]
-        return drawn, jax.tree.map(lambda x, y: jnp.concatenate([x, y.astype(x.dtype)]), *rows)
+        shards = self.num_shards
+
+        def join(x: Array, y: Array) -> Array:
+            rows = [part.reshape(shards, -1, *x.shape[1:]) for part in (x, y.astype(x.dtype))]
+            return jnp.concatenate(rows, axis=1).reshape(-1, *x.shape[1:])
+
+        return drawn, jax.tree.map(join, _mark(sampled, 0.0), _mark(recorded, 1.0))
 
     def record_td_error(
         self,
@@ -52,10 +65,11 @@ class MixedSource:
         indices: SampledIndices,
         td_error: Float[Array, " N"],
     ) -> Priorities | None:
-        num_recorded = self.recorded.sampler.batch_size
-        if self.recorded.axis_name is not None:
-            num_recorded //= jax.lax.axis_size(self.recorded.axis_name)
-        return self.buffer.record_td_error(source_state, step, indices, td_error[:-num_recorded])
+        sampler, shards = self.recorded.sampler, self.num_shards
+        by_shard = td_error.reshape(shards, -1)
+        num_sampled = by_shard.shape[1] - sampler.batch_size // sampler.num_shards
+        of_buffer = by_shard[:, :num_sampled].reshape(-1)
+        return self.buffer.record_td_error(source_state, step, indices, of_buffer)
 
 
 def _mark(rows: Transition, is_recorded: float) -> Transition:

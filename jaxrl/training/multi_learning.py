@@ -174,7 +174,12 @@ class MultiLearning:
         progress = replace(after.progress, updates=updates)
         missing = {name: 0.0 if name.startswith(NONFINITE_PREFIX) else jnp.nan for name in metrics}
         metrics = {name: jnp.where(has_rows, x, missing[name]) for name, x in metrics.items()}
-        return replace(after, learner=learner, guard=guard, progress=progress), metrics
+        buffer = after.buffer
+        if step.circular is not None:
+            # What an empty batch has written is in a slot without uses, which the next one takes.
+            buffer = select(has_rows, buffer, replace(state.buffer, batches=buffer.batches))
+        after = replace(after, learner=learner, guard=guard, progress=progress, buffer=buffer)
+        return after, metrics
 
     def make_batch(
         self, m: str, recorded: MultiRollout, env_index: Int[Array, " B"]
@@ -219,7 +224,7 @@ class MultiLearning:
         )
 
         def push(ring: EpisodeStatsBuffer, record: EpisodeRecord) -> EpisodeStatsBuffer:
-            return push_episodes(ring, record, index)
+            return push_episodes(ring, record, index, progress.env_steps.low)
 
         module_steps = {
             m: steps.add(self._count_steps(recorded.rollouts[m].mask))
@@ -382,5 +387,5 @@ def _observe(state: TrainState, data: RolloutBatch) -> TrainState:
         env_steps=state.progress.env_steps.add(data.num_env_steps),
         train_batches=state.progress.train_batches.add(1),
     )
-    ring = push_episodes(state.ring, data.record, data.env_index)
+    ring = push_episodes(state.ring, data.record, data.env_index, state.progress.env_steps.low)
     return replace(state, progress=progress, ring=ring)

@@ -317,14 +317,15 @@ class TrainStep:
         Returns:
             The new state, and the rollout to learn from.
         """
-        steps = state.progress.env_steps.add(data.num_env_steps)
+        before = state.progress.env_steps
+        steps = before.add(data.num_env_steps)
         progress = replace(state.progress, env_steps=steps)
         values = current_values(state.learner.hparams, progress)
         connectors, rollout = self._apply_connectors(state.connectors, data.rollout, values)
         received = replace(
             state,
             connectors=connectors,
-            ring=push_episodes(state.ring, data.record, data.env_index),
+            ring=push_episodes(state.ring, data.record, data.env_index, before.low),
             faults=push_faults(state.faults, data.record, data.env_index),
             progress=progress,
         )

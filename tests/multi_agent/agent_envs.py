@@ -1,5 +1,6 @@
 """Environments of several agents for tests, and a single-agent one in their form."""
 
+import dataclasses
 from typing import Any
 
 import gymnasium
@@ -185,3 +186,29 @@ class Ending(Targets):
 
     max_episode_steps = None
     terminates = True
+
+
+class Rare(Targets):
+    """`b` acts alone at every eighth step, and `a` at all others."""
+
+    acting = "some"
+    max_acting = 1
+    max_episode_steps = 48
+
+    def _find_acting(self, time: Array) -> dict[str, Array]:
+        return {"a": time % 8 != 0, "b": time % 8 == 0}
+
+    def reset(self, key: Key, params: PyTree) -> tuple[Array, MultiStart]:
+        state, start = super().reset(key, params)
+        return state, MultiStart(obs=start.obs, acts=self._find_acting(state))
+
+    def step(
+        self, key: Key, state: Array, actions: dict[str, PyTree], params: PyTree
+    ) -> tuple[Array, MultiStep]:
+        after, step = super().step(key, state, actions, params)
+        acts = self._find_acting(state)
+        reward = {agent: acts[agent] * x for agent, x in step.reward.items()}
+        flags = dict.fromkeys((*self.possible_agents, ALL), NO)
+        return after, dataclasses.replace(
+            step, acts=self._find_acting(after), reward=reward, terminated=flags
+        )

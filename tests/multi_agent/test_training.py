@@ -29,7 +29,7 @@ from jaxrl.errors import CheckpointError, JaxrlError
 from jaxrl.modules.scripted import ScriptedModule
 from jaxrl.training.episode_stats import EndedEpisode
 from jaxrl.training.sharding import state_specs
-from tests.multi_agent.agent_envs import Ending, Targets, Torture
+from tests.multi_agent.agent_envs import Ending, Rare, Targets, Torture
 from tests.multi_agent.host_envs import Duel
 
 MAPPING = {"a": "p0", "b": "p1"}
@@ -470,3 +470,36 @@ def read_counts(algorithm: Algorithm) -> list[int]:
         for leaf in jax.tree.leaves(module.learner.sgd.opt_state)
         if leaf.ndim == 0 and np.issubdtype(leaf.dtype, np.integer)
     ]
+
+
+def test_a_circular_buffer_has_only_train_batches_with_rows_of_its_module() -> None:
+    """A train batch has 4 steps, half of them none of `b`; others are used twice."""
+    config = APPOConfig().environment(Rare).multi_agent(mapping=MAPPING)
+    config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=4)
+    config.training(train_batch_size=8, circular_buffer_num_batches=4, lr=0.01)
+    config.training(circular_buffer_iterations_per_batch=2, use_kl_loss=True)
+    config.rl_module(model_config={"fcnet_hiddens": [4]}).learners(num_devices=1)
+    config.reporting(min_sample_timesteps_per_iteration=1).debugging(loggers=[])
+    counters = ("next_slot", "filled", "draws_left", "uses_left")
+
+    def copy_of_module(algorithm: Algorithm) -> PyTree:
+        state = algorithm.state.modules["p1"]
+        counts = {name: getattr(state.buffer, name) for name in counters}
+        return jax.tree.map(np.asarray, (state.learner.sgd, state.learner.kl_coeff, counts))
+
+    added = 0
+    with config.build() as algorithm:
+        for _ in range(16):
+            before, rows = copy_of_module(algorithm), int(algorithm.state.agents.steps.low[1])
+            algorithm.train()
+            after, buffer = copy_of_module(algorithm), algorithm.state.modules["p1"].buffer
+            stored = np.asarray(buffer.batches.mask).any(axis=(1, 2))
+            assert stored[np.asarray(buffer.uses_left) > 0].all()
+            if int(algorithm.state.agents.steps.low[1]) == rows:
+                assert_same(before, after)
+            else:
+                added += 1
+                assert int(buffer.next_slot) == added % 4
+        assert 6 <= added <= 8
+        # The first two wait, until half of the buffer is filled.
+        assert int(algorithm.state.modules["p1"].progress.updates) == 2 * (added - 2)

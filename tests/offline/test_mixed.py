@@ -390,3 +390,24 @@ def test_sources_of_other_spaces_are_refused(tmp_path: Path) -> None:
     config = BCConfig().offline_data(input_={one: 0.5, str(folder): 0.5})
     with pytest.raises(DataError, match="action_space"):
         config.training(train_batch_size=16).build()
+
+
+def test_a_row_has_the_same_draws_whatever_the_number_of_devices(tmp_path: Path) -> None:
+    """The actions that SAC draws for the rows of an update are drawn by place."""
+    data = {"sampler": 0.5, write_marked(tmp_path / "data", "Pendulum-v1"): 0.5}
+    found: list[Any] = []
+    for num_devices in (1, 2):
+        config = SACConfig().environment("Pendulum-v1").rl_module(model_config=SMALL)
+        config.env_runners(num_envs_per_env_runner=4, rollout_fragment_length=4)
+        config.training(train_batch_size=16, num_steps_sampled_before_learning_starts=16)
+        config.training(replay_buffer_config={"type": "prioritized", "capacity": 160})
+        config.reporting(min_sample_timesteps_per_iteration=16).debugging(loggers=[], seed=1)
+        config.learners(num_devices=num_devices, num_shards=2).offline_data(input_=data)
+        with config.build() as algorithm:
+            algorithm.train()
+            found.append(algorithm.get_state()["train_state"])
+    one, two = found
+    compared = [name for name in one if name.startswith(("learner.sgd.params", "buffer"))]
+    for name in compared:
+        np.testing.assert_allclose(one[name], two[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert any("priorities" in name for name in compared)

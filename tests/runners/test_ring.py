@@ -73,9 +73,9 @@ def test_the_ring_holds_the_newest_of_each_shard() -> None:
     index = jnp.arange(ENVS, dtype=jnp.int32)
     seen: list[list[tuple[float, int, int, int]]] = [[] for _ in range(SHARDS)]
     push = jax.jit(push_episodes)
-    for record in records(0, 6):
+    for i, record in enumerate(records(0, 6)):
         before = np.array(ring.count)
-        ring = push(ring, record, index)
+        ring = push(ring, record, index, jnp.uint32(i))
         for shard in range(SHARDS):
             seen[shard] += in_order(record, shard)
             assert int(ring.count[shard]) == len(seen[shard])
@@ -101,8 +101,8 @@ def test_sums_and_smoothing() -> None:
     ring, sums = init_episode_stats(SHARDS, 64), EpisodeSums.empty(SHARDS)
     index = jnp.arange(ENVS, dtype=jnp.int32)
     rows: list[tuple[float, int, int, int]] = []
-    for record in records(1, 4):
-        ring, sums = push_episodes(ring, record, index), sums.add(record)
+    for i, record in enumerate(records(1, 4)):
+        ring, sums = push_episodes(ring, record, index, jnp.uint32(i)), sums.add(record)
         rows += in_order(record, 0) + in_order(record, 1)
     returns = np.array([row[0] for row in rows])
     lengths = np.array([row[1] for row in rows])
@@ -125,6 +125,35 @@ def test_sums_and_smoothing() -> None:
     candidates = [row[0] for row in rows if row[3] == oldest]
     assert min(candidates) * (10 - len(certain)) - 1e-4 <= total
     assert total <= max(candidates) * (10 - len(certain)) + 1e-4
+
+
+@pytest.mark.parametrize("arrived", [0, 2**32 - 15])
+def test_the_latest_episodes_are_so_by_time_whatever_their_environments_count(arrived: int) -> None:
+    """The first of two environments has ten times as many steps, as complete episodes may have."""
+    ring = init_episode_stats(2, 16)
+    rows: list[float] = []
+    for batch in range(4):
+        ended = np.array([[True, False], [True, True], [False, True], [True, True]])
+        returns = 10 * batch + np.arange(8, dtype=np.float32).reshape(4, 2)
+        step = np.arange(4)[:, None] + 4 * batch
+        record = EpisodeRecord(
+            ended=jnp.asarray(ended),
+            episode_return=jnp.asarray(returns),
+            episode_length=jnp.ones((4, 2), jnp.int32),
+            env_step=jnp.asarray(np.concatenate([10 * step + 100, step], axis=1), jnp.uint32),
+            fault=jnp.full((4, 2), NO_FAULT),
+        )
+        steps = jnp.uint32((arrived + 8 * batch) % 2**32)
+        ring = push_episodes(ring, record, jnp.arange(2, dtype=jnp.int32), steps)
+        rows += returns[ended].tolist()
+    quiet = to_host(EpisodeSums.empty(2))
+    for number in (3, 6, 11):
+        found = compute_episode_metrics(to_host(ring), quiet, smoothing=number)
+        # both environments end an episode in the last row; the first environment is taken first
+        want = [*rows[-2:][:number], *rows[:-2][::-1]][:number]
+        np.testing.assert_allclose(found["episode_return_mean"], np.mean(want), rtol=1e-6)
+    episodes, _ = collect_episodes(to_host(ring), np.zeros(2, np.uint32))
+    assert [episode.episode_return for episode in episodes] == rows
 
 
 def test_no_episode_means_no_number() -> None:
