@@ -340,16 +340,15 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         self._evaluate_if_due(result)
         self._record.extend_result(result)
         result[TIMERS]["compile_s"] = total_compile_seconds(self._programs) - compiled_before
-        result |= self._record.host.get_auto_filled_metrics(
-            time.perf_counter() - started + totals.ahead_seconds
-        )
+        elapsed = time.perf_counter() - started + totals.ahead_seconds
+        result |= self._record.host.get_auto_filled_metrics(elapsed)
         result["compile"] = make_compile_report(self._programs)
         if self.config.debugging_settings.log_sys_usage:
             result["system"] = get_system_usage(self._devices)
         self._advance_league(result)
+        self._record.begin_result(result, self._loop.choose_task)
         self._call("on_train_result", result=result)
         self._record.add_result(result)
-        self._loop.choose_task(result)
         return result
 
     def _run_steps(self, totals: IterationTotals, started: float) -> None:
@@ -743,6 +742,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
 
     def _get_full_state(self) -> TrainState:
         """Return the TrainState including environment states, even if host runners keep them."""
+        self._record.decide()
         return self._loop.full_state(select_saved_state(self._assembly, self.state))
 
     @single_threaded

@@ -97,6 +97,36 @@ def test_iterations_computed_ahead_decide_as_single_ones_do() -> None:
         assert_equal(ahead.get_state()["train_state"], single.get_state()["train_state"])
 
 
+@pytest.mark.parametrize("placement", ["in_graph", "host"])
+def test_what_a_callback_saves_goes_on_with_the_task_of_the_next_iteration(
+    placement: str, tmp_path: Path
+) -> None:
+    """The decision is made once, before the checkpoint, from the result so far."""
+    chosen: list[int] = []
+
+    def choose(result: dict[str, Any], task: Any, context: Any) -> Any:
+        chosen.append(result["training_iteration"])
+        return {"gravity": 5.0 + result["training_iteration"]}
+
+    def save(algorithm: Algorithm, result: dict[str, Any], **_: Any) -> None:
+        if result["training_iteration"] == 2:
+            algorithm.save(str(tmp_path))
+
+    def make() -> Any:
+        config = small().environment(env_task_fn=choose).env_runners(placement=placement)
+        return config.debugging(loggers=[])
+
+    with make().callbacks(on_train_result=save).build() as algorithm:
+        for _ in range(3):
+            algorithm.train()
+        state = algorithm.get_state()["train_state"]
+    assert chosen == [1, 2, 3]
+    with make().build() as resumed:
+        resumed.restore(tmp_path)
+        resumed.train()
+        assert_equal(resumed.get_state()["train_state"], state)
+
+
 def test_a_function_chooses_from_the_result() -> None:
     calls: list[Any] = []
 

@@ -64,6 +64,7 @@ class RunRecord:
         self.host = RunMetadata()
         self.metrics = RunMetrics()
         self.recorder = Recorder(config, run_folder)
+        self._decision: Callable[[dict[str, Any]], None] | None = None
         self._should_save_at_end = config.checkpointing_settings.checkpoint_at_end
 
     @property
@@ -98,11 +99,35 @@ class RunRecord:
         self.host.runner_counts = to_plain(counts)
         self.host.logged = to_plain(self.metrics.get_state())
 
+    def begin_result(
+        self, result: dict[str, Any], decide: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Keep the result of an iteration as the latest one, before callbacks receive it.
+
+        Args:
+            result: Result, which callbacks may change.
+            decide: Function that decides about the next iteration from a result. It is called by
+                `add_result`, or before a checkpoint that a callback saves, which has the decision.
+        """
+        self.last_result, self._decision = result, decide
+
     def add_result(self, result: dict[str, Any]) -> None:
-        """Write the result of an iteration and keep it as the latest one."""
+        """Write the latest result and decide about the next iteration."""
         self.recorder.write(result)
         self.last_result = result
         self.host.record_result(result)
+        self._take_decision()
+
+    def decide(self) -> None:
+        """Decide about the next iteration from the latest result, if that has not been done."""
+        if self._decision is not None:
+            self.host.record_result(self.last_result)
+            self._take_decision()
+
+    def _take_decision(self) -> None:
+        decide, self._decision = self._decision, None
+        if decide is not None:
+            decide(self.last_result)
 
     def save(self, state: PyTree, metadata: Mapping[str, Any], *, wait: bool) -> Path:
         """Write a checkpoint into the run folder; see `Recorder.save`."""
@@ -114,7 +139,7 @@ class RunRecord:
         Args:
             env_steps: Number of environment steps sampled up to that iteration.
         """
-        self.last_result = self.host.last_result
+        self.last_result, self._decision = self.host.last_result, None
         self.metrics.set_state(self.host.logged)
         self.recorder.set_start(self.iteration, env_steps)
 
