@@ -299,5 +299,6 @@ ADVICE = {
     "JAX": " Install it again: pip install --force-reinstall jax jaxlib.",
     "devices": " If JAX_PLATFORMS is set, unset it, or install what it names, such as "
     "pip install 'jaxrl[cuda12]'.",
+    "results": " Make what it names readable and writable for this user, for example with chown.",
 }
 """Advice for a part that cannot be examined."""

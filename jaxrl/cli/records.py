@@ -80,11 +80,15 @@ def load_record(given: str, instead_of_sweep: str | None = None) -> RunRecord:
     """
     path = find_run_folder(given)
     if is_sweep_folder(path):
-        advice = instead_of_sweep or f"name one of its lanes, such as {path}/lane_000"
-        raise RunFolderError(f"{path} is a sweep of several runs: {advice}.")
+        raise _make_sweep_error(path, instead_of_sweep)
     saved = {parse_iteration(found): found for found in list_checkpoints(path / "checkpoints")}
     sessions = read_sessions(path) or _read_old_sessions(saved)
     return RunRecord(path=path, params=read_params(path), sessions=sessions, checkpoints=saved)
+
+
+def _make_sweep_error(path: Path, advice: str | None = None) -> RunFolderError:
+    advice = advice or f"name one of its lanes, such as {path}/lane_000"
+    return RunFolderError(f"{path} is a sweep of several runs: {advice}.")
 
 
 def find_run(given: str) -> Path:
@@ -112,10 +116,12 @@ def resolve_checkpoint(path: Path) -> Path:
     """Return the checkpoint at a path, or the newest one of a run folder.
 
     Raises:
-        RunFolderError: If the run ended before its first checkpoint.
+        RunFolderError: If the run ended before its first checkpoint, or it is a sweep.
         CheckpointError: If the path is neither a checkpoint nor a run folder.
     """
     if is_run_folder(path) and not list_checkpoints(path / "checkpoints"):
+        if is_sweep_folder(path):
+            raise _make_sweep_error(path)
         raise RunFolderError(
             f"{path} has no checkpoint yet: the run ended before the first was saved. "
             "Train it again."

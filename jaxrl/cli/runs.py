@@ -269,8 +269,10 @@ def _train_run(
     if folder.learning_curve.exists():
         lines.append(f"learning curve    {folder.learning_curve}")
     lines.append(f"checkpoint        {checkpoint}")
-    if interrupts.requested:
+    if interrupts.requested and find_reached_criterion(algo.last_result, dict(stop)) is None:
         return [*lines, f"resume with       {format_command('resume', folder.path)}"]
+    if interrupts.requested:
+        return [*lines, f"evaluate it with  {format_command('evaluate', checkpoint)}"]
     if not algo.config.has_evaluation_env:
         return lines
     display.set_phase("evaluating")

@@ -52,7 +52,7 @@ def train_sweep(
     if picture is not None:
         lines.append(f"picture           {picture}")
     lines.append(f"sweep folder      {sweep.folder.path}")
-    if interrupts.requested:
+    if interrupts.requested and not sweep.has_reached(stop):
         lines.append(f"resume with       {format_command('resume', sweep.folder.path)}")
     return lines
 

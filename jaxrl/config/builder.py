@@ -172,19 +172,35 @@ class ConfigBuilder:
         if values.get("_model_config"):  # RLlib then does not read model
             values = {name: value for name, value in values.items() if name != "model"}
         names: dict[str, str] = {}
-        resolved_settings: list[ResolvedSetting] = []
+        found: dict[str, ResolvedSetting] = {}
         for name, value in values.items():
             for resolved in table.resolve(name, value, group=group):
                 setting = resolved.setting.name
-                if setting in names:
+                chosen: ResolvedSetting | None = resolved
+                if setting in found:
+                    chosen = self._choose_one(found[setting], resolved) if group is None else None
+                if chosen is None:
                     other = names[setting]
                     raise ConfigError(
-                        f"'{other}' and '{name}' are the same setting, got {values[other]!r} and "
-                        f"{value!r}; set only {setting}."
+                        f"'{other}' and '{name}' are the same setting, got {values[other]!r} "
+                        f"and {value!r}; set only {setting}."
                     )
-                names[setting] = name
-                resolved_settings.append(resolved)
-        return resolved_settings
+                names[setting], found[setting] = name, chosen
+        return list(found.values())
+
+    def _choose_one(self, one: ResolvedSetting, other: ResolvedSetting) -> ResolvedSetting | None:
+        """Return which of two entries of a dict for a setting counts; None if they contradict.
+
+        An old name in a dict of all settings, as RLlib's scripts write it, replaces the value that
+        the dict had under the current name.
+        """
+        if repr(one.value) == repr(other.value):
+            return one
+        current = getattr(self.__dict__[one.group], one.setting.name)
+        unchanged = [x for x in (one, other) if repr(x.setting.parse(x.value)) == repr(current)]
+        if len(unchanged) != 1 or (one.old_name is None) == (other.old_name is None):
+            return None
+        return other if unchanged[0] is one else one
 
     def unset(self, *names: str) -> Self:
         """Give settings their defaults again, as if they had never been set."""

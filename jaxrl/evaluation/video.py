@@ -1,5 +1,6 @@
 """Encoding of an episode's frames as an mp4 file."""
 
+import contextlib
 import importlib
 import subprocess
 from collections.abc import Iterable
@@ -72,6 +73,7 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: float) -> Path:
     encoder: _Encoder | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()  # the encoder's messages are of many lines
         for picture in frames:
             if encoder is None:
                 encoder = _Encoder(partial, picture.shape, fps)
@@ -80,10 +82,12 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: float) -> Path:
         encoder.finish()
         partial.replace(path)
     except OSError as error:
-        raise RunFolderError(f"record_video cannot write {path}: {error}.") from error
+        reason = error.strerror or error
+        raise RunFolderError(f"record_video cannot write {path}: {reason}.") from error
     finally:
         if encoder is not None:
             encoder.kill()
+        with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
     return path
 

@@ -13,7 +13,8 @@ from typing import IO
 from jaxrl.errors import RunFolderError
 
 _RESULTS_HINT = (
-    "choose another place with debugging(results_dir=...), or --results-dir on the command line"
+    "make room and make it writable, or choose another place for new runs, with "
+    "debugging(results_dir=...) or jaxrl train --results-dir"
 )
 
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.app import app
+from jaxrl.cli.interrupts import Interrupts
 from jaxrl.cli.sweeps import _format_table
 from jaxrl.loggers.plots import draw_learning_curve
 from jaxrl.loggers.status import RunStatus
@@ -169,6 +170,18 @@ def test_a_run_that_ended_before_its_first_checkpoint(command: str, tmp_path: Pa
     done = jaxrl(command, tmp_path / "early")
     assert done.exit_code == 2
     assert "early has no checkpoint yet: the run ended before the first was saved" in done.stderr
+
+
+def test_a_run_that_is_interrupted_in_its_last_iteration_is_not_said_to_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stop, said in ((1, "evaluate it with"), (2, "resume with")):
+        written = tmp_path / f"until {stop}" / "result.json"
+        monkeypatch.setattr(Interrupts, "requested", property(lambda _, at=written: at.exists()))
+        options = ("--stop", json.dumps({"training_iteration": stop}), "--name", f"until {stop}")
+        done = jaxrl(*TRAIN, *options, "--results-dir", tmp_path)
+        assert iterations(tmp_path / f"until {stop}") == [1]
+        assert done.output.splitlines()[-1].startswith(said)
 
 
 @pytest.fixture(
@@ -367,6 +380,12 @@ def test_a_sweep_is_resumed_and_its_lanes_are_evaluated(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     evaluated = jaxrl("evaluate", folder / "lane_002", "--episodes", 2)
     assert "over 2 episodes" in evaluated.output
+    for command in ("evaluate", "league"):
+        refused = jaxrl(command, folder)
+        assert refused.exit_code == 2
+        assert f"is a sweep of several runs: name one of its lanes, such as {folder}" in " ".join(
+            refused.stderr.split()
+        )
     done = jaxrl("resume", folder, "--stop", '{"training_iteration": 3}')
     assert done.exit_code == 0, done.output
     assert "rates, from iteration 2" in done.output

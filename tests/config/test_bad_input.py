@@ -291,8 +291,8 @@ CASES: list[Case] = [
     ),
     (
         "unknown setting of a buffer",
-        lambda: buffer(prioritized_replay_alpha=0.5),
-        ["'prioritized_replay_alpha'", "type, capacity, alpha, beta, storage"],
+        lambda: buffer(prioritised_alpha=0.5),
+        ["'prioritised_alpha'", "type, capacity, alpha, beta, storage"],
     ),
     (
         "capacity that is no number",

@@ -9,9 +9,11 @@ import gymnasium
 import pytest
 
 from jaxrl.algorithm import Algorithm
+from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import AlgorithmConfig, OnPolicyTraining, field, fluent, get_algorithm_config
 from jaxrl.config.names import GROUP_METHODS
+from jaxrl.config.settings.replay import resolve_buffer_settings
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 from jaxrl.modules.model_config import DefaultModelConfig
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
@@ -325,3 +327,45 @@ def test_groups_have_their_methods() -> None:
     for attribute, method in GROUP_METHODS.items():
         assert getattr(AlgorithmConfig, method).attribute == attribute
         assert getattr(PPOConfig(), method)() is not None
+
+
+def test_an_old_name_in_a_dict_of_all_settings_replaces_the_current_one() -> None:
+    """As RLlib's scripts write it; two values that are both given contradict each other."""
+    settings = PPOConfig().to_dict()
+    settings |= {"num_workers": 0, "sgd_minibatch_size": 64}
+    config = PPOConfig().update_from_dict(settings)
+    assert (config.num_env_runners, config.minibatch_size) == (0, 64)
+    for settings in (
+        {"minibatch_size": 32, "sgd_minibatch_size": 64},
+        {"num_sgd_iter": 3, "sgd_minibatch_size": 64, "minibatch_size": 32},
+    ):
+        with pytest.raises(ConfigError, match=r"are the same setting, got .*set only minibatch"):
+            PPOConfig().update_from_dict(settings)
+    with pytest.raises(ConfigError, match="are the same setting"):
+        PPOConfig().training(minibatch_size=128, sgd_minibatch_size=64)
+
+
+def test_former_keys_of_replay_buffers_are_the_current_ones() -> None:
+    """Those of RLlib's configs before its episode replay buffers."""
+    former = {
+        "type": "MultiAgentPrioritizedReplayBuffer",
+        "capacity": 700,
+        "prioritized_replay_alpha": 0.5,
+        "prioritized_replay_beta": 0.3,
+        "prioritized_replay_eps": 1e-6,
+        "replay_sequence_length": 1,
+        "storage_unit": "timesteps",
+        "worker_side_prioritization": False,
+    }
+    config = DQNConfig().environment("CartPole-v1").training(replay_buffer_config=former)
+    settings = resolve_buffer_settings(config)
+    found = (settings.kind, settings.capacity, settings.alpha, settings.beta)
+    assert found == ("prioritized", 700, 0.5, 0.3)
+    for wrong, answer in (
+        ({"learning_starts": 9}, "is now .*num_steps_sampled_before_learning_starts"),
+        ({"replay_sequence_length": 20}, "is now model_config's max_seq_len"),
+        ({"storage_unit": "fragments"}, "can only be 'timesteps', got 'fragments'"),
+        ({"alpha": 0.5, "prioritized_replay_alpha": 0.5}, "set only 'alpha'"),
+    ):
+        with pytest.raises(ConfigError, match=answer):
+            resolve_buffer_settings(config.copy().training(replay_buffer_config=wrong))

@@ -92,6 +92,12 @@ def test_what_is_no_picture_is_refused(picture: Any, words: str) -> None:
 # --- what cannot be filmed is refused before anything runs ---
 
 
+def test_a_folder_that_takes_no_file_is_one_sentence() -> None:
+    with pytest.raises(RunFolderError) as caught:
+        write_video(Path("/proc/no.mp4"), [np.zeros((8, 8, 3), np.uint8)], 30.0)
+    assert str(caught.value) == "record_video cannot write /proc/no.mp4: No such file or directory."
+
+
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     check_ffmpeg()
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)

@@ -46,8 +46,30 @@ _BUFFER_TYPES = {
     "ReplayBuffer": UNIFORM,
     "PrioritizedEpisodeReplayBuffer": PRIORITIZED,
     "PrioritizedReplayBuffer": PRIORITIZED,
+    **{f"MultiAgent{name}": UNIFORM for name in ("ReplayBuffer", "EpisodeReplayBuffer")},
+    "MultiAgentPrioritizedReplayBuffer": PRIORITIZED,
+    "MultiAgentPrioritizedEpisodeReplayBuffer": PRIORITIZED,
 }
 """Types of buffers by name, including RLlib's class names."""
+_FORMER_KEYS = {"prioritized_replay_alpha": "alpha", "prioritized_replay_beta": "beta"}
+"""Names that RLlib's former configs have for keys."""
+_NEUTRAL_KEYS = {
+    "prioritized_replay_eps": 1e-6,
+    "replay_sequence_length": 1,
+    "replay_burn_in": 0,
+    "replay_zero_init_states": True,
+    "replay_mode": "independent",
+    "storage_unit": "timesteps",
+    "worker_side_prioritization": False,
+}
+"""Keys of RLlib's former configs that have no counterpart, and the values that need none."""
+_MOVED_KEYS = {
+    "learning_starts": "training(num_steps_sampled_before_learning_starts=...)",
+    "replay_sequence_length": "model_config's max_seq_len",
+    "replay_burn_in": "training(burn_in_len=...)",
+    "replay_zero_init_states": "training(zero_init_states=...)",
+}
+"""Settings that keys of RLlib's former configs are now."""
 MAX_N_STEP = 32
 APEX_REPLAY_BUFFER = {"type": PRIORITIZED, "capacity": 2_000_000, "alpha": 0.6, "beta": 0.4}
 """Default of the two algorithms of Horgan et al. 2018."""
@@ -151,7 +173,7 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
     Raises:
         ConfigError: If a key is unknown or a value is out of range.
     """
-    user_config = config.training_settings.replay_buffer_config
+    user_config = _rename_former_keys(config.training_settings.replay_buffer_config)
     default = {**_DEFAULTS, **type(config).training_settings.replay_buffer_config}
     merged = {**default, **user_config}
     buffer_type = merged["type"]
@@ -160,6 +182,11 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
     for key in user_config:
         if key not in default and key not in own_keys:
             known = [*default, *own_keys]
+            if key in _NEUTRAL_KEYS:
+                raise ConfigError(
+                    f"replay_buffer_config[{key!r}] can only be {_NEUTRAL_KEYS[key]!r}, got "
+                    f"{user_config[key]!r}: leave it out."
+                )
             raise ConfigError(
                 f"replay_buffer_config has {key!r}, but its settings are {', '.join(known)}."
                 f"{did_you_mean(key, known)}"
@@ -187,6 +214,27 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
     if _BUFFER_TYPES[buffer_type] == UNIFORM:
         _check_no_exponents(user_config, default)
     return dataclasses.replace(settings, kind=_BUFFER_TYPES[buffer_type])
+
+
+def _rename_former_keys(user_config: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a config, of which RLlib's former ones are renamed or left out.
+
+    Raises:
+        ConfigError: If a former key is given twice, or with a value that has no counterpart.
+    """
+    if isinstance(user_config.get("type"), type):
+        return user_config  # a class may have keys of these names
+    renamed: dict[str, Any] = {}
+    for key, value in user_config.items():
+        if key in _NEUTRAL_KEYS and value == _NEUTRAL_KEYS[key]:
+            continue
+        if key in _MOVED_KEYS:
+            raise ConfigError(f"replay_buffer_config[{key!r}]={value!r} is now {_MOVED_KEYS[key]}.")
+        name = _FORMER_KEYS.get(key, key)
+        if name != key and name in user_config:
+            raise ConfigError(f"replay_buffer_config has {key!r} and {name!r}; set only {name!r}.")
+        renamed[name] = value
+    return renamed
 
 
 def _get_own_keys(own_class: type[Any]) -> list[str]:
