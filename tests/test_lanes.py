@@ -132,3 +132,29 @@ def test_a_lane_in_another_environment_is_the_run_by_itself(
             assert evaluated[1]["env_runners"] == pytest.approx(want)
         assert evaluated[0] != evaluated[1]
         assert_lanes_are_runs_by_themselves(sweep, [1])
+
+
+def log_length(*, episode: Any, metrics_logger: Any, **_: Any) -> None:
+    metrics_logger.log_value("length_mean", len(episode))
+    metrics_logger.log_value("steps", len(episode), reduce="lifetime_sum")
+
+
+def test_hooks_of_a_lane_are_called_for_the_episodes_of_its_run() -> None:
+    """Another lane may have run the dispatch already; a copy has what its source has logged."""
+    config = small().callbacks(on_episode_end=log_length)
+    config.reporting(min_sample_timesteps_per_iteration=512).debugging(loggers=[])
+
+    def read(result: dict[str, Any]) -> list[float]:
+        runners = result["env_runners"]
+        assert runners["num_episodes_not_reported"] == 0
+        return [runners[name] for name in ("num_episodes", "length_mean", "steps")]
+
+    with config.copy().training(lr=grid([1e-2, 1e-6])).sweep(seeds=1).build() as sweep:
+        lanes = [[read(lane) for lane in sweep.train()["lanes"].values()] for _ in range(2)]
+        copy, source = sweep._runs[1], sweep._runs[0]
+        copy.exploit(source, {}, 1)
+        before = lanes[1][0][2]
+        num_episodes, length, steps = read(sweep.train()["lanes"][1])
+        assert steps == pytest.approx(before + num_episodes * length)
+    with config.copy().training(lr=1e-6).build() as alone:
+        assert [read(alone.train()) for _ in range(2)] == [lane[1] for lane in lanes]

@@ -275,7 +275,9 @@ def aggregate_parts(
             2 * plan.num_runners,
         )
     restarts = sum(part.num_sub_env_restarts for part in parts)
-    metrics_logger.aggregate(entry for part in parts for entry in part.metrics)
+    metrics_logger.aggregate_runners(
+        (index, entry) for index, part in enumerate(parts) for entry in part.metrics
+    )
     agents = compute_agent_returns(part.agents for part in parts)
     return {
         "env_runners": {**metrics_logger.reduce(), **metrics, **agents},

@@ -137,7 +137,7 @@ class HostLoop:
         begin = self._add_time("synch_weights_s", begin)
         fragments = self._sample()
         begin = self._add_time("sample_s", begin)
-        self.metrics_logger.aggregate(fragment.metrics for fragment in fragments)
+        self.metrics_logger.aggregate_runners((x.worker_index, x.metrics) for x in fragments)
         pending = self._learners.update(fragments, on_phase)
         self._version += 1
         self._learners.wait(pending)
@@ -169,7 +169,7 @@ class HostLoop:
         begin = self._add_time("synch_weights_s", begin)
         fragments = self._sample()
         begin = self._add_time("sample_s", begin)
-        self.metrics_logger.aggregate(fragment.metrics for fragment in fragments)
+        self.metrics_logger.aggregate_runners((x.worker_index, x.metrics) for x in fragments)
         batch, pending = steps.receive(fragments)
         self._add_time("learn_s", begin)
         env_steps = sum(fragment.num_env_steps for fragment in fragments)

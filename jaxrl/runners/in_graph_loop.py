@@ -55,6 +55,14 @@ class DispatchStrategy(Protocol):
         """Return the train batches of a dispatch that has been run already; None if none has."""
         ...
 
+    def get_episode_counts(self, learners: LearnerGroup) -> np.ndarray:
+        """Return the episodes that ended in each shard before the next dispatch.
+
+        Args:
+            learners: Learners of the loop.
+        """
+        ...
+
     def count_sampled_steps(self, totals: IterationTotals, batch_steps: int) -> int:
         """Return the steps sampled so far that count towards the iteration's required number.
 
@@ -74,6 +82,9 @@ class OwnDispatches:
 
     def get_pending_batches(self) -> int | None:
         return None
+
+    def get_episode_counts(self, learners: LearnerGroup) -> np.ndarray:
+        return to_host(learners.state.ring.count)
 
     def count_sampled_steps(self, totals: IterationTotals, batch_steps: int) -> int:
         del batch_steps
@@ -300,7 +311,7 @@ class InGraphLoop:
         """
         if self._latest_counts is not None and self._latest_counts[0] == self._learners.generation:
             return self._latest_counts[1]
-        return to_host(self._learners.state.ring.count)
+        return self._strategy.get_episode_counts(self._learners)
 
     def fetch_report(self, pending: Sequence[Any]) -> TrainReport:
         return TrainReport.merge(pending)

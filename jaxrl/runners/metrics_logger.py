@@ -5,6 +5,9 @@ fragment as plain data. The logger of the main process merges the data of all ru
 it.
 """
 
+import functools
+import itertools
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -158,6 +161,31 @@ class MetricsLogger:
                 settings = {name: value for name, value in stat.items() if name != "data"}
                 self._add(path, settings, list(stat["data"]))
 
+    def aggregate_runners(self, parts: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        """Merge data that several runners have collected at the same time.
+
+        A window takes as many of the latest values of each runner, and an "ema" is the mean of
+        those of the runners.
+
+        Args:
+            parts: Index of a runner, and data taken from its logger; in order for each runner.
+        """
+        loggers: dict[int, MetricsLogger] = {}
+        for index, part in parts:
+            loggers.setdefault(index, MetricsLogger()).aggregate([part])
+        found: dict[str, list[dict[str, Any]]] = {}
+        for logger in loggers.values():
+            for path, stat in logger.take().items():
+                found.setdefault(path, []).append(stat)
+        for path, stats in found.items():
+            settings = [{name: x for name, x in stat.items() if name != "data"} for stat in stats]
+            if all(each == settings[0] for each in settings):
+                data = _merge_parallel(settings[0], [stat["data"] for stat in stats])
+                self._add(path, settings[0], data)
+                continue
+            for each, stat in zip(settings, stats, strict=True):
+                self._add(path, each, stat["data"])  # raises
+
     def reduce(self) -> dict[str, Any]:
         """Return the reduced values, nested, and clear those that only affect one result."""
         result = self._to_nested()
@@ -297,8 +325,10 @@ def _init_data(settings: Mapping[str, Any], value: object) -> list[Any]:
 
 
 def _merge_data(settings: Mapping[str, Any], old: list[Any], new: list[Any]) -> list[Any]:
-    """Merge the data of earlier values with that of later ones."""
+    """Merge the data of earlier values with that of later ones; NaN counts only if alone."""
     reduction = settings["reduce"]
+    if reduction != "item" and (_is_missing(old) or _is_missing(new)):
+        return old if _is_missing(new) else new
     if settings["window"] is not None:
         return [*old, *new][-settings["window"] :]
     match reduction:
@@ -316,6 +346,24 @@ def _merge_data(settings: Mapping[str, Any], old: list[Any], new: list[Any]) -> 
             return [old[0] + new[0]]
         case _:
             return [_REDUCERS[reduction]([old[0], new[0]])]
+
+
+def _merge_parallel(settings: Mapping[str, Any], parts: list[list[Any]]) -> list[Any]:
+    """Merge the data of values that were logged at the same time."""
+    if settings["reduce"] != "item":
+        parts = [part for part in parts if not _is_missing(part)] or parts[:1]
+    if settings["window"] is not None:
+        rounds = itertools.zip_longest(*(reversed(part) for part in parts))
+        newest = [value for values in rounds for value in values if value is not None]
+        return newest[: settings["window"]][::-1]
+    if settings["reduce"] == "ema":
+        return [float(np.mean(numbers)) for numbers in zip(*parts, strict=True)]
+    return functools.reduce(functools.partial(_merge_data, settings), parts)
+
+
+def _is_missing(data: list[float]) -> bool:
+    """Return whether data is that of NaN, which is merged with no other value."""
+    return math.isnan(data[0])
 
 
 def _reduce_stat(stat: Mapping[str, Any]) -> object:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.multi_agent import get_module_overrides
@@ -19,6 +21,7 @@ from jaxrl.core.seeds import split_seed
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps.grouping import get_lane_numbers
 from jaxrl.sweeps.lane_data import SharedDataset
@@ -80,6 +83,8 @@ class LaneGroup:
         """Number of dispatches that each lane has consumed; None for inactive lanes."""
         self._reports: dict[int, tuple[int, TrainReport]] = {}
         """Batches and report of each dispatch that some lane has yet to consume, by number."""
+        self._counts: dict[int, Array] = {}
+        """Number of ended episodes in each shard of each lane before these dispatches."""
         self._num_dispatches = 0
         self.version = 0
         """Version of the states, incremented whenever one changes."""
@@ -113,6 +118,11 @@ class LaneGroup:
         report = self._reports.get(self._num_taken[slot] or 0)
         return None if report is None else report[0]
 
+    def get_episode_counts(self, slot: int) -> np.ndarray:
+        """Return the episodes that ended in a lane's shards before the next dispatch to consume."""
+        before = self._counts.get(self._num_taken[slot] or 0, self.states.ring.count)
+        return np.asarray(before)[slot]
+
     def run_batches(self, slot: int, num_batches: int, on_phase: Callable[[str], None]) -> int:
         """Consume a lane's next dispatch, running it unless another lane has done so.
 
@@ -137,6 +147,7 @@ class LaneGroup:
             on_phase("compiling")
         compiled = run.get_executable(self.states, count, *self._inputs)
         on_phase("training")
+        self._counts[self._num_dispatches] = jnp.copy(self.states.ring.count)
         self.states, summary = compiled(self.states, count, *self._inputs)
         self._reports[self._num_dispatches] = batches, TrainReport.fetch(self.states, [summary])
         self._num_dispatches += 1
@@ -148,7 +159,7 @@ class LaneGroup:
         active = [taken for taken in self._num_taken if taken is not None]
         oldest = min(active, default=self._num_dispatches)
         for number in [n for n in self._reports if n < oldest]:
-            del self._reports[number]
+            del self._reports[number], self._counts[number]
         return TrainReport.merge(reports)
 
     def _select_lane(self, report: TrainReport, slot: int) -> TrainReport:
@@ -251,6 +262,10 @@ class LaneLearner:
         """Return the train batches of the next dispatch to consume, or None; see `LaneGroup`."""
         return self._group.get_pending_batches(self._slot)
 
+    def get_episode_counts(self) -> np.ndarray:
+        """Return the episodes that ended in each shard; see `LaneGroup.get_episode_counts`."""
+        return self._group.get_episode_counts(self._slot)
+
     def run_batches(
         self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
     ) -> int:
@@ -313,6 +328,11 @@ class LaneDispatches:
 
     def get_pending_batches(self) -> int | None:
         return self._learner.get_pending_batches()
+
+    def get_episode_counts(self, learners: LearnerGroup) -> np.ndarray:
+        """Return the counts of the lane; another lane may have run the next dispatch already."""
+        del learners
+        return self._learner.get_episode_counts()
 
     def count_sampled_steps(self, totals: IterationTotals, batch_steps: int) -> int:
         """Count all rows, transitions or not, so that all lanes have equally many batches."""

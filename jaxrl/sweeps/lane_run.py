@@ -228,6 +228,8 @@ class LaneRun:
         self._num_updates = source._num_updates
         self._parts.record.copy_progress(source._parts.record)
         self._parts.loop.curriculum.copy_state(source._parts.loop.curriculum)
+        logged = source._parts.loop.metrics_logger.get_state()
+        self._parts.loop.metrics_logger.set_state(logged)
 
     def _update_config(self, numbers: Mapping[str, Any]) -> None:
         """Copy the state's hyperparameters into the config stored with checkpoints."""

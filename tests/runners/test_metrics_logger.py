@@ -166,3 +166,55 @@ def test_several_reductions_of_a_lifetime_are_sums() -> None:
     assert totals == [1.0, 2.0, 3.0]
     with pytest.raises(ConfigError, match="clear_on_reduce"):
         logger.log_value("n", 1, reduce=("sum", "max"), clear_on_reduce=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"window": 100}, 2.5),
+        ({"reduce": "min", "window": 100}, 1.0),
+        ({"reduce": "percentiles", "window": 8, "percentiles": [0, 100]}, {"0": 1.0, "100": 4.0}),
+        ({"reduce": "ema"}, 2.5 * (1.0 + 8.0 * 0.99**250)),
+        ({}, 12.5),
+        ({"reduce": "sum"}, 25_000.0),
+        ({"reduce": "item"}, 4.0),
+    ],
+)
+def test_runners_that_log_at_the_same_time_count_alike(settings: Any, wanted: Any) -> None:
+    """As RLlib merges its runners; each has two fragments, of 250 values and of 250 others."""
+    whole, parts = MetricsLogger(), []
+    for factor in (9.0, 1.0):
+        for index in range(1, 5):
+            runner = MetricsLogger()
+            for _ in range(250):
+                runner.log_value("x", factor * index, **settings)
+            parts.append((index, runner.take()))
+    whole.aggregate_runners(parts)
+    assert whole.reduce()["x"] == pytest.approx(wanted)
+
+
+def test_the_window_of_runners_has_the_latest_values_of_each() -> None:
+    whole = MetricsLogger()
+    whole.log_value("x", -1.0, reduce="percentiles", window=5, percentiles=[0, 100])
+    parts = []
+    for index, values in ((1, [1.0, 2.0, 3.0]), (2, [10.0]), (1, [4.0])):
+        runner = MetricsLogger()
+        for value in values:
+            runner.log_value("x", value, reduce="percentiles", window=5, percentiles=[0, 100])
+        parts.append((index, runner.take()))
+    whole.aggregate_runners(parts)
+    assert whole.get_state()["x"]["data"] == [1.0, 2.0, 3.0, 10.0, 4.0]
+
+
+@pytest.mark.parametrize("order", [[np.nan, 1.0, 2.0], [1.0, np.nan, 2.0], [1.0, 2.0, np.nan]])
+def test_nan_counts_only_if_nothing_else_was_logged(order: list[float]) -> None:
+    wanted = {"mean": 1.5, "min": 1.0, "max": 2.0, "sum": 3.0, "lifetime_sum": 3.0, "ema": 1.01}
+    logger, alone = MetricsLogger(), MetricsLogger()
+    for value in order:
+        logger.log_value("x", value, reduce=tuple(wanted))
+        logger.log_value("window", value, window=5)
+    alone.log_value("x", np.nan)
+    assert np.isnan(alone.reduce()["x"])
+    result = logger.reduce()
+    assert {name: result[f"x_{name}"] for name in wanted} == pytest.approx(wanted)
+    assert result["window"] == 1.5
