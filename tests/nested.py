@@ -62,7 +62,7 @@ def contained(space: Any, value: Any) -> Any:
     """Return whether a value lies within every part's bounds, in JAX; its structure must be the space's."""
 
     def inside(leaf: Any, x: Any) -> Any:
-        low, high = within(leaf)
+        low, high = (leaf.low, leaf.high) if isinstance(leaf, spaces.Box) else within(leaf)
         assert x.shape == leaf.shape
         return jnp.all((x >= low) & (x <= high))
 
