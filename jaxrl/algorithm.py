@@ -176,9 +176,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
     def _start(self, parts: RunParts) -> None:
         config, assembly, callbacks = self.config, self._assembly, self._callbacks
         self._keys = PurposeKeys(config.debugging_settings.run_seed)
-        self._evaluation = parts.make_evaluation(
-            config, assembly, AlgorithmHooks(callbacks, self), self._get_evaluation_key
-        )
+        hooks = AlgorithmHooks(callbacks, self)
+        self._evaluation = parts.make_evaluation(config, assembly, hooks, self._get_evaluation_key)
         self._held_out = open_held_out(config, assembly, self._devices, parts.shared)
         self._learners = parts.make_learner_group(config, assembly, self._devices)
         self._loop = parts.make_loop(config, assembly, self._learners, callbacks, self)
@@ -189,6 +188,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         """Make what follows from the learners, the first ones or those of changed modules."""
         config, assembly = self.config, self._assembly
         attach_writer(self, self._learners)
+        self._evaluation.log_to(self._record.evaluation_metrics)
         self._totals = self._make_totals()
         self._flow = DispatchedDataFlow(config, assembly.train_step, self._learners, self._loop)
         self._acting = parts.make_acting_state(config, assembly, self._learners, self._devices)

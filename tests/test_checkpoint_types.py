@@ -26,6 +26,7 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "runner_counts": ({},),
     "last_result": ({},),
     "logged": ({},),
+    "logged_in_evaluations": ({},),
     "logged.sum": (),
     "logged.a/mean.data": (),
     "logged.all.percentiles": ([], [1]),

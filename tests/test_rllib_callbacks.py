@@ -223,6 +223,28 @@ def test_values_of_a_runs_logger_are_in_the_next_result(trained: Algorithm) -> N
     assert metrics.reduce() == {}
 
 
+def count_episode(*, metrics_logger: Any, **_: Any) -> None:
+    metrics_logger.log_value("episodes_so_far", 1, reduce="lifetime_sum")
+
+
+def test_what_hooks_log_in_evaluations_goes_on_after_a_restore() -> None:
+    config = small(env="gymnasium:CartPole-v1").callbacks(on_episode_end=count_episode)
+    config.evaluation(evaluation_interval=1, evaluation_duration=2).debugging(loggers=[])
+
+    def read(algorithm: Algorithm) -> float:
+        return algorithm.train()["evaluation"]["env_runners"]["episodes_so_far"]
+
+    with config.copy().build() as algorithm:
+        first = read(algorithm)
+        state = algorithm.get_state()
+    logged = state["metadata"]["host"]["logged_in_evaluations"]
+    assert logged["episodes_so_far"]["data"] == [first]
+    with config.build() as resumed:
+        resumed.set_state(state)
+        assert resumed.get_state()["metadata"]["host"]["logged_in_evaluations"] == logged
+        assert read(resumed) >= first + 2
+
+
 def test_a_key_that_is_nowhere_is_an_error(trained: Algorithm) -> None:
     with pytest.raises(KeyError, match="Nothing was logged as 'env_runners/nothing'"):
         trained.metrics.peek(("env_runners", "nothing"))
@@ -237,9 +259,11 @@ def test_logged_values_of_a_checkpoint_are_checked(trained: Algorithm) -> None:
     trained.metrics.log_value("kept", 2, reduce="lifetime_sum")
     trained.set_state(state)
     assert trained.metrics.peek("kept") == 2
-    state["metadata"]["host"]["logged"] = {"kept": {"reduce": "sum"}}
-    with pytest.raises(CheckpointError, match=r"host.logged has .* not data of a logger"):
-        trained.set_state(state)
+    for name in ("logged", "logged_in_evaluations"):
+        state = trained.get_state()
+        state["metadata"]["host"][name] = {"kept": {"reduce": "sum"}}
+        with pytest.raises(CheckpointError, match=rf"host.{name} has .* not data of a logger"):
+            trained.set_state(state)
     trained.metrics.delete("kept")
 
 

@@ -20,6 +20,7 @@ from jaxrl.evaluation.pairings import PairingEvaluations
 from jaxrl.evaluation.recording import VideoRecorder
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import NoHooks, RunnerHooks
+from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runtime.program import Program
 from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.report import compute_evaluation_metrics, to_host
@@ -65,6 +66,7 @@ class Evaluation:
         self._has_own_task = _has_overrides(config, ("env", "env_config"))
         self._reference = None if self._has_own_task else find_reference(config)
         self._num_versions = 0
+        self._metrics_logger = MetricsLogger()
         self._local: LocalEvaluation | None = None
         self._remote: RayEvaluation | None = None
         self._parallel: _ParallelEvaluation | None = None
@@ -108,6 +110,13 @@ class Evaluation:
             self._pairings = PairingEvaluations(self._jax)
         return self._pairings
 
+    def log_to(self, metrics_logger: MetricsLogger) -> None:
+        """Set the logger of the values that hooks log during evaluations."""
+        self._metrics_logger = metrics_logger
+        for on_host in (self._local, self._remote):
+            if on_host is not None:
+                on_host.metrics_logger = metrics_logger
+
     def start(self) -> None:
         """Start the actors, if there are any, so that their errors are raised early."""
         self._get_remote()
@@ -117,6 +126,7 @@ class Evaluation:
             from jaxrl.evaluation.on_ray import RayEvaluation
 
             self._remote = RayEvaluation(self._config, self._assembly, self._hooks)
+            self._remote.metrics_logger = self._metrics_logger
         return self._remote
 
     def run(

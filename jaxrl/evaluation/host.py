@@ -225,7 +225,7 @@ class LocalEvaluation:
     ) -> None:
         self._plan = HostEvaluationPlan.from_config(config, made)
         self.runners = LocalEvaluationRunners(config, made, self._plan.num_envs, hooks)
-        self._metrics_logger = MetricsLogger()
+        self.metrics_logger = MetricsLogger()
 
     def run(self, weights: Weights, seed: int, num_episodes: int | None) -> dict[str, Any]:
         """Run one evaluation; see `Evaluation.run`."""
@@ -236,7 +236,7 @@ class LocalEvaluation:
         except BaseException:
             self.runners.stop()  # the environments may be in the middle of a step
             raise
-        return aggregate_parts(parts, plan, self._metrics_logger)
+        return aggregate_parts(parts, plan, self.metrics_logger)
 
     def stop(self) -> None:
         """Close the environments; idempotent."""

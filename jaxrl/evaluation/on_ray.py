@@ -56,7 +56,7 @@ class RayEvaluation:
             sample_timeout_s=timeout_s + self._grace_s,
         )
         self.runners = RayEnvRunnerGroup(config, assembly, hooks, shape)
-        self._metrics_logger = MetricsLogger()
+        self.metrics_logger = MetricsLogger()
         self._num_skips = 0
         self._stopping = threading.Event()
 
@@ -73,7 +73,7 @@ class RayEvaluation:
             requested = sum(sum(share.episodes or ()) for share in shares)
             num_missing = requested - sum(len(p.episode_return) + p.num_cut for p in parts)
         num_late = len(shares) - len(parts) if is_evaluated else 0
-        result = aggregate_parts(parts, plan, self._metrics_logger, num_missing, num_late)
+        result = aggregate_parts(parts, plan, self.metrics_logger, num_missing, num_late)
         return self._add_health(result)
 
     def run_parallel(
@@ -102,7 +102,7 @@ class RayEvaluation:
             self._plan, by_steps=True, duration=sum(part.env_steps for part in parts)
         )
         num_cut = sum(part.num_cut for part in latest)
-        return self._add_health(aggregate_parts(parts, plan, self._metrics_logger, num_cut))
+        return self._add_health(aggregate_parts(parts, plan, self.metrics_logger, num_cut))
 
     def _make_share(self, seed: int, steps: int, continues: bool) -> EvalShare:
         return EvalShare(

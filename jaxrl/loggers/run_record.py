@@ -58,13 +58,14 @@ class RunRecord:
         host: Counters and numbers that checkpoints store.
         recorder: Writer of results and checkpoints.
         metrics: Logger of the run, whose values are added to results.
+        evaluation_metrics: Logger of the values that hooks log during evaluations on the host.
     """
 
     def __init__(self, config: "AlgorithmConfig", run_folder: RunFolder | None) -> None:
         self.host = RunMetadata()
-        self.metrics = RunMetrics()
+        self.metrics, self.evaluation_metrics = RunMetrics(), MetricsLogger()
         self.recorder = Recorder(config, run_folder)
-        self._decision: Callable[[dict[str, Any]], None] | None = None
+        self._decision: Callable[[], None] | None = None
         self._should_save_at_end = config.checkpointing_settings.checkpoint_at_end
 
     @property
@@ -98,36 +99,40 @@ class RunRecord:
         """Store the counts of host runners and the values logged so far, for a checkpoint."""
         self.host.runner_counts = to_plain(counts)
         self.host.logged = to_plain(self.metrics.get_state())
+        self.host.logged_in_evaluations = to_plain(self.evaluation_metrics.get_state())
 
     def begin_result(
         self, result: dict[str, Any], decide: Callable[[dict[str, Any]], None]
     ) -> None:
-        """Keep the result of an iteration as the latest one, before callbacks receive it.
+        """Expect a result, before callbacks receive it.
 
         Args:
             result: Result, which callbacks may change.
             decide: Function that decides about the next iteration from a result. It is called by
                 `add_result`, or before a checkpoint that a callback saves, which has the decision.
         """
-        self.last_result, self._decision = result, decide
+
+        def keep_and_decide() -> None:
+            self.last_result = result
+            self.host.record_result(result)
+            decide(result)
+
+        self._decision = keep_and_decide
 
     def add_result(self, result: dict[str, Any]) -> None:
         """Write the latest result and decide about the next iteration."""
         self.recorder.write(result)
-        self.last_result = result
-        self.host.record_result(result)
-        self._take_decision()
+        is_decided = self._decision is None
+        self.decide()
+        if is_decided:  # callbacks may have changed the result since
+            self.last_result = result
+            self.host.record_result(result)
 
     def decide(self) -> None:
-        """Decide about the next iteration from the latest result, if that has not been done."""
-        if self._decision is not None:
-            self.host.record_result(self.last_result)
-            self._take_decision()
-
-    def _take_decision(self) -> None:
+        """Decide about the next iteration from the expected result, if that has not been done."""
         decide, self._decision = self._decision, None
         if decide is not None:
-            decide(self.last_result)
+            decide()
 
     def save(self, state: PyTree, metadata: Mapping[str, Any], *, wait: bool) -> Path:
         """Write a checkpoint into the run folder; see `Recorder.save`."""
@@ -141,6 +146,7 @@ class RunRecord:
         """
         self.last_result, self._decision = self.host.last_result, None
         self.metrics.set_state(self.host.logged)
+        self.evaluation_metrics.set_state(self.host.logged_in_evaluations)
         self.recorder.set_start(self.iteration, env_steps)
 
     def copy_progress(self, source: "RunRecord") -> None:
@@ -148,6 +154,7 @@ class RunRecord:
         own = self.host
         self.last_result = source.last_result
         self.metrics.set_state(source.metrics.get_state())
+        self.evaluation_metrics.set_state(source.evaluation_metrics.get_state())
         self.host = dataclasses.replace(
             source.host, time_total_s=own.time_total_s, actions_drawn=own.actions_drawn
         )

@@ -62,6 +62,8 @@ class RunMetadata:
     """Numbers of the latest result, which stop criteria and scores use."""
     logged: dict[str, Any] = dataclasses.field(default_factory=dict)
     """State of the run's metrics logger."""
+    logged_in_evaluations: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """State of the logger of evaluations on the host."""
 
     def record_result(self, result: Mapping[str, Any]) -> None:
         """Store the numbers of a result, except for those of the current process."""
@@ -181,8 +183,9 @@ def check_metadata(metadata: Mapping[str, Any], source: object = "The state's me
         or find_mismatch(metadata["host"], _HOST_KINDS, "host.")
         or find_problem(metadata["host"].get("runner_counts", {}), "host.runner_counts.")
     )
-    unreadable = None if problem else find_state_problem(metadata["host"].get("logged", {}))
-    problem = f"host.logged {unreadable}" if unreadable else problem
+    for name in ("logged", "logged_in_evaluations"):
+        unreadable = None if problem else find_state_problem(metadata["host"].get(name, {}))
+        problem = f"host.{name} {unreadable}" if unreadable else problem
     if problem is not None:
         raise CheckpointError(f"{source} cannot be loaded: {problem}.")
 
@@ -199,6 +202,7 @@ _HOST_KINDS: Mapping[str, ValueKind] = {
     "runner_counts": MAPPING,
     "last_result": ValueKind("the numbers of a result", are_numbers),
     "logged": MAPPING,
+    "logged_in_evaluations": MAPPING,
 }
 """Kinds of the JSON values of the RunMetadata fields."""
 

@@ -149,7 +149,7 @@ def test_lanes_share_one_dataset(tmp_path: Path, devices: int) -> None:
         stats = sweep._runs[0].algorithm.last_result["compile"]["train"]
     size = shared.num_bytes
     assert size > 500_000
-    assert size < stats["argument_bytes"] < 1.3 * size
+    assert size < stats["argument_bytes"] < 1.5 * size  # a second copy would double it
     assert stats["temp_bytes"] < 0.3 * size
 
 

@@ -1,9 +1,6 @@
 """Agreement of a release's files with the package."""
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -46,14 +43,3 @@ def test_the_workflow_runs_both_commands_on_every_supported_python() -> None:
         for step in job["steps"]:
             words = step.get("run", "").split()
             assert not words or words[0] != "make" or words[1] in {*targets, ".venv/.dev"}
-
-
-def test_a_script_beside_a_clone_imports_the_installed_package(tmp_path: Path) -> None:
-    """A folder of the name has no package of itself, and would be a namespace package."""
-    (tmp_path / "jaxrl").mkdir()
-    code = "import jaxrl; print(jaxrl.__version__)"
-    environment = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == jaxrl.__version__, done.stderr
