@@ -271,13 +271,14 @@ def _train_run(
     lines.append(f"checkpoint        {checkpoint}")
     if interrupts.requested and find_reached_criterion(algo.last_result, dict(stop)) is None:
         return [*lines, f"resume with       {format_command('resume', folder.path)}"]
-    if interrupts.requested:
-        return [*lines, f"evaluate it with  {format_command('evaluate', checkpoint)}"]
     if not algo.config.has_evaluation_env:
+        return lines
+    lines.append(f"evaluate it with  {format_command('evaluate', checkpoint)}")
+    if interrupts.requested:
         return lines
     display.set_phase("evaluating")
     evaluated = format_evaluation(algo.evaluate())
-    return [*evaluated, *lines, f"evaluate it with  {format_command('evaluate', checkpoint)}"]
+    return [*evaluated, *lines]
 
 
 def _ensure_final_checkpoint(algo: "Algorithm") -> Path:

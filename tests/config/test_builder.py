@@ -363,6 +363,7 @@ def test_former_keys_of_replay_buffers_are_the_current_ones() -> None:
     assert found == ("prioritized", 700, 0.5, 0.3)
     for wrong, answer in (
         ({"learning_starts": 9}, "is now .*num_steps_sampled_before_learning_starts"),
+        ({"replay_zero_init_states": True}, r"is now training\(zero_init_states=...\)"),
         ({"replay_sequence_length": 20}, "is now model_config's max_seq_len"),
         ({"storage_unit": "fragments"}, "can only be 'timesteps', got 'fragments'"),
         ({"alpha": 0.5, "prioritized_replay_alpha": 0.5}, "set only 'alpha'"),

@@ -57,7 +57,6 @@ _NEUTRAL_KEYS = {
     "prioritized_replay_eps": 1e-6,
     "replay_sequence_length": 1,
     "replay_burn_in": 0,
-    "replay_zero_init_states": True,
     "replay_mode": "independent",
     "storage_unit": "timesteps",
     "worker_side_prioritization": False,
