@@ -276,7 +276,7 @@ def aggregate_parts(
         )
     restarts = sum(part.num_sub_env_restarts for part in parts)
     metrics_logger.aggregate_runners(
-        (index, entry) for index, part in enumerate(parts) for entry in part.metrics
+        (part.first_index, entry) for part in parts for entry in part.metrics
     )
     agents = compute_agent_returns(part.agents for part in parts)
     return {

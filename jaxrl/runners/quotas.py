@@ -50,7 +50,7 @@ class EvalEpisodes:
     `num_cut` counts the episodes that were requested or begun but not completed. `timed_out` is
     whether the time limit was reached first. `seconds` is the elapsed time. `metrics` holds the
     metrics logged by callbacks, one entry per fragment. `agents` has the agent-episodes of several
-    agents.
+    agents. `first_index` is that of the share, which tells parts of one runner.
     """
 
     episode_return: tuple[float, ...]
@@ -63,6 +63,7 @@ class EvalEpisodes:
     seconds: float
     metrics: tuple[dict[str, Any], ...] = ()
     agents: AgentEpisodes | None = None
+    first_index: int = 0
 
 
 class EpisodePlayer(Protocol):
@@ -115,7 +116,7 @@ class _QuotaTally:
     """Accumulator of the fragments of a share, up to the quota of each environment."""
 
     def __init__(self, num_envs: int, share: EvalShare, agents: AgentTally | None) -> None:
-        self._agents = agents
+        self._agents, self._first_index = agents, share.first_index
         self._is_by_steps = share.episodes is None
         self._max_steps = np.array(share.steps, np.int64)
         self._quota = np.array(share.steps if share.episodes is None else share.episodes, np.int64)
@@ -188,6 +189,7 @@ class _QuotaTally:
             seconds=seconds,
             metrics=tuple(self._metrics),
             agents=None if self._agents is None else self._agents.episodes,
+            first_index=self._first_index,
         )
 
 
