@@ -149,10 +149,10 @@ class ConfigBuilder:
         for name in values:
             if self._frozen and name not in self.live_settings:
                 self._refuse_frozen(name)
-        parsed = [
-            (resolved, resolved.setting.parse(resolved.value))
-            for resolved in self._resolve_all(values, group)
-        ]
+        found, neutral = self._resolve_all(values, group)
+        parsed = [(resolved, resolved.setting.parse(resolved.value)) for resolved in found]
+        for name in self._explicit & neutral:
+            self._reset(name)
         for resolved, value in parsed:
             name = resolved.setting.name
             previous = self.__dict__[resolved.group]
@@ -163,8 +163,12 @@ class ConfigBuilder:
 
     def _resolve_all(
         self, values: Mapping[str, object], group: str | None
-    ) -> list[ResolvedSetting]:
-        """Resolve all names; raise if two of them are the same setting."""
+    ) -> tuple[list[ResolvedSetting], set[str]]:
+        """Resolve all names; raise if two of them are the same setting.
+
+        Returns:
+            Settings with their values, and the names of settings that get their default again.
+        """
         for name, value in values.items():
             if not isinstance(name, str):
                 raise UnknownSettingError(f"A setting has a name, got {name!r} (with {value!r}).")
@@ -173,8 +177,12 @@ class ConfigBuilder:
             values = {name: value for name, value in values.items() if name != "model"}
         names: dict[str, str] = {}
         found: dict[str, ResolvedSetting] = {}
+        neutral: set[str] = set()
         for name, value in values.items():
-            for resolved in table.resolve(name, value, group=group):
+            settings = table.resolve(name, value, group=group)
+            if not settings:
+                neutral |= table.find_neutral(name, value)
+            for resolved in settings:
                 setting = resolved.setting.name
                 chosen: ResolvedSetting | None = resolved
                 if setting in found:
@@ -186,7 +194,7 @@ class ConfigBuilder:
                         f"and {value!r}; set only {setting}."
                     )
                 names[setting], found[setting] = name, chosen
-        return list(found.values())
+        return list(found.values()), neutral - found.keys()
 
     def _choose_one(self, one: ResolvedSetting, other: ResolvedSetting) -> ResolvedSetting | None:
         """Return which of two entries of a dict for a setting counts; None if they contradict.
@@ -207,11 +215,14 @@ class ConfigBuilder:
         for name in names:
             if self._frozen:
                 self._refuse_frozen(name)
-            group = self.get_name_table().group_by_setting[name]
-            default = getattr(getattr(type(self), group), name)
-            self.__dict__[group] = dataclasses.replace(self.__dict__[group], **{name: default})
-            self._explicit.discard(name)
+            self._reset(name)
         return self
+
+    def _reset(self, name: str) -> None:
+        group = self.get_name_table().group_by_setting[name]
+        default = getattr(getattr(type(self), group), name)
+        self.__dict__[group] = dataclasses.replace(self.__dict__[group], **{name: default})
+        self._explicit.discard(name)
 
     def _refuse_frozen(self, name: str) -> NoReturn:
         raise ConfigError(

@@ -14,6 +14,7 @@ from jaxrl.config.settings.league import PopulationPlay
 from jaxrl.config.settings.multi_agent import MultiAgentSettings
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError
+from jaxrl.metrics import DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -201,7 +202,8 @@ def check_single_agent(config: "AlgorithmConfig") -> None:
         "share_rewards",
         "max_agents",
     ):
-        if value := vars(settings)[name]:
+        value = vars(settings)[name]
+        if value and not (name == "policies_to_train" and value == [DEFAULT_MODULE]):
             raise ConfigError(
                 f"{name}={value!r} has no effect: the environment has a single agent, whose settings "
                 "are those of the config; leave it out."

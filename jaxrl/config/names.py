@@ -146,6 +146,18 @@ class NameTable:
         own = NEUTRAL_VALUES_BY_ALGORITHM.get(self.algo, {})
         return is_neutral(value, (*general.get(name, ()), *own.get(name, ())), self.algo)
 
+    def find_neutral(self, name: str, value: object) -> set[str]:
+        """Return the setting that a neutral value gives its default again, if there is one.
+
+        Args:
+            name: Name as written by the user, possibly an old one.
+            value: Value for which `resolve` returned nothing.
+        """
+        if name in DEPRECATED_NAMES and is_neutral(value, (DEPRECATED_VALUE,)):
+            return set()
+        setting = self.find_current_name(name)
+        return set() if setting is None else {setting}
+
     def _resolve_known(self, name: str, value: object, group: str | None) -> ResolvedSetting:
         actual_group = self.group_by_setting[name]
         if group is not None and actual_group != group:

@@ -68,7 +68,7 @@ NEUTRAL_VALUES_OF_SETTINGS: dict[str, tuple[object, ...]] = {
         [_DEFAULT_POLICY],
         *({_DEFAULT_POLICY: spec} for spec in _NO_SPEC),
     ),
-    "policies_to_train": (None, [_DEFAULT_POLICY]),
+    "policies_to_train": (None,),
     "policy_mapping_fn": (
         None,
         RllibObject("AlgorithmConfig.DEFAULT_POLICY_MAPPING_FN"),

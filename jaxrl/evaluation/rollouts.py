@@ -71,7 +71,8 @@ class _RecordingPlayer:
 
     def __init__(self, runner: EpisodePlayer) -> None:
         self._runner = runner
-        self.num_envs = runner.num_envs
+        self.num_envs, self.metrics = runner.num_envs, runner.metrics
+        self.tracker = runner.tracker
         self.fragments: list[Fragment] = []
 
     def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None:

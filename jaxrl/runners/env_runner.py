@@ -105,11 +105,11 @@ class EnvRunner(FormerNames):
         self._reset_bookkeeping()
         self.metrics = MetricsLogger()
         self.env = EnvsView(vector)
-        self._tracker: EpisodeTracker | None = None
+        self.tracker: EpisodeTracker | None = None
         if hooks is not None:
             if is_tracking(hooks):
                 lookback = config.env_runners_settings.episode_lookback_horizon
-                self._tracker = EpisodeTracker(self, hooks, lookback)
+                self.tracker = EpisodeTracker(self, hooks, lookback)
             announce_envs(self, hooks)
 
     @property
@@ -227,8 +227,8 @@ class EnvRunner(FormerNames):
         self._last = self._make_last(rows, last)
         if step.faults:
             self._faults += [self._make_runner_fault(fault) for fault in step.faults]
-        if self._tracker is not None:
-            self._tracker.add_step(self._policy.unpack_recorded(words), step, last.paused)
+        if self.tracker is not None:
+            self.tracker.add_step(self._policy.unpack_recorded(words), step, last.paused)
 
     def _make_last(self, rows: FragmentBuilder, before: PrevStep) -> PrevStep:
         """Return the reward and flags of the latest step, unchanged for paused environments."""
@@ -262,8 +262,8 @@ class EnvRunner(FormerNames):
         self._obs = rows.copy_current_obs()
         self._transition_count = self._transition_count + taken.astype(np.uint32)
         self._last = jax.tree.map(np.copy, self._last)
-        if self._tracker is not None:
-            self._tracker.finish_fragment()
+        if self.tracker is not None:
+            self.tracker.finish_fragment()
         self._next_number += 1
         return Fragment(
             worker_index=self.worker_index,
@@ -280,12 +280,12 @@ class EnvRunner(FormerNames):
         )
 
     def _reset(self, seeds: list[int] | None) -> None:
-        if self._tracker is not None:
-            self._tracker.create_episodes()
+        if self.tracker is not None:
+            self.tracker.create_episodes()
         obs = self.vector.reset(seeds)
         self._obs = self._cast_obs(obs)
-        if self._tracker is not None:
-            self._tracker.start_episodes(self._policy.unflatten_obs(self._obs))
+        if self.tracker is not None:
+            self.tracker.start_episodes(self._policy.unflatten_obs(self._obs))
 
     def _cast_obs(self, obs: PyTree) -> list[np.ndarray]:
         """Return the leaves of observations, cast to the types of the module's input."""
@@ -341,8 +341,8 @@ class EnvRunner(FormerNames):
         self._episode_return = np.array(state["episode_return"], np.float32)
         self._episode_length = np.array(state["episode_length"], np.int32)
         self._policy.set_carry(state["carry"])
-        if self._tracker is not None:
-            self._tracker.resume_episodes(
+        if self.tracker is not None:
+            self.tracker.resume_episodes(
                 self._policy.unflatten_obs(self._obs), self._episode_length
             )
 

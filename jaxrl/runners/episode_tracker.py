@@ -1,6 +1,7 @@
 """Episodes of a runner as Python objects, tracked only if callbacks need them."""
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -9,12 +10,15 @@ from jaxtyping import Bool
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostStep
-from jaxrl.episodes import SingleAgentEpisode
+from jaxrl.episodes import MultiAgentEpisode, SingleAgentEpisode
 from jaxrl.runners.hooks import RunnerHooks
 
 if TYPE_CHECKING:
     from jaxrl.runners.env_runner import EnvRunner
     from jaxrl.runners.multi.env_runner import MultiEnvRunner
+
+Runner = TypeVar("Runner", bound="EnvRunner | MultiEnvRunner")
+Episode = TypeVar("Episode", SingleAgentEpisode, MultiAgentEpisode)
 
 EPISODE_HOOKS = (
     "on_episode_created",
@@ -82,7 +86,96 @@ def announce_envs(runner: "EnvRunner | MultiEnvRunner", hooks: RunnerHooks) -> N
     )
 
 
-class EpisodeTracker:
+class TrackerBase(Generic[Runner, Episode]):
+    """Caller of the episode hooks, for each environment of a runner.
+
+    In a share of an evaluation, only the share's episodes call hooks, and they are not cut at the
+    end of a fragment.
+
+    Args:
+        runner: Runner of the environments.
+        hooks: Hooks to call.
+        lookback: Number of steps before a cut that the following chunk keeps.
+    """
+
+    def __init__(self, runner: Runner, hooks: RunnerHooks, lookback: int) -> None:
+        self._runner, self._hooks, self._lookback = runner, hooks, lookback
+        self._done: list[Episode] = []
+        self._is_in_share = False
+        self._num_left: list[int] | None = None
+
+    def begin_share(self, episodes: Sequence[int] | None) -> None:
+        """Begin a share of an evaluation.
+
+        Args:
+            episodes: Number of episodes of each environment; None if the share is one of steps.
+        """
+        self._done, self._is_in_share = [], True
+        self._num_left = None if episodes is None else list(episodes)
+
+    def end_share(self) -> None:
+        """End the share: episodes that were not completed are cut here."""
+        self._is_in_share = False
+        self.finish_fragment()
+        self._num_left = None
+
+    def abandon_share(self) -> None:
+        """Forget a share that failed, without calling hooks."""
+        self._done, self._is_in_share, self._num_left = [], False, None
+
+    def finish_fragment(self) -> list[Episode]:
+        """Return the episodes and chunks since the last call; ongoing episodes are cut here."""
+        if self._is_in_share:
+            return []
+        samples, self._done = self._done, []
+        for row in range(self._runner.num_envs):
+            chunk = self._cut(row) if self._is_counted(row) else None
+            if chunk is not None:
+                samples.append(chunk)
+        self._hooks.call(
+            "on_sample_end",
+            env_runner=self._runner,
+            metrics_logger=self._runner.metrics,
+            samples=samples,
+        )
+        return samples
+
+    def _is_counted(self, row: int) -> bool:
+        return self._num_left is None or self._num_left[row] > 0
+
+    def _end_episode(self, row: int, chunks: Sequence[Episode]) -> None:
+        if not self._is_counted(row):
+            return
+        self._call_hook("on_episode_end", row, prev_episode_chunks=chunks)
+        self._done.append(self._get(row).to_numpy())
+        if self._num_left is not None:
+            self._num_left[row] -= 1
+
+    def _call_hook(self, hook: str, row: int, **more: object) -> None:
+        if not self._is_counted(row):
+            return
+        runner = self._runner
+        self._hooks.call(
+            hook,
+            episode=self._get(row),
+            env_runner=runner,
+            metrics_logger=runner.metrics,
+            env=runner.env,
+            env_index=row,
+            rl_module=runner.module,
+            **more,
+        )
+
+    def _get(self, row: int) -> Episode:
+        """Return the current episode of an environment."""
+        raise NotImplementedError
+
+    def _cut(self, row: int) -> Episode | None:
+        """Cut the episode of an environment and return the part before; None if there is none."""
+        raise NotImplementedError
+
+
+class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
     """Builder of each environment's episode, step by step, that calls the episode hooks.
 
     The order is RLlib's: created, start (after the reset), step (after each one, including the
@@ -90,10 +183,9 @@ class EpisodeTracker:
     """
 
     def __init__(self, runner: "EnvRunner", hooks: RunnerHooks, lookback: int) -> None:
-        self._runner, self._hooks, self._lookback = runner, hooks, lookback
+        super().__init__(runner, hooks, lookback)
         self._ongoing: list[SingleAgentEpisode] = []
         self._earlier_chunks: list[list[SingleAgentEpisode]] = []
-        self._done: list[SingleAgentEpisode] = []
 
     def create_episodes(self) -> None:
         """Create a new episode for every environment, before the reset."""
@@ -139,31 +231,22 @@ class EpisodeTracker:
             if step.mask[row]:
                 self._call_hook("on_episode_step", row)
                 if self._ongoing[row].is_done:
-                    self._call_hook(
-                        "on_episode_end", row, prev_episode_chunks=self._earlier_chunks[row]
-                    )
-                    self._done.append(self._ongoing[row].to_numpy())
+                    self._end_episode(row, self._earlier_chunks[row])
                     self._replace_episode(row)
             if step.starts[row]:
                 self._start_episode(row, step.obs, {} if step.mask[row] else step.infos(row))
 
-    def finish_fragment(self) -> list[SingleAgentEpisode]:
-        """Return the episodes and chunks since the last call; ongoing episodes are cut here."""
-        samples, self._done = self._done, []
-        for row, episode in enumerate(self._ongoing):
-            if len(episode) == 0:
-                continue
-            self._ongoing[row] = episode.cut(self._lookback)
-            chunk = episode.to_numpy()
-            self._earlier_chunks[row].append(chunk)
-            samples.append(chunk)
-        self._hooks.call(
-            "on_sample_end",
-            env_runner=self._runner,
-            metrics_logger=self._runner.metrics,
-            samples=samples,
-        )
-        return samples
+    def _get(self, row: int) -> SingleAgentEpisode:
+        return self._ongoing[row]
+
+    def _cut(self, row: int) -> SingleAgentEpisode | None:
+        episode = self._ongoing[row]
+        if len(episode) == 0:
+            return None
+        self._ongoing[row] = episode.cut(self._lookback)
+        chunk = episode.to_numpy()
+        self._earlier_chunks[row].append(chunk)
+        return chunk
 
     def _make_episode(self, **data: Any) -> SingleAgentEpisode:
         acting = self._runner.policy_step
@@ -191,19 +274,6 @@ class EpisodeTracker:
             terminated=step.terminated[row],
             truncated=step.truncated[row],
             extra_model_outputs=extra,
-        )
-
-    def _call_hook(self, hook: str, row: int, **more: object) -> None:
-        runner = self._runner
-        self._hooks.call(
-            hook,
-            episode=self._ongoing[row],
-            env_runner=runner,
-            metrics_logger=runner.metrics,
-            env=runner.env,
-            env_index=row,
-            rl_module=runner.module,
-            **more,
         )
 
 

@@ -13,7 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxrl.envs.vector import NO_FAULT
+from jaxrl.runners.episode_tracker import TrackerBase
 from jaxrl.runners.fragment import Fragment
+from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.tally import AgentEpisodes, AgentTally
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.evaluate import EvaluationResult
@@ -70,6 +72,10 @@ class EpisodePlayer(Protocol):
     """Interface of an EnvRunner for playing evaluation shares."""
 
     num_envs: int
+    metrics: MetricsLogger
+
+    @property
+    def tracker(self) -> TrackerBase[Any, Any] | None: ...
 
     def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None: ...
 
@@ -95,6 +101,8 @@ def play_share(
         rows: Agents in the rows of modules, of a runner of several agents.
     """
     begin = time.perf_counter()
+    if runner.tracker is not None:
+        runner.tracker.begin_share(share.episodes)
     if not share.is_continuation:
         index = np.arange(runner.num_envs, dtype=np.int32) + share.first_index
         runner.restart(share.seed, index)
@@ -106,9 +114,14 @@ def play_share(
                 runner.pause(tally.done.copy())
             tally.add(runner.sample(tally.next_chunk))
             timed_out = time.perf_counter() - begin > share.timeout_s
+        if runner.tracker is not None:
+            runner.tracker.end_share()
+            tally.add_metrics(runner.metrics.take())
     finally:
         if can_pause:
             runner.pause(np.zeros(runner.num_envs, np.bool_))
+        if runner.tracker is not None:
+            runner.tracker.abandon_share()
     return tally.to_played(timed_out and not tally.done.all(), time.perf_counter() - begin)
 
 
@@ -150,7 +163,7 @@ class _QuotaTally:
 
     def add(self, fragment: Fragment) -> None:
         record, mask = fragment.record, fragment.rollout.mask
-        self._metrics += [fragment.metrics] * bool(fragment.metrics)
+        self.add_metrics(fragment.metrics)
         self._num_restarts += sum(fault.what == "raised" for fault in fragment.faults)
         for b in np.flatnonzero(~self.done):
             for t in range(len(mask)):
@@ -167,6 +180,9 @@ class _QuotaTally:
                     self._lengths.append(int(record.episode_length[t, b]))
                 if self._is_done(b):
                     break
+
+    def add_metrics(self, metrics: dict[str, Any]) -> None:
+        self._metrics += [metrics] * bool(metrics)
 
     def _is_done(self, b: np.intp) -> bool:
         return bool(

@@ -158,7 +158,7 @@ def check_that_it_trains(algo: str, results: Path, **changes: object) -> None:
         {"num_gpus": 0.0, "_fake_gpus": False, "num_gpus_per_worker": 0},
         {"optimizer": {}},
         {"input_": None, "output_config": None, "off_policy_estimation_methods": {}},
-        {"policies": {"default_policy"}, "policies_to_train": ["default_policy"]},
+        {"policies": {"default_policy"}, "policies_to_train": None},
         {"policies": {"default_policy": [None, None, None, {}]}, "policy_mapping_fn": None},
         {"exploration_config": {}},
         {"exploration_config": {"type": "StochasticSampling"}},
@@ -184,6 +184,29 @@ def test_values_that_ask_for_nothing_mean_nothing(values: dict[str, Any]) -> Non
     assert config.explicit == set()
     assert config.notes == []
     assert config.to_dict() == PPOConfig().to_dict()
+
+
+@pytest.mark.parametrize(
+    ("before", "neutral", "names"),
+    [
+        ({"optimizer": {"name": "sgd"}}, {"optimizer": None}, ["optimizer"]),
+        ({"policies": {"a"}, "policies_to_train": ["a"]}, {"policies": None}, ["policies"]),
+        ({"policies_to_train": ["a"]}, {"policies_to_train": None}, ["policies_to_train"]),
+        ({"num_gpus": 1}, {"num_gpus": 0}, ["num_gpus_per_learner"]),
+        ({"minibatch_size": 64}, {"sgd_minibatch_size": -1}, []),  # RLlib no longer reads it
+    ],
+)
+def test_values_that_ask_for_nothing_replace_others(
+    before: dict[str, Any], neutral: dict[str, Any], names: list[str]
+) -> None:
+    config = PPOConfig().update_from_dict(before)
+    explicit = set(config.explicit)
+    config.update_from_dict(neutral)
+    assert explicit - config.explicit == set(names)
+    for name in names:
+        assert config[name] == PPOConfig()[name]
+    both = PPOConfig().update_from_dict({**neutral, **before})
+    assert both.explicit == explicit  # of one dict, what asks for something counts
 
 
 @pytest.mark.parametrize(

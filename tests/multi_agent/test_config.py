@@ -98,6 +98,21 @@ def test_rllibs_ways_to_say_who_plays(settings: dict[str, Any], mapping: dict[st
     assert again.policies_to_train == config.policies_to_train
 
 
+def test_the_default_module_is_trained_alone() -> None:
+    config = prepare(
+        ppo(
+            policies={"default_policy", "p1"},
+            mapping={"a": "default_policy", "b": "p1"},
+            policies_to_train=["default_policy"],
+        )
+    )
+    assert config.policies_to_train == ["default_policy"]
+    assert not config.get_module_config("p1").is_trained
+    # RLlib's configs of a single agent may name the module that there is
+    single = PPOConfig().environment("CartPole-v1")
+    single.multi_agent(policies=["default_policy"], policies_to_train=["default_policy"]).validate()
+
+
 def test_a_class_of_policies_may_be_its_path() -> None:
     path = "jaxrl.envs.multi.opponents:BeatLast"
     config = ppo(

@@ -212,6 +212,22 @@ def test_callbacks_receive_episodes_of_all_agents() -> None:
     assert result["env_runners"]["episode_return_mean"] == pytest.approx(mean)
 
 
+def test_callbacks_receive_the_evaluated_episodes_of_all_agents() -> None:
+    ends: list[Any] = []
+    sampled: list[list[int]] = []
+    config = make_config().callbacks(
+        on_episode_end=lambda episode, **kwargs: ends.append(episode),
+        on_sample_end=lambda samples, **kwargs: sampled.append([*map(len, samples)]),
+    )
+    config.evaluation(evaluation_duration=5, evaluation_num_envs=5)
+    with config.build() as algorithm:
+        played = algorithm.evaluate()["env_runners"]
+    assert played["num_episodes"] == len(ends) == 5
+    assert sampled == [[7] * 5]  # chunks of 16 steps have two episodes each
+    mean = np.mean([episode.get_return() for episode in ends])
+    assert played["episode_return_mean"] == pytest.approx(mean)
+
+
 @pytest.mark.parametrize(
     "config_class",
     [

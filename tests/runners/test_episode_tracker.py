@@ -10,6 +10,7 @@ from jaxrl.callbacks import CallbackList, Callbacks
 from jaxrl.core.types import Columns
 from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.episodes.from_rollout import episodes_from_rollout
+from jaxrl.runners.quotas import EvalShare, play_share
 from tests.helpers import small
 from tests.runners.scripted import Drawing, Scripted, scripted_runner
 
@@ -86,6 +87,45 @@ def test_a_reset_that_takes_a_step_is_no_step_of_an_episode() -> None:
     runner.sample(5)
     first = [("created", 0), ("start", 0), ("step", 0), ("step", 0), ("end", 0, 2, 3.0)]
     assert told.calls == [*first, *first, ("created", 0)]
+
+
+def make_share(**settings: Any) -> EvalShare:
+    return EvalShare(seed=1, first_index=0, timeout_s=60.0, **settings)
+
+
+@pytest.mark.parametrize("can_pause", [True, False])
+def test_episodes_beyond_a_share_call_no_hooks(can_pause: bool) -> None:
+    runner, told = told_runner(Scripted([2, 20, 3], "same_step"))
+    play_share(runner, make_share(episodes=(1, 2, 0), steps=(99,) * 3), can_pause=can_pause)
+    ends = [call for call in told.calls if call[0] == "end"]
+    assert ends == [("end", 0, 2, 3.0), *[("end", 1, 20, 210.0)] * 2]
+    for hook, number in (("created", [1, 2, 0]), ("start", [1, 2, 0]), ("step", [2, 40, 0])):
+        found = [sum(call == (hook, row) for call in told.calls) for row in range(3)]
+        assert found == number, hook
+    assert [[len(episode) for episode in samples] for samples in told.samples] == [[2, 20, 20]]
+    told.calls.clear()
+    runner.sample(2)  # an ordinary fragment calls them all again
+    assert {row for _, row, *_ in told.calls} == {0, 1, 2}
+
+
+def test_a_share_of_steps_is_cut_at_its_end() -> None:
+    runner, told = told_runner(Scripted([30], "same_step"))
+    play_share(runner, make_share(episodes=None, steps=(40,)))
+    assert [[len(episode) for episode in samples] for samples in told.samples] == [[30, 10]]
+    play_share(runner, make_share(episodes=None, steps=(20,), is_continuation=True))
+    assert [len(episode) for episode in told.samples[-1]] == [20]
+    assert ("end", 0, 30, 465.0) in told.calls
+
+
+def test_the_hooks_of_a_runner_go_on_after_a_share_that_failed() -> None:
+    runner, told = told_runner(Scripted([2], "same_step"))
+    runner.sample_once, runner.sample = runner.sample, None
+    with pytest.raises(TypeError):
+        play_share(runner, make_share(episodes=(1,), steps=(9,)))
+    runner.sample = runner.sample_once
+    runner.sample(4)
+    assert len([call for call in told.calls if call[0] == "end"]) == 2
+    assert len(told.samples) == 1
 
 
 def _first(episode: SingleAgentEpisode) -> Any:
@@ -204,5 +244,5 @@ def test_nothing_is_kept_that_nobody_asked_for() -> None:
     hooks = CallbackList(small().callbacks(Quiet).callbacks_settings)
     runner = scripted_runner(Scripted([2], "same_step"), hooks=hooks)
     fragment = runner.sample(3)
-    assert runner._tracker is None
+    assert runner.tracker is None
     assert fragment.metrics == {}

@@ -13,9 +13,11 @@ import pytest
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.assembly.assemble import assemble
+from jaxrl.callbacks import Callbacks
 from jaxrl.errors import ConfigError, EnvError
 from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.evaluation.host import HostEvaluationPlan
+from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.quotas import (
     CHUNK_STEPS,
     EvalShare,
@@ -39,6 +41,7 @@ class Counting:
         self.held = np.zeros(self.num_envs, bool)
         self.stepped = np.zeros(self.num_envs, int)
         self.started: list[Any] = []
+        self.metrics, self.tracker = MetricsLogger(), None
         self.age = np.zeros(self.num_envs, int)
 
     def pause(self, held: Any) -> None:
@@ -275,6 +278,33 @@ def test_host_evaluation_repeats_itself_and_leaves_training_alone(algorithm: Alg
     assert result["evaluation"]["env_runners"]["num_episodes"] == 6
     assert result["evaluation"]["env_runners"] != stats
     assert "evaluation_s" in result["timers"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "vector_entry_point"])
+def test_hooks_see_the_evaluated_episodes_alone_and_whole(mode: str) -> None:
+    ends: list[tuple[int, float]] = []
+    sampled: list[list[int]] = []
+
+    class Watch(Callbacks):
+        def on_episode_end(
+            self, *, env_runner: Any, metrics_logger: Any, episode: Any, prev_episode_chunks: Any
+        ) -> None:
+            assert not prev_episode_chunks
+            ends.append((len(episode), episode.get_return()))
+            metrics_logger.log_value("own", episode.get_return())
+
+        def on_sample_end(self, *, samples: Any) -> None:
+            sampled.append([len(episode) for episode in samples])
+
+    config = small(env="gymnasium:CartPole-v1").callbacks(Watch)
+    config.env_runners(gym_env_vectorize_mode=mode)
+    config.evaluation(evaluation_duration=12, evaluation_num_envs=6)
+    with config.build() as algorithm:
+        stats = algorithm.evaluate()["env_runners"]
+    assert len(ends) == stats["num_episodes"] == 12
+    assert stats["own"] == pytest.approx(stats["episode_return_mean"])
+    assert stats["episode_len_max"] == max(length for length, _ in ends) > CHUNK_STEPS
+    assert sampled == [[length for length, _ in ends]]
 
 
 def test_another_number_of_episodes_is_played_in_the_same_environments(

@@ -124,11 +124,11 @@ class MultiEnvRunner(MultiRunnerParts):
         self._faults: list[RunnerFault] = []
         self.metrics = MetricsLogger()
         self.env = EnvsView(vector)
-        self._tracker: MultiEpisodeTracker | None = None
+        self.tracker: MultiEpisodeTracker | None = None
         if hooks is not None:
             if is_tracking(hooks):
                 lookback = config.env_runners_settings.episode_lookback_horizon
-                self._tracker = MultiEpisodeTracker(self, hooks, lookback)
+                self.tracker = MultiEpisodeTracker(self, hooks, lookback)
             announce_envs(self, hooks)
 
     def _make_policy(
@@ -226,8 +226,8 @@ class MultiEnvRunner(MultiRunnerParts):
         actions = self._slots.split_actions(self._policy.unpack_env_action(words), acted)
         outputs = self._policy.unpack_rows(words)
         self._begin_rows(part, acted, outputs)
-        if self._tracker is not None:
-            self._tracker.begin_steps(actions, outputs)
+        if self.tracker is not None:
+            self.tracker.begin_steps(actions, outputs)
         begin = time.perf_counter()
         steps = self.vector.step(actions)
         self._env_seconds += time.perf_counter() - begin
@@ -282,8 +282,8 @@ class MultiEnvRunner(MultiRunnerParts):
                 part.records.add_fault(t, fault)
                 self._faults.append(self._make_runner_fault(fault))
         self._tallies.clear_ended(happened, failed)
-        if self._tracker is not None:
-            self._tracker.add_steps(steps, self._paused)
+        if self.tracker is not None:
+            self.tracker.add_steps(steps, self._paused)
         for env, copy in enumerate(steps):
             self._observe_next(env, copy)
 
@@ -333,16 +333,16 @@ class MultiEnvRunner(MultiRunnerParts):
 
     def _create_episode(self, env: int) -> None:
         self._slots.begin_episode(env)
-        if self._tracker is not None:
-            self._tracker.create_episode(env)
+        if self.tracker is not None:
+            self.tracker.create_episode(env)
 
     def _begin_episode(self, env: int, start: HostMultiStart) -> None:
         for own in self._groups.values():
             own.begin_episode(env)
         for agent, obs in start.obs.items():
             self._observe(env, agent, obs)
-        if self._tracker is not None:
-            self._tracker.start_episode(env, start)
+        if self.tracker is not None:
+            self.tracker.start_episode(env, start)
 
     def _observe(self, env: int, agent: str, obs: PyTree) -> None:
         g, row = self._slots.find(env, agent)
@@ -377,8 +377,8 @@ class MultiEnvRunner(MultiRunnerParts):
             plays=plays and split_steps(self._policy, plays),
         )
         self._transition_count = self._transition_count + taken.astype(np.uint32)
-        if self._tracker is not None:
-            self._tracker.finish_fragment()
+        if self.tracker is not None:
+            self.tracker.finish_fragment()
         lost = self._num_dropped + sum(rows.num_lost for rows in part.rows.values())
         self._num_dropped, begins, self._begins_episodes = 0, self._begins_episodes, False
         self._next_number += 1
@@ -459,10 +459,10 @@ class MultiEnvRunner(MultiRunnerParts):
         if self._scenes is not None:
             self._scenes.set_state(state["scenes"])
             self._watch([])
-        if self._tracker is not None:
+        if self.tracker is not None:
             for env in range(self.num_envs):
                 length = int(self._tallies.episode_length[env])
-                self._tracker.resume_episode(env, length, self._get_observed(env))
+                self.tracker.resume_episode(env, length, self._get_observed(env))
 
     def _get_observed(self, env: int) -> dict[str, PyTree]:
         """Return what an environment's agents act on next, as modules observe it."""

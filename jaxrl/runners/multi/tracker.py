@@ -13,13 +13,14 @@ from jaxrl.envs.multi.host_copy import CopyStep
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.episodes import MultiAgentEpisode
+from jaxrl.runners.episode_tracker import TrackerBase
 from jaxrl.runners.hooks import RunnerHooks
 
 if TYPE_CHECKING:
     from jaxrl.runners.multi.env_runner import MultiEnvRunner
 
 
-class MultiEpisodeTracker:
+class MultiEpisodeTracker(TrackerBase["MultiEnvRunner", MultiAgentEpisode]):
     """Builder of each environment's episode that calls the episode hooks, in RLlib's order.
 
     That is created, start (after the reset), step (after each one, including the last), end. An
@@ -27,12 +28,11 @@ class MultiEpisodeTracker:
     """
 
     def __init__(self, runner: "MultiEnvRunner", hooks: RunnerHooks, lookback: int) -> None:
-        self._runner, self._hooks, self._lookback = runner, hooks, lookback
+        super().__init__(runner, hooks, lookback)
         rows = range(runner.num_envs)
         self._actions: list[dict[Any, PyTree]] = [{} for _ in rows]
         self._outputs: list[dict[Any, dict[str, PyTree]]] = [{} for _ in rows]
         self._chunks: list[list[MultiAgentEpisode]] = [[] for _ in rows]
-        self._done: list[MultiAgentEpisode] = []
 
     def create_episode(self, row: int) -> None:
         """Call the hook of an episode that has just been made, before the reset."""
@@ -72,8 +72,7 @@ class MultiEpisodeTracker:
             self._add_step(row, copy.step)
             self._call_hook("on_episode_step", row)
             if copy.step.is_over:
-                self._call_hook("on_episode_end", row, prev_episode_chunks=self._chunks[row])
-                self._done.append(self._get(row).to_numpy())
+                self._end_episode(row, self._chunks[row])
 
     def _add_step(self, row: int, step: HostMultiStep) -> None:
         own = step.own_ids
@@ -87,24 +86,14 @@ class MultiEpisodeTracker:
             extra_model_outputs=self._outputs[row],
         )
 
-    def finish_fragment(self) -> list[MultiAgentEpisode]:
-        """Return the episodes and chunks since the last call; ongoing episodes are cut here."""
-        samples, self._done = self._done, []
-        for row in range(self._runner.num_envs):
-            episode = self._get(row)
-            if len(episode) == 0 or episode.is_done or not episode.is_reset:
-                continue
-            self._runner.set_episode(row, episode.cut(self._lookback))
-            chunk = episode.to_numpy()
-            self._chunks[row].append(chunk)
-            samples.append(chunk)
-        self._hooks.call(
-            "on_sample_end",
-            env_runner=self._runner,
-            metrics_logger=self._runner.metrics,
-            samples=samples,
-        )
-        return samples
+    def _cut(self, row: int) -> MultiAgentEpisode | None:
+        episode = self._get(row)
+        if len(episode) == 0 or episode.is_done or not episode.is_reset:
+            return None
+        self._runner.set_episode(row, episode.cut(self._lookback))
+        chunk = episode.to_numpy()
+        self._chunks[row].append(chunk)
+        return chunk
 
     def resume_episode(self, row: int, length: int, obs: Mapping[str, PyTree]) -> None:
         """Continue an episode that began before the environments' state was restored.
@@ -147,16 +136,3 @@ class MultiEpisodeTracker:
 
     def _get_id(self, row: int, agent: str) -> AgentID:
         return self._runner.vector.get_own_id(row, agent)
-
-    def _call_hook(self, hook: str, row: int, **more: object) -> None:
-        runner = self._runner
-        self._hooks.call(
-            hook,
-            episode=self._get(row),
-            env_runner=runner,
-            metrics_logger=runner.metrics,
-            env=runner.env,
-            env_index=row,
-            rl_module=runner.module,
-            **more,
-        )
