@@ -57,7 +57,8 @@ def load_summaries(folder: Path) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*/scores/*/summary.json")):
         summary = json.loads(path.read_text(encoding="utf-8"))
-        summary["report"] = path.parent.relative_to(ROOT).as_posix() + "/report.md"
+        report = path.with_name("report.html")
+        summary["report"] = report.relative_to(ROOT).as_posix() if report.is_file() else None
         before = found.get(summary["suite"])
         if before is None or before["date"] <= summary["date"]:
             found[summary["suite"]] = summary
@@ -89,15 +90,14 @@ def _render_suite(summary: Mapping[str, Any]) -> str:
         if "return" in cell
     ]
     failed = [cell["name"] for cell in summary["cells"] if cell["failure"] or cell["lost_seeds"]]
-    about = (
-        f"{summary['about']} `jaxrl benchmark {summary['suite']}`, {summary['date']}; "
-        f"{machine['cpu']}, {machine['cores']} cores; the full report with learning curves is "
-        f"`{summary['report'].replace('report.md', 'report.html')}`."
-    )
+    command = summary.get("command", f"jaxrl benchmark {summary['suite']}")
+    about = f"{summary['about']} `{command}`, {summary['date']}; {machine['cpu']}, {machine['cores']} cores"
+    if summary["report"] is not None:
+        about += f"; the full report with learning curves is `{summary['report']}`"
     lines = [
         f"## {summary['suite']}",
         "",
-        about,
+        about + ".",
         "",
         "| config | environment | steps | return | minimum | seconds | reference | |",
         "| --- | --- | ---: | --- | ---: | ---: | ---: | --- |",

@@ -78,7 +78,10 @@ def test_of_several_machines_the_newest_counts(results: Path) -> None:
     write(results, "a", summary(cell("classic/cartpole-ppo", min=2.0), date="2026-01-03"))
     (found,) = scores.load_summaries(results)
     assert found["cells"][0]["min"] == 2.0
-    assert found["report"] == "a/scores/made-up/report.md"
+    assert found["report"] is None
+    (results / "a/scores/made-up/report.html").touch()
+    (found,) = scores.load_summaries(results)
+    assert found["report"] == "a/scores/made-up/report.html"
 
 
 def test_a_file_that_runs_twice_has_its_labels(results: Path) -> None:
