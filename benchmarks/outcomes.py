@@ -99,9 +99,9 @@ def compute_share_against_versions(algorithm: Algorithm) -> float:
 
 
 def _compute_lowest_share(algorithm: Algorithm, module: str, opponents: Sequence[str]) -> float:
-    table = algorithm.evaluate(
-        opponents=opponents, module_id=module, num_episodes=NUM_EPISODES
-    )["opponents"]
+    table = algorithm.evaluate(opponents=opponents, module_id=module, num_episodes=NUM_EPISODES)[
+        "opponents"
+    ]
     games = [seat for seats in table.values() for seat in seats.values()]
     return min((game["wins"] + game["draws"] / 2) / game["num_episodes"] for game in games)
 
@@ -232,7 +232,7 @@ def _load_cell(case: Case, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         "file": case.file,
         "entrant": case.label,
         "environment": case.measured,
-        "budget": load_experiment(case.file).stop[BUDGET],
+        "budget": int(load_experiment(case.file).stop[BUDGET]),
         "failure": None,
         "lost_seeds": {},
         "reference": None,

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.demonstrations import TASKS
+from benchmarks.outcomes import CASES
 from jaxrl.bench.cell import get_return_key
 from jaxrl.bench.suite import find_suite_file, load_suite
 from jaxrl.config.registry import find_shipped_configs
@@ -132,15 +134,9 @@ configs:
 
 SHIPPED = [path.stem for path in find_suite_file("smoke").parent.glob("*.yaml")]
 NEVER_RUN_BY_A_SUITE = {
-    "curriculum/frozenlake-ppo",  # its return is that of the latest task
     "minatar/breakout-dqn",  # 25 million updates of five seeds
-    "multi_agent/connectfour-ppo",  # a test plays against its earlier versions
-    "multi_agent/tictactoe-league-ppo",  # a test has its threshold
-    "multi_agent/tictactoe-ppo",  # its return is zero; a test plays against random moves
-    "offline/acrobot-dqn",  # tests compare them with the same files without demonstrations
-    "offline/mountaincar-dqn",
-    "offline/pendulum-sac",
-    "sweeps/cartpole-ppo",  # a sweep has lanes of its own
+    *(case.file for case in CASES.values()),  # not judged by returns
+    *(task.demonstrated for task in TASKS.values()),
 }
 
 
