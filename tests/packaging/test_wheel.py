@@ -59,13 +59,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty environment with the wheel alone; the dependencies are lent by this one."""
     folder = tmp_path_factory.mktemp("empty")
-    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
-    python = folder / "venv" / "bin" / "python"
+    python = make_python(folder)
     run(
         *(sys.executable, "-m", "pip", "--python", python, "install"),
         *("--quiet", "--no-deps", "--no-index", wheel),
         cwd=folder,
     )
+    return python
+
+
+def make_python(folder: Path) -> Path:
+    """Make an environment without packages that imports those of this one, last."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder)
     # A folder that a .pth file adds comes last, and its own .pth files (the editable install of
     # the tree) are not read.
@@ -110,3 +116,26 @@ def test_wheel_imports_where_the_tree_is_not(python: Path, tmp_path: Path) -> No
 def test_command_is_installed(python: Path, tmp_path: Path) -> None:
     assert "train" in run(python.parent / "jaxrl", "--help", cwd=tmp_path)
     assert "CartPole-v1" in run(python.parent / "jaxrl", "list", "envs", cwd=tmp_path)
+
+
+def test_an_editable_install_is_imported_beside_a_clone(tmp_path: Path) -> None:
+    clone = tmp_path / "jaxrl"  # a clone has the package's name and, as a folder, is importable
+    shutil.copytree(ROOT, clone, symlinks=True, ignore=NOT_SOURCE)
+    python = make_python(tmp_path)
+    run(
+        *(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"),
+        *("--no-deps", "--no-build-isolation", "--editable", clone),
+        cwd=tmp_path,
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import importlib.util as util, jaxrl\n"
+        "from jaxrl.config.registry import find_shipped_configs\n"
+        "print(jaxrl.__file__, len(find_shipped_configs()))\n"
+        "print([name for name in ('envs', 'tests', 'benchmarks') if util.find_spec(name)])\n"
+    )
+    first, second = run(python, script, cwd=tmp_path).splitlines()
+    found, number = first.rsplit(" ", 1)
+    assert Path(found).resolve() == clone / "jaxrl" / "__init__.py"
+    assert int(number) > 0
+    assert second == "[]"
