@@ -181,7 +181,7 @@ class ConfigBuilder:
         for name, value in values.items():
             settings = table.resolve(name, value, group=group)
             if not settings:
-                neutral |= table.find_neutral(name, value)
+                neutral |= table.find_neutral(name)
             for resolved in settings:
                 setting = resolved.setting.name
                 chosen: ResolvedSetting | None = resolved

@@ -14,6 +14,7 @@ from jaxrl.config.rllib_defaults import (
     NEUTRAL_VALUES,
     NEUTRAL_VALUES_BY_ALGORITHM,
     NEUTRAL_VALUES_OF_SETTINGS,
+    OLD_NAMES_OF_WHOLE_SETTINGS,
 )
 from jaxrl.config.rllib_names import REFUSED, REFUSED_METHODS, RENAMED
 from jaxrl.config.synonyms import describe_counterpart
@@ -146,16 +147,15 @@ class NameTable:
         own = NEUTRAL_VALUES_BY_ALGORITHM.get(self.algo, {})
         return is_neutral(value, (*general.get(name, ()), *own.get(name, ())), self.algo)
 
-    def find_neutral(self, name: str, value: object) -> set[str]:
+    def find_neutral(self, name: str) -> set[str]:
         """Return the setting that a neutral value gives its default again, if there is one.
 
         Args:
-            name: Name as written by the user, possibly an old one.
-            value: Value for which `resolve` returned nothing.
+            name: Name for whose value `resolve` returned nothing. Of old names, those count that
+                stand for the whole setting: no schedule (`lr_schedule=None`) leaves `lr` alone.
         """
-        if name in DEPRECATED_NAMES and is_neutral(value, (DEPRECATED_VALUE,)):
-            return set()
-        setting = self.find_current_name(name)
+        is_known = name in self.group_by_setting or name in OLD_NAMES_OF_WHOLE_SETTINGS
+        setting = self.find_current_name(name) if is_known else None
         return set() if setting is None else {setting}
 
     def _resolve_known(self, name: str, value: object, group: str | None) -> ResolvedSetting:

@@ -194,6 +194,10 @@ def test_values_that_ask_for_nothing_mean_nothing(values: dict[str, Any]) -> Non
         ({"policies_to_train": ["a"]}, {"policies_to_train": None}, ["policies_to_train"]),
         ({"num_gpus": 1}, {"num_gpus": 0}, ["num_gpus_per_learner"]),
         ({"minibatch_size": 64}, {"sgd_minibatch_size": -1}, []),  # RLlib no longer reads it
+        ({"minibatch_size": 64}, {"sgd_minibatch_size": None}, []),
+        ({"lr": 1e-3, "entropy_coeff": 0.1}, {"lr_schedule": None}, []),
+        ({"lr": 1e-3, "entropy_coeff": 0.1}, {"entropy_coeff_schedule": None}, []),
+        ({"model": {"fcnet_hiddens": [8]}}, {"model": {}}, []),  # merged
     ],
 )
 def test_values_that_ask_for_nothing_replace_others(
