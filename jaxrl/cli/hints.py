@@ -50,7 +50,7 @@ def find_update_hint(config: "AlgorithmConfig", devices: Sequence[Any]) -> str |
     plan = _get_deciding_plan(config)
     if config.is_offline:  # there is no environment step to compare updates with
         return None
-    deciding, others = _get_settings(plan)
+    deciding, others = _get_settings(config, plan)
     on_cpu = bool(devices) and all(device.platform == "cpu" for device in devices)
     if (
         not on_cpu
@@ -104,11 +104,15 @@ def _format_counts(plan: BatchPlan) -> str:
     )
 
 
-def _get_settings(plan: BatchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _get_settings(
+    config: "AlgorithmConfig", plan: BatchPlan
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the settings that decide how often a step is used, and those for the update size."""
     if isinstance(plan, ReplayPlan):
         return ("training_intensity", "train_batch_size"), ("num_envs_per_env_runner",)
-    return ("num_epochs",), ("minibatch_size", "train_batch_size")
+    own = "circular_buffer_iterations_per_batch"
+    repeats = (own,) if hasattr(config.training_settings, own) else ()
+    return (*repeats, "num_epochs"), ("minibatch_size", "train_batch_size")
 
 
 def _find_shipped(config: "AlgorithmConfig", times: float) -> tuple[str, BatchPlan] | None:

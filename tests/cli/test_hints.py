@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from jaxrl import APPOConfig
 from jaxrl.cli import hints
 from jaxrl.cli.app import app
 from jaxrl.config.load import load_experiment
@@ -80,6 +81,14 @@ def test_several_agents_that_replay_are_told_their_settings() -> None:
     assert "training_intensity" in hint
     assert "learned from 16 times" in hint  # 32 rows of an update for the rows of two agents
     assert hints.find_update_hint(config.training(training_intensity=64.0), CPU) is None
+
+
+def test_the_chosen_reuse_of_train_batches_is_not_called_slow() -> None:
+    config = APPOConfig().environment("CartPole-v1").training(num_epochs=40)
+    assert hints.find_update_hint(config, CPU) is None  # chosen
+    config = APPOConfig().environment("CartPole-v1")
+    config.training(circular_buffer_iterations_per_batch=40)
+    assert hints.find_update_hint(config, CPU) is None
 
 
 @pytest.mark.parametrize("name", sorted(find_shipped_configs()))
