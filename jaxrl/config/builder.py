@@ -167,7 +167,9 @@ class ConfigBuilder:
         """Resolve all names; raise if two of them are the same setting.
 
         Returns:
-            Settings with their values, and the names of settings that get their default again.
+            Settings with their values, and the names of settings that get their default again:
+            those whose own value asks for nothing. Old names leave the setting as it is, since they
+            are often a part of it: no schedule (`lr_schedule=None`) does not ask for another `lr`.
         """
         for name, value in values.items():
             if not isinstance(name, str):
@@ -180,8 +182,8 @@ class ConfigBuilder:
         neutral: set[str] = set()
         for name, value in values.items():
             settings = table.resolve(name, value, group=group)
-            if not settings:
-                neutral |= table.find_neutral(name)
+            if not settings and name in table.group_by_setting:
+                neutral.add(name)
             for resolved in settings:
                 setting = resolved.setting.name
                 chosen: ResolvedSetting | None = resolved

@@ -14,7 +14,6 @@ from jaxrl.config.rllib_defaults import (
     NEUTRAL_VALUES,
     NEUTRAL_VALUES_BY_ALGORITHM,
     NEUTRAL_VALUES_OF_SETTINGS,
-    OLD_NAMES_OF_WHOLE_SETTINGS,
 )
 from jaxrl.config.rllib_names import REFUSED, REFUSED_METHODS, RENAMED
 from jaxrl.config.synonyms import describe_counterpart
@@ -146,17 +145,6 @@ class NameTable:
         general = NEUTRAL_VALUES_OF_SETTINGS if is_setting else NEUTRAL_VALUES
         own = NEUTRAL_VALUES_BY_ALGORITHM.get(self.algo, {})
         return is_neutral(value, (*general.get(name, ()), *own.get(name, ())), self.algo)
-
-    def find_neutral(self, name: str) -> set[str]:
-        """Return the setting that a neutral value gives its default again, if there is one.
-
-        Args:
-            name: Name for whose value `resolve` returned nothing. Of old names, those count that
-                stand for the whole setting: no schedule (`lr_schedule=None`) leaves `lr` alone.
-        """
-        is_known = name in self.group_by_setting or name in OLD_NAMES_OF_WHOLE_SETTINGS
-        setting = self.find_current_name(name) if is_known else None
-        return set() if setting is None else {setting}
 
     def _resolve_known(self, name: str, value: object, group: str | None) -> ResolvedSetting:
         actual_group = self.group_by_setting[name]

@@ -40,11 +40,6 @@ DEPRECATED_NAMES = frozenset(
 )
 """Settings whose `DEPRECATED_VALUE` means that they are not set."""
 
-OLD_NAMES_OF_WHOLE_SETTINGS = frozenset(
-    ("callbacks", "custom_eval_function", "horizon", "input", "num_gpus")
-)
-"""Old names whose neutral value gives the setting its default again."""
-
 _DEFAULT_POLICY = "default_policy"
 _NO_SPEC = (
     None,

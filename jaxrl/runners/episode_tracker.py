@@ -113,14 +113,13 @@ class TrackerBase(Generic[Runner, Episode]):
         self._done, self._is_in_share = [], True
         self._num_left = None if episodes is None else list(episodes)
 
-    def end_share(self) -> None:
-        """End the share: episodes that were not completed are cut here."""
+    def finish_share(self) -> None:
+        """Cut the share's episodes that were not completed, and call `on_sample_end`."""
         self._is_in_share = False
         self.finish_fragment()
-        self._num_left = None
 
-    def abandon_share(self) -> None:
-        """Forget a share that failed, without calling hooks."""
+    def end_share(self) -> None:
+        """End a share that was finished, or that failed."""
         self._done, self._is_in_share, self._num_left = [], False, None
 
     def finish_fragment(self) -> list[Episode]:

@@ -115,13 +115,13 @@ def play_share(
             tally.add(runner.sample(tally.next_chunk))
             timed_out = time.perf_counter() - begin > share.timeout_s
         if runner.tracker is not None:
-            runner.tracker.end_share()
+            runner.tracker.finish_share()
             tally.add_metrics(runner.metrics.take())
     finally:
         if can_pause:
             runner.pause(np.zeros(runner.num_envs, np.bool_))
         if runner.tracker is not None:
-            runner.tracker.abandon_share()
+            runner.tracker.end_share()
     return tally.to_played(timed_out and not tally.done.all(), time.perf_counter() - begin)
 
 

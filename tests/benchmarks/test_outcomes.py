@@ -43,9 +43,9 @@ class Played:
         self.weights = weights
 
 
-def test_the_worst_seat_of_the_worst_opponent_counts_and_a_draw_is_half() -> None:
-    run: Any = Played(random={"x": (8, 1, 1), "o": (6, 2, 2)}, main_v2={"x": (7, 1, 2)})
-    assert outcomes.compute_share_against_random(run) == pytest.approx(0.7)
+def test_the_worst_opponent_counts_in_both_seats_and_a_draw_is_half() -> None:
+    run: Any = Played(random={"x": (8, 1, 1), "o": (6, 2, 2)}, main_v2={"x": (9, 1, 0)})
+    assert outcomes.compute_share_against_random(run) == pytest.approx((8.5 + 7.0) / 20)
     assert run.asked["opponents"] == ["random"]
 
 
@@ -71,6 +71,8 @@ def test_seeds_are_added_to_the_summary_and_not_repeated(
     path = tmp_path / "amd" / "scores" / "outcomes" / outcomes.FILE
     with pytest.raises(KeyboardInterrupt):
         outcomes.run_case(outcomes.CASES["curriculum"], path)
+    (cell,) = json.loads(path.read_text())["cells"]
+    assert "return" not in cell  # three seeds are no row of the page
     outcomes.run_case(outcomes.CASES["curriculum"], path)
     assert ran == [0, 1, 2, 3, 3, 4]
     (cell,) = json.loads(path.read_text())["cells"]
