@@ -134,7 +134,6 @@ configs:
 
 SHIPPED = [path.stem for path in find_suite_file("smoke").parent.glob("*.yaml")]
 NEVER_RUN_BY_A_SUITE = {
-    "minatar/breakout-dqn",  # 25 million updates of five seeds
     *(case.file for case in CASES.values()),  # not judged by returns
     *(task.demonstrated for task in TASKS.values()),
 }
