@@ -291,6 +291,21 @@ def test_lanes_share_a_compiled_step() -> None:
         Population(make(OnPolicy).sweep(seeds=[1, 2]))
 
 
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_lanes_that_would_update_different_numbers_of_times_are_refused(num_devices: int) -> None:
+    """Also if each has its device alone, because all share one count of updates."""
+
+    class AsManyAsEpisodes(Algorithm):
+        @staticmethod
+        def compiled_training_step(flow: Any) -> None:
+            batch = flow.sample()
+            flow.repeat(batch.rollout.is_first.sum(), lambda flow: flow.update(batch))
+
+    config = make(AsManyAsEpisodes).learners(num_devices=num_devices).sweep(seeds=[1, 2])
+    with pytest.raises(ConfigError, match=r"number of times that may differ between lanes"):
+        Population(config).train()
+
+
 def test_a_subclass_is_restored_as_itself(tmp_path: Path) -> None:
     """Also if the class itself was called, instead of named in the config."""
     with OnPolicyFlow(small()) as algorithm:

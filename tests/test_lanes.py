@@ -31,6 +31,20 @@ def config_of(algo: str) -> Any:
     return config.reporting(min_sample_timesteps_per_iteration=128 * batches)
 
 
+def test_a_lane_that_has_its_device_alone_has_the_program_of_a_run() -> None:
+    """With an axis of one lane, products of matrices are slower on a CPU."""
+    is_batched = []
+    for num_devices in (1, 2):  # two lanes on one device, and one on each of two
+        config = small().learners(num_devices=num_devices).sweep(seeds=2)
+        with config.build() as sweep:
+            group = sweep._groups[0][0]
+            text = group._compiled.run._jitted.lower(group.states, 1).as_text()
+        products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+        assert products
+        is_batched.append(any("batching_dims" in line for line in products))
+    assert is_batched == [True, False]
+
+
 def assert_lanes_are_runs_by_themselves(sweep: Population, indices: list[int]) -> dict[str, Any]:
     """The result of one iteration, after lanes were compared to runs with their settings."""
     result = sweep.train()
@@ -51,11 +65,14 @@ def assert_lanes_are_runs_by_themselves(sweep: Population, indices: list[int]) -
     return result
 
 
-@pytest.mark.representatives("PPO")
+@pytest.mark.representatives("1-PPO", "3-PPO")
 @pytest.mark.parametrize("algo", every_algorithm(slow=SLOW))
-def test_a_lane_is_the_run_by_itself(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_a_lane_is_the_run_by_itself(
+    num_devices: int, algo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With another seed and another value of everything that can be swept in a program."""
-    config = config_of(algo)
+    config = config_of(algo).learners(num_devices=num_devices)
     others = {name: other_value(config, name) for name in sweepable(config)}
     points = [{}, {"seed": 3}, {**others, "seed": 5}]
     with population_of(config, points, monkeypatch) as sweep:

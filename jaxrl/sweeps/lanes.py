@@ -127,6 +127,9 @@ class Lanes:
     ) -> tuple[TrainState, Summary]:
         """Run `num_batches` train batches in every lane; return the states and lanes' summaries.
 
+        A single lane runs as it would by itself: with an axis of one lane, programs for a CPU write
+        the gradients of wide layers transposed, and take up to twice as long.
+
         Args:
             states: States `[lanes, ...]`.
             num_batches: Number of train batches.
@@ -134,25 +137,16 @@ class Lanes:
                 step environments.
         """
         axes, returns = get_vmap_axes(states), self._compute_returns(states, data)
-        step = jax.vmap(partial(self._train_batch, data), in_axes=(axes, 0, 0), out_axes=(axes, 0))
-        start = jax.vmap(partial(self._begin, data), in_axes=(axes, 0))(states, returns)
-
-        def body(
-            _: Int[Array, ""], carry: tuple[TrainState, Summary]
-        ) -> tuple[TrainState, Summary]:
-            return step(*carry, returns)
-
-        try:
-            return jax.lax.fori_loop(0, num_batches, body, (states, start))
-        except ValueError as error:
-            own_step = getattr(self.runner, "own_step", None)
-            if own_step is None or "out_axes" not in str(error):
-                raise
-            raise ConfigError(
-                "compiled_training_step() repeats a step a number of times that may differ between "
-                "lanes, which share one count of updates: let it depend on the flow's "
-                "progress.train_batches or progress.updates, or train each lane by itself."
-            ) from None
+        begin, step = partial(self._begin, data), partial(self._train_batch, data)
+        begin_all = jax.vmap(begin, in_axes=(axes, 0))
+        step_all = jax.vmap(step, in_axes=(axes, 0, 0), out_axes=(axes, 0))
+        if getattr(self.runner, "own_step", None) is not None:
+            _check_counters(begin_all, step_all, states, returns)
+        if _count_lanes(states) > 1:
+            return _repeat(begin_all, step_all, states, returns, num_batches)
+        own_returns = None if returns is None else returns[0]
+        state, summary = _repeat(begin, step, _squeeze(states), own_returns, num_batches)
+        return _unsqueeze(state), jax.tree.map(lambda x: x[None], summary)
 
     def _compute_returns(
         self, states: TrainState, data: Dataset | None
@@ -219,6 +213,55 @@ def is_per_lane(state: TrainState) -> PyTree:
 def get_vmap_axes(state: TrainState) -> PyTree:
     """Return the `in_axes` of `jax.vmap`: 0 for leaves with an axis of lanes, None for others."""
     return jax.tree.map(lambda per_lane: 0 if per_lane else None, is_per_lane(state))
+
+
+def _repeat(
+    begin: Callable[..., Summary],
+    step: Callable[..., tuple[TrainState, Summary]],
+    states: TrainState,
+    returns: Float[Array, "*lanes N"] | None,
+    num_batches: Int[Array, ""],
+) -> tuple[TrainState, Summary]:
+    """Run `num_batches` train batches of `step(states, summary, returns)`."""
+
+    def body(_: Int[Array, ""], carry: tuple[TrainState, Summary]) -> tuple[TrainState, Summary]:
+        return step(*carry, returns)
+
+    return jax.lax.fori_loop(0, num_batches, body, (states, begin(states, returns)))
+
+
+def _check_counters(
+    begin: Callable[..., Summary],
+    step: Callable[..., tuple[TrainState, Summary]],
+    states: TrainState,
+    returns: Float[Array, "lanes N"] | None,
+) -> None:
+    """Raise an error if a custom training step makes shared counters differ between lanes."""
+    try:
+        jax.eval_shape(lambda: step(states, begin(states, returns), returns))
+    except ValueError as error:
+        if "out_axes" not in str(error):
+            raise
+        raise ConfigError(
+            "compiled_training_step() repeats a step a number of times that may differ between "
+            "lanes, which share one count of updates: let it depend on the flow's "
+            "progress.train_batches or progress.updates, or train each lane by itself."
+        ) from None
+
+
+def _count_lanes(states: TrainState) -> int:
+    leaves = zip(jax.tree.leaves(states), jax.tree.leaves(is_per_lane(states)), strict=True)
+    return next(x.shape[0] for x, per_lane in leaves if per_lane)
+
+
+def _squeeze(states: TrainState) -> TrainState:
+    """Remove the axis of lanes, of which there is one."""
+    return jax.tree.map(lambda x, per_lane: x[0] if per_lane else x, states, is_per_lane(states))
+
+
+def _unsqueeze(state: TrainState) -> TrainState:
+    """Add an axis of one lane."""
+    return jax.tree.map(lambda x, per_lane: x[None] if per_lane else x, state, is_per_lane(state))
 
 
 def stack_trees(trees: Sequence[PyTree]) -> PyTree:
@@ -365,8 +408,8 @@ def _make_specs(states: TrainState) -> PyTree:
 class LanePrograms:
     """Compiled programs: `init(keys, env_params, numbers)` and `run(states, num_batches)`.
 
-    Both have recorded data as their last argument if lanes learn from them. The others read and write single lanes: `take_lane`, `put_lane` and `copy_member`. The index of
-    the lane is traced.
+    Both have recorded data as their last argument if lanes learn from them. The others read and
+    write single lanes: `take_lane`, `put_lane` and `copy_member`. The index of the lane is traced.
     """
 
     init: Program
