@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import jax
 import pytest
 
 from jaxrl.config.markers import grid
+from jaxrl.sweeps.lanes import choose_lane_devices, count_slots
 from jaxrl.sweeps.population import Population
 from tests.helpers import REPLAYS, assert_close, every_algorithm, small
 from tests.lanes import (
@@ -81,6 +83,42 @@ def test_a_lane_is_the_run_by_itself(
         states = [run.algorithm.get_state()["train_state"] for run in sweep._runs]
     assert result["num_lanes"] == 3
     assert len({params_of(state) for state in states}) == 3
+
+
+def test_lanes_that_the_devices_do_not_divide_are_runs_by_themselves() -> None:
+    """The last device has a copy of the last lane, which nothing of the results includes."""
+    config = small().learners(num_devices=2).sweep(seeds=5)
+    config.evaluation(evaluation_duration=4, evaluation_config={"max_episode_steps": 30})
+    with config.build() as sweep:
+        (group,) = sweep._groups[0]
+        assert (len(sweep.devices), len(group.lanes), group.num_lanes) == (2, 6, 5)
+        result = assert_lanes_are_runs_by_themselves(sweep, [0, 4])
+        assert result["lanes"].keys() == {0, 1, 2, 3, 4}
+        evaluated = sweep.evaluate()["lanes"]
+        assert evaluated.keys() == {0, 1, 2, 3, 4}
+        with sweep.lane(4) as alone:
+            assert alone.evaluate()["env_runners"] == pytest.approx(evaluated[4]["env_runners"])
+
+
+@pytest.mark.parametrize(
+    ("num_lanes", "num_devices", "want"),
+    [
+        (5, 1, (1, 5)),
+        (5, 2, (2, 6)),
+        (5, 8, (5, 5)),
+        (6, 4, (3, 6)),
+        (7, 4, (4, 8)),
+        (10, 8, (5, 10)),
+    ],
+)
+def test_lanes_are_divided_among_devices(
+    num_lanes: int, num_devices: int, want: tuple[int, int]
+) -> None:
+    devices = jax.devices("cpu")[:num_devices]
+    slots = count_slots(num_lanes, num_devices)
+    chosen = choose_lane_devices(devices, num_lanes)
+    assert (len(chosen), slots) == want
+    assert choose_lane_devices(devices, slots) == chosen
 
 
 def params_of(state: Any) -> bytes:

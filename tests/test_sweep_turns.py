@@ -67,21 +67,22 @@ def test_a_copy_may_come_from_another_turn() -> None:
 
 def test_lanes_at_once_follow_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assembly = assemble(small())
-    device = jax.devices("cpu")[:1]
     states = compute_state_bytes(assembly)
     work = estimate_required_bytes(assembly) - states
 
-    def at_once(number: int, memory: int | None, most: int | None = None) -> int:
+    def at_once(number: int, memory: int | None, most: int | None = None, devices: int = 1) -> int:
         monkeypatch.setattr(grouping, "get_memory_limit", lambda device: memory)
-        return grouping.compute_lanes_per_turn(number, assembly, device, most)
+        return grouping.compute_lanes_per_turn(number, assembly, jax.devices("cpu")[:devices], most)
 
     assert at_once(10, None) == 10
     assert at_once(10, 10 * (states + work)) == 10
     assert at_once(10, 10 * states + 9 * work) == 5
-    assert at_once(10, 10 * states + 4 * work) == 4
+    assert at_once(10, 10 * states + 4 * work) == 2  # the last of three turns would be padded
     assert at_once(10, 10 * states + work) == 1
     assert at_once(10, None, most=3) == 3
     assert at_once(10, None, most=7) == 5
+    assert at_once(5, 6 * (states + work), devices=2) == 5  # and a copy
+    assert at_once(5, 6 * (states + work) - 1, devices=2) == 3
     with pytest.raises(ConfigError, match=r"10 lanes need .* sweep at most 9 lanes"):
         at_once(10, 9 * states + work + work // 2)
 

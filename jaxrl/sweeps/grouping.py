@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 from jaxrl.runners.offline import is_fed
 from jaxrl.runners.placement import compute_state_bytes, estimate_required_bytes
 from jaxrl.runtime.devices import get_memory_limit
-from jaxrl.sweeps.lanes import change_settings
+from jaxrl.sweeps.lanes import change_settings, count_slots
 
 T = TypeVar("T")
 
@@ -315,7 +315,7 @@ def compute_lanes_per_turn(
     """Compute the number of lanes that each turn trains; the last turn may have fewer.
 
     The states of all lanes are always in memory, rollouts and targets only those of the current
-    turn. The memory estimate is a lower bound.
+    turn, each with the copies that give devices equal shares. The memory estimate is a lower bound.
 
     Args:
         num_lanes: Total number of lanes.
@@ -327,19 +327,22 @@ def compute_lanes_per_turn(
     Raises:
         ConfigError: If not even one lane at a time fits into memory.
     """
-    capacity, limit = num_lanes, get_memory_limit(devices[0])
-    if limit is not None:
-        total = limit * (1 if devices[0].platform == "cpu" else len(devices))
-        total = max(0, total - shared_bytes * len(devices))
-        states = compute_state_bytes(assembly)
-        work = max(1, estimate_required_bytes(assembly) - states)
-        capacity = (total - num_lanes * states) // work
-        if capacity < 1:
-            lanes = max(0, (total - work) // states)
-            raise ConfigError(
-                f"{num_lanes} lanes need at least {(num_lanes * states + work) / 2**30:.1f} GiB "
-                f"even one at a time, but only {total / 2**30:.1f} GiB are available: sweep at most "
-                f"{lanes} lanes, or lower train_batch_size."
-            )
-    num_turns = -(-num_lanes // min(num_lanes, capacity, max_lanes or num_lanes))
-    return -(-num_lanes // num_turns)
+    fewest_turns = -(-num_lanes // min(num_lanes, max_lanes or num_lanes))
+    sizes = [-(-num_lanes // turns) for turns in range(fewest_turns, num_lanes + 1)]
+    limit = get_memory_limit(devices[0])
+    if limit is None:
+        return sizes[0]
+    total = limit * (1 if devices[0].platform == "cpu" else len(devices))
+    total = max(0, total - shared_bytes * len(devices))
+    states = compute_state_bytes(assembly)
+    work = max(1, estimate_required_bytes(assembly) - states)
+    for size in sizes:
+        slots = count_slots(size, len(devices))
+        if -(-num_lanes // size) * slots * states + slots * work <= total:
+            return size
+    lanes = max(0, (total - work) // states)
+    raise ConfigError(
+        f"{num_lanes} lanes need at least {(num_lanes * states + work) / 2**30:.1f} GiB "
+        f"even one at a time, but only {total / 2**30:.1f} GiB are available: sweep at most "
+        f"{lanes} lanes, or lower train_batch_size."
+    )

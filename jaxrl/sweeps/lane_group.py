@@ -30,6 +30,7 @@ from jaxrl.sweeps.lanes import (
     LanePrograms,
     Lanes,
     choose_lane_devices,
+    count_slots,
     is_per_lane,
     make_lane_programs,
     stack_trees,
@@ -48,11 +49,12 @@ class LaneGroup:
         lanes: Lanes that can share a program.
         env_params: Parameters of each lane's environment.
         assembly: Functions shared by all lanes; in-graph.
-        devices: Local devices; the largest number of them that divides the lanes is used.
+        devices: Local devices among which the lanes are divided. If they have no equal shares, lanes
+            are added: copies of the last one that are never read.
         varying_settings: Names of the settings that differ between lanes.
         data: Recorded data that all lanes learn from; None if they step environments.
         template: Group whose programs are reused; its settings differ only in numbers. It has at
-            least as many lanes; this group is padded to its size with copies that are never read.
+            least as many lanes; this group is padded to its size.
     """
 
     def __init__(
@@ -68,10 +70,13 @@ class LaneGroup:
         self.assembly, self.data = assembly, data
         self.shared: dict[str, Any] = {} if template is None else template.shared
         """Objects by name that all lanes share."""
-        size = len(lanes) if template is None else len(template.lanes)
-        padding = size - len(lanes)
+        self.num_lanes = len(lanes)
+        """Number of lanes without copies that are never read."""
+        slots = count_slots(len(lanes), len(devices)) if template is None else len(template.lanes)
+        padding = slots - len(lanes)
         self.lanes = [*lanes, *[lanes[-1]] * padding]
-        self.devices = choose_lane_devices(devices, size)
+        """Lanes and copies; the index is the slot."""
+        self.devices = choose_lane_devices(devices, slots)
         self._inputs = () if data is None else (data.dataset,)
         arguments = self._make_arguments([*env_params, *[env_params[-1]] * padding])
         self._compiled = (

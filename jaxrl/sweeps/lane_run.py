@@ -100,7 +100,7 @@ class LaneParts:
         self, config: "AlgorithmConfig", trials: DeviceTrials, *, should_train: bool
     ) -> tuple[Assembly, list[Device], str]:
         del config, trials, should_train
-        number = len(self._group.lanes)
+        number = self._group.num_lanes
         why = f"Lane {self._slot} of {number} in one program."
         assembly = self._group.assembly
         if assembly.is_offline:  # no state has the parameters of the lane's environment

@@ -385,8 +385,20 @@ def shard_lanes(
 
 
 def choose_lane_devices(devices: Sequence[Device], num_lanes: int) -> list[Device]:
-    """Return the largest number of the devices that divides the lanes."""
-    return list(devices[: max(n for n in range(1, len(devices) + 1) if num_lanes % n == 0)])
+    """Return the fewest devices with which the largest share of lanes is as small as with all."""
+    largest_share = -(-num_lanes // len(devices))
+    return list(devices[: -(-num_lanes // largest_share)])
+
+
+def count_slots(num_lanes: int, num_devices: int) -> int:
+    """Return the number of lanes after padding, so that the devices that share them have as many.
+
+    Args:
+        num_lanes: Number of lanes.
+        num_devices: Number of devices among which they may be divided; see `choose_lane_devices`.
+    """
+    largest_share = -(-num_lanes // num_devices)
+    return largest_share * -(-num_lanes // largest_share)
 
 
 def place_for_all(tree: PyTree, devices: Sequence[Device]) -> PyTree:

@@ -73,7 +73,7 @@ class Population(SweepRuns):
         self._groups = [self._make_turns(group) for group in sharing]
         runs: dict[int, LaneRun] = {}
         for group, turns in zip(sharing, self._groups, strict=True):
-            size = len(turns[0].lanes)
+            size = turns[0].num_lanes
             for number, lane in enumerate(group.lanes):
                 turn, slot = divmod(number, size)
                 made = group.envs[number].train_env
@@ -131,7 +131,7 @@ class Population(SweepRuns):
         summary = f"{lanes} lanes in {_count_programs(programs)}"
         summary += f", {lanes / programs:g} in each on average." if programs > 1 else "."
         turns = [
-            f"{turns[0].assembly.made.id}: {len(turns)} turns of {len(turns[0].lanes)} lanes."
+            f"{turns[0].assembly.made.id}: {len(turns)} turns of {turns[0].num_lanes} lanes."
             for turns in self._groups
             if len(turns) > 1
         ]
