@@ -82,7 +82,7 @@ def test_lanes_at_once_follow_from_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert at_once(10, None, most=3) == 3
     assert at_once(10, None, most=7) == 5
     assert at_once(5, 6 * (states + work), devices=2) == 5  # and a copy
-    assert at_once(5, 6 * (states + work) - 1, devices=2) == 3
+    assert at_once(5, 6 * (states + work) - 1, devices=2) == 2
     with pytest.raises(ConfigError, match=r"10 lanes need .* sweep at most 9 lanes"):
         at_once(10, 9 * states + work + work // 2)
 
