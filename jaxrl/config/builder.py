@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from jaxrl.config.coerce import copy_containers
+from jaxrl.config.depth import check_depth
 from jaxrl.config.imports import ALGORITHM, load_object
 from jaxrl.config.names import (
     GROUP_METHODS,
@@ -174,6 +175,7 @@ class ConfigBuilder:
         for name, value in values.items():
             if not isinstance(name, str):
                 raise UnknownSettingError(f"A setting has a name, got {name!r} (with {value!r}).")
+            check_depth(value, name)
         table, values = self.get_name_table(), merge_materialize(values)
         if values.get("_model_config"):  # RLlib then does not read model
             values = {name: value for name, value in values.items() if name != "model"}

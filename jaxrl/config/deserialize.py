@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.coerce import accepts_objects
+from jaxrl.config.depth import MAX_SAVED_DEPTH, is_deeper
 from jaxrl.config.imports import (
     ALGORITHM,
     ALGORITHM_CONFIG,
@@ -93,6 +94,10 @@ def deserialize_config(
         CheckpointError: If the data is not a config, or requires imports that are not trusted.
         ConfigError: If something named in the data does not exist (any more).
     """
+    if is_deeper(data, MAX_SAVED_DEPTH):
+        raise CheckpointError(
+            f"The saved config is damaged: it is nested more than {MAX_SAVED_DEPTH} levels deep."
+        )
     if not isinstance(data, Mapping) or not {"algo", "settings"} <= data.keys():
         raise CheckpointError(
             f"This is not a saved config (algo or settings are missing): {data!r}."

@@ -11,6 +11,7 @@ from typing import Any, cast
 import yaml
 
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.depth import MAX_DEPTH, walk_depths
 from jaxrl.config.fields import get_settings
 from jaxrl.config.markers import marker_from_data, replace_at_path
 from jaxrl.config.pbt import make_scheduler
@@ -40,7 +41,6 @@ TOP_LEVEL_SETTINGS = (
 RLLIB_PARAMS = "params.json"
 """File with the settings of a trial of RLlib's."""
 EXPERIMENT_KEYS = ("run", "algo", "env", "stop", "config", "sweep", *TOP_LEVEL_SETTINGS)
-MAX_DEPTH = 64
 MAX_VALUES = 100_000
 
 
@@ -366,23 +366,14 @@ def check_document_size(document: object, source: object) -> None:
     Raises:
         ConfigError: If a limit is exceeded.
     """
-    stack: list[tuple[object, int]] = [(document, 0)]
-    num_values = 0
-    while stack:
-        value, depth = stack.pop()
-        num_values += 1
+    for index, depth in enumerate(walk_depths(document)):
         if depth > MAX_DEPTH:
             raise ConfigError(
                 f"{source} is nested more than {MAX_DEPTH} levels deep, or contains itself by an "
                 "alias; settings are a few levels deep."
             )
-        if num_values > MAX_VALUES:
+        if index >= MAX_VALUES:
             raise ConfigError(
                 f"{source} has more than {MAX_VALUES:,} values, each alias counted as often as it "
                 "is used; settings are fewer."
             )
-        if isinstance(value, Mapping):
-            inside = cast(Mapping[Any, Any], value)
-            stack.extend((part, depth + 1) for part in inside.values())
-        elif isinstance(value, list | tuple):
-            stack.extend((part, depth + 1) for part in cast(list[Any], value))

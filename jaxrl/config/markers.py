@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
+from jaxrl.config.depth import check_depth
 from jaxrl.errors import ConfigError
 
 MarkerKind: TypeAlias = Literal["grid", "choice", "uniform", "loguniform"]
@@ -75,6 +76,7 @@ def _make_marker(kind: MarkerKind, values: object) -> Marker:
     if not isinstance(values, list | tuple) or not values:
         raise ConfigError(f"{kind}() needs a list of values to try, got {values!r}.")
     values = tuple(cast(list[Any], values))
+    check_depth(values, f"A value of {kind}()")
     nested = next(find_markers(list(values)), None)
     if nested is not None:
         raise ConfigError(
