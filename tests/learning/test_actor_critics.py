@@ -50,7 +50,7 @@ def endless_episodes(patch: pytest.MonkeyPatch) -> None:
         endless = replace(batch, discount=jnp.full_like(batch.discount, 0.99))
         return honest(self, state, endless, *arguments)
 
-    patch.setattr(SACLearner, "targets", broken)
+    patch.setattr(SACLearner, "compute_td_targets", broken)
 
 
 def policy_of_old_actions(patch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def targets_of_the_present(patch: pytest.MonkeyPatch) -> None:
     def broken(self: Any, state: Any, batch: Any, *arguments: Any) -> Any:
         return honest(self, state, replace(batch, next_obs=batch.obs), *arguments)
 
-    patch.setattr(TQCLearner, "targets", broken)
+    patch.setattr(TQCLearner, "compute_td_targets", broken)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_part_that_is_blank_fails_the_threshold(
         code, obs = honest(self, key)
         return code, {**obs, part: jnp.zeros_like(obs[part])}
 
-    monkeypatch.setattr(ThreeParts, "shown", blank)
+    monkeypatch.setattr(ThreeParts, "sample_code", blank)
     assert evaluated("spaces/threeparts-ppo", 200_000, 0) <= 6.0
 
 
@@ -72,15 +72,15 @@ def test_no_mine_in_a_million_steps(algo: str) -> None:
 def test_without_the_mask_mines_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Minefield,
-        "seen",
-        lambda self, state: {**seen(self, state), "action_mask": jnp.ones(8, jnp.int8)},
+        "observe",
+        lambda self, state: {**observe(self, state), "action_mask": jnp.ones(8, jnp.int8)},
     )
     config = load_experiment(CONFIGS / "spaces/minefield-ppo.yaml").config.debugging(loggers=[])
     with config.build() as algorithm:
         assert algorithm.train()["env_runners"]["episode_return_min"] < -90.0
 
 
-seen = Minefield.observe
+observe = Minefield.observe
 
 
 # --- parts of an action that have to agree ---

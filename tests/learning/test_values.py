@@ -63,5 +63,5 @@ def test_bootstrapping_through_terminations_fails_the_threshold(
         endless = replace(batch, discount=0.99 + 0.0 * batch.discount)
         return honest(self, params, target, endless, key)
 
-    monkeypatch.setattr(DQNLearner, "targets", broken)
+    monkeypatch.setattr(DQNLearner, "compute_td_targets", broken)
     assert evaluated("classic/cartpole-dqn", STEPS, 0) < 450
