@@ -471,7 +471,7 @@ def _parse_algo_class(value: object) -> "type[Algorithm] | None":
 
 
 def _copy_group(group: G) -> G:
-    fields = dataclasses.fields(group)
-    return dataclasses.replace(
-        group, **{f.name: copy_containers(getattr(group, f.name)) for f in fields}
-    )
+    values = {f.name: getattr(group, f.name) for f in dataclasses.fields(group)}
+    for name, value in values.items():
+        check_depth(value, name)  # a container may have changed in place
+    return dataclasses.replace(group, **{n: copy_containers(x) for n, x in values.items()})

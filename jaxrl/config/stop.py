@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.coerce import MismatchError, coerce
+from jaxrl.config.depth import check_depth
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.metrics import (
     EVALUATION,
@@ -36,7 +37,7 @@ def parse_stop(criteria: object) -> StopCriteria:
 
     Raises:
         UnknownNameError: If no result has a key.
-        ConfigError: If a threshold is not a number.
+        ConfigError: If a threshold is not a number, or the criteria contain themselves.
     """
     if criteria is None:
         return {}
@@ -44,6 +45,7 @@ def parse_stop(criteria: object) -> StopCriteria:
         raise ConfigError(
             f"stop must be a dictionary such as {{'training_iteration': 10}}, got {criteria!r}."
         )
+    check_depth(criteria, "stop")
     stop: StopCriteria = {}
     for written, value in flatten(cast(Mapping[str, Any], criteria)).items():
         key = RENAMED_KEYS.get(written, written)

@@ -9,6 +9,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.depth import MAX_DEPTH, MAX_SAVED_DEPTH
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.serialize import serialize_config
+from jaxrl.config.stop import parse_stop
 from jaxrl.config.sweep import choice, grid
 from jaxrl.errors import CheckpointError, ConfigError
 
@@ -59,6 +60,18 @@ def test_a_value_that_contains_itself_is_refused() -> None:
         PPOConfig().environment("CartPole-v1", env_config=contain_itself())
     with pytest.raises(ConfigError, match=f"^evaluation_config is {TOO_DEEP}"):
         PPOConfig().evaluation(evaluation_config={"env_config": contain_itself()})
+
+
+def test_so_is_one_that_came_to_contain_itself() -> None:
+    config = PPOConfig().environment("CartPole-v1", env_config={"x": 1})
+    config.env_config["own"] = config.env_config
+    with pytest.raises(ConfigError, match=f"^env_config is {TOO_DEEP}"):
+        config.build()
+
+
+def test_so_are_stop_criteria() -> None:
+    with pytest.raises(ConfigError, match=f"^stop is {TOO_DEEP}"):
+        parse_stop({"env_runners": contain_itself()})
 
 
 @pytest.mark.parametrize("marker", [choice, grid])

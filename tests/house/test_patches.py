@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
+PACKAGES = ("jaxrl", "benchmarks")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -50,10 +51,10 @@ def find_root(owner: ast.expr) -> str | None:
 
 
 def import_names(tree: ast.AST) -> dict[str, Any]:
-    """Return what a module imports from jaxrl, also within its functions."""
+    """Return what a module imports from `PACKAGES`, also within its functions."""
     found: dict[str, Any] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxrl"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGES):
             assert node.module is not None
             module = importlib.import_module(node.module)
             for alias in node.names:
@@ -66,7 +67,7 @@ def import_names(tree: ast.AST) -> dict[str, Any]:
 
 
 def list_missing(source: str) -> tuple[int, list[str]]:
-    """Return the number of attributes of jaxrl that are replaced, and those that do not exist."""
+    """Return the number of attributes of `PACKAGES` that are replaced, and those that do not exist."""
     tree = ast.parse(source)
     patches = list(find_patches(tree))
     names = import_names(tree) if patches else {}
