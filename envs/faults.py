@@ -85,7 +85,7 @@ class FaultyEnv(JaxEnv[FaultyState, FaultyParams]):
     def reset(self, key: Key, params: FaultyParams) -> tuple[FaultyState, PyTree]:
         key_inner, key_breaks = jax.random.split(key)
         inner, obs = self.env.reset(key_inner, params.inner)
-        breaks = jax.random.uniform(key_breaks) < params.fraction
+        breaks = jax.random.uniform(key_breaks, dtype=jnp.float32) < params.fraction
         num_steps = jnp.zeros((), jnp.int32)
         return FaultyState(inner=inner, num_steps=num_steps, breaks=breaks), obs
 

@@ -115,7 +115,7 @@ class FrozenLake(JaxEnv[FrozenLakeState, FrozenLakeParams]):
     ) -> tuple[FrozenLakeState, TimeStep]:
         slip_key, side_key = jax.random.split(key)
         slips = jax.random.bernoulli(slip_key, params.slip_probability)
-        side = jnp.where(jax.random.bernoulli(side_key), 1, 3)
+        side = jnp.where(jax.random.bernoulli(side_key, jnp.float32(0.5)), 1, 3)
         direction = (action + jnp.where(slips, side, 0)) % len(MOVES)
         position = jnp.clip(state.position + jnp.asarray(MOVES)[direction], 0, params.size - 1)
         after = FrozenLakeState(holes=state.holes, position=position)
@@ -130,9 +130,9 @@ class FrozenLake(JaxEnv[FrozenLakeState, FrozenLakeParams]):
 
     def sample_path(self, key: Key, params: FrozenLakeParams) -> Bool[Array, "rows columns"]:
         """Sample a shortest path from corner to corner. Consumes the key."""
-        steps = jnp.arange(2 * (self.max_size - 1))
+        steps = jnp.arange(2 * (self.max_size - 1), dtype=jnp.int32)
         is_used = steps < 2 * (params.size - 1)
-        draws = jnp.where(is_used, jax.random.uniform(key, steps.shape), jnp.inf)
+        draws = jnp.where(is_used, jax.random.uniform(key, steps.shape, jnp.float32), jnp.inf)
         is_down = jnp.argsort(jnp.argsort(draws)) < params.size - 1
         rows = jnp.cumsum(is_down & is_used)
         columns = jnp.cumsum(~is_down & is_used)
@@ -145,7 +145,7 @@ class FrozenLake(JaxEnv[FrozenLakeState, FrozenLakeParams]):
         row, column = state.position
         padded = jnp.pad(state.holes, VIEW)
         holes = jax.lax.dynamic_slice(padded, (row, column), (width, width))
-        offsets = jnp.arange(-VIEW, VIEW + 1)
+        offsets = jnp.arange(-VIEW, VIEW + 1, dtype=jnp.int32)
         rows, columns = row + offsets, column + offsets
         is_row = (rows >= 0) & (rows < params.size)
         is_column = (columns >= 0) & (columns < params.size)

@@ -63,7 +63,7 @@ class Minefield(JaxEnv[MinefieldState, MinefieldParams]):
     def step(
         self, key: Key, state: MinefieldState, action: Array, params: MinefieldParams
     ) -> tuple[MinefieldState, TimeStep]:
-        opened = jnp.arange(NUM_DOORS) == action
+        opened = jnp.arange(NUM_DOORS, dtype=jnp.int32) == action
         crashed = ~jnp.any(opened & state.is_safe)
         pay = jnp.sum(jnp.where(opened, state.pay, 0.0))
         after = self.sample_doors(key, state.num_steps + 1)

@@ -121,7 +121,9 @@ class Probe(JaxEnv[ProbeState, ProbeParams]):
 
 
 def _flip_coin(key: Key) -> Float[Array, "1"]:
-    return jnp.where(jax.random.bernoulli(key, 0.5, (1,)), 1.0, -1.0).astype(jnp.float32)
+    return jnp.where(jax.random.bernoulli(key, jnp.float32(0.5), (1,)), 1.0, -1.0).astype(
+        jnp.float32
+    )
 
 
 _BOTH_OBS = np.array([[-1.0], [1.0]], np.float32)
@@ -253,7 +255,7 @@ class ProbeMask(Probe):
 
     def add_mask(self, obs: Float[Array, "1"]) -> dict[str, Array]:
         """Return the observation together with its mask."""
-        legal = jnp.arange(3) != self.get_illegal_action(obs[0])
+        legal = jnp.arange(3, dtype=jnp.int32) != self.get_illegal_action(obs[0])
         return {"action_mask": legal.astype(jnp.int8), "obs": obs}
 
     def get_illegal_action(self, obs: Float[Array, ""]) -> Int[Array, ""]:

@@ -60,6 +60,13 @@ def abstract_value(space: gymnasium.Space[Any]) -> PyTree:
     return jax.ShapeDtypeStruct(tuple(space.shape or ()), leaf_dtype(space))
 
 
+def _explain_width(got: np.dtype[Any], expected: np.dtype[Any]) -> str:
+    """Return why a type has twice the bits, as only `jax_enable_x64` makes it."""
+    if got.kind != expected.kind or (got.itemsize, expected.itemsize) != (8, 4):
+        return ""
+    return f" JAX's default is of 64 bits with jax_enable_x64: state dtype=jnp.{expected}."
+
+
 def check_struct(label: str, space: gymnasium.Space[Any], value: PyTree) -> None:
     """Check an abstract value (`jax.eval_shape`) for the space's structure, dtypes and shapes.
 
@@ -79,7 +86,7 @@ def check_struct(label: str, space: gymnasium.Space[Any], value: PyTree) -> None
     if value.dtype != dtype or value.shape != shape:
         raise EnvError(
             f"{label} must be {dtype} of shape {shape} for {space}, "
-            f"got {value.dtype} of shape {value.shape}."
+            f"got {value.dtype} of shape {value.shape}.{_explain_width(value.dtype, dtype)}"
         )
     if value.weak_type:
         raise EnvError(

@@ -87,9 +87,9 @@ class ThreeParts(JaxEnv[ThreePartsState, ThreePartsParams]):
     def sample_code(self, key: Key) -> tuple[Int[Array, "3"], dict[str, Array]]:
         """Sample a code and an observation that shows it. Consumes the key."""
         code_key, image_key, vector_key = jax.random.split(key, 3)
-        code = jax.random.randint(code_key, (3,), 0, jnp.array([2, 2, NUM_CHOICES]))
-        pixels = jax.random.randint(image_key, (SIDE, SIDE, 1), 0, 128)
-        is_bright = jnp.arange(SIDE) // (SIDE // 2) == code[0]
+        code = jax.random.randint(code_key, (3,), 0, jnp.array([2, 2, NUM_CHOICES]), jnp.int32)
+        pixels = jax.random.randint(image_key, (SIDE, SIDE, 1), 0, 128, jnp.int32)
+        is_bright = jnp.arange(SIDE, dtype=jnp.int32) // (SIDE // 2) == code[0]
         image = pixels + 128 * is_bright[:, None, None]
         first = jax.random.uniform(vector_key, (), jnp.float32, -0.45, 0.45)
         sign: Float[Array, ""] = 2.0 * code[1].astype(jnp.float32) - 1.0

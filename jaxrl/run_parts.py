@@ -214,7 +214,7 @@ class OwnRunParts:
         learners: LearnerGroup,
         devices: list[Device],
     ) -> ActingState:
-        jit = config.debugging_settings.jit
+        jit = config.debugging_settings.compiles
         return OwnActingState(assembly, learners, len(devices), jit=jit)
 
     def attach(self, record: RunRecord, load: LoadLeaves) -> None:

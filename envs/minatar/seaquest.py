@@ -189,7 +189,9 @@ class Seaquest(GridGame[SeaquestState, SeaquestParams]):
         trail = jnp.where(state.rightward, shift_left(fish | subs), shift_right(fish | subs))
         gauge = np.arange(SIZE) == SIZE - 1
         oxygen = _first_bits(jnp.maximum(state.oxygen, 0) * SIZE // params.max_oxygen)
-        aboard = _first_bits(jnp.full((), SIZE - 1)) & ~_first_bits(SIZE - 1 - state.num_aboard)
+        aboard = _first_bits(jnp.full((), SIZE - 1, jnp.int32)) & ~_first_bits(
+            SIZE - 1 - state.num_aboard
+        )
         return stack_boards(
             cell(state.sub_x, state.sub_y),
             cell(state.sub_x + jnp.where(state.faces_right, -1, 1), state.sub_y),

@@ -166,7 +166,7 @@ def make_flags(
     env: MultiAgentJaxEnv[Any, Any], *, value: bool
 ) -> dict[str, Bool[Array, "*members"]]:
     """Return the same flag for all agents, by entry: who acts if all do."""
-    return {entry.key: jnp.full(entry.shape, value) for entry in get_entries(env)}
+    return {entry.key: jnp.full(entry.shape, value, jnp.bool_) for entry in get_entries(env)}
 
 
 def make_no_ends(env: MultiAgentJaxEnv[Any, Any]) -> dict[str, Bool[Array, "*members"]]:

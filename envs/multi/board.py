@@ -69,7 +69,7 @@ class BoardGame(MultiAgentJaxEnv[BoardState, BoardParams]):
     def reset(self, key: Key, params: BoardParams) -> tuple[BoardState, MultiStart]:
         state = BoardState(
             stones=jnp.zeros((2, *self.words), self.word_dtype),
-            mover=jax.random.bernoulli(key).astype(jnp.int32),
+            mover=jax.random.bernoulli(key, jnp.float32(0.5)).astype(jnp.int32),
         )
         return state, MultiStart(obs=self._observe(state), acts=_find_acting(state))
 

@@ -227,8 +227,8 @@ class Foraging(MultiAgentJaxEnv[ForagingState, ForagingParams]):
         player_level = jax.random.randint(
             level_key, (count,), 1, self.max_player_level + 1, jnp.int32
         )
-        most = jnp.sort(player_level)[:3].sum()
-        food_level = jnp.full((self.num_food,), most)
+        most = jnp.sort(player_level)[:3].sum(dtype=jnp.int32)
+        food_level = jnp.full((self.num_food,), most, jnp.int32)
         if not self.force_coop:
             food_level = jax.random.randint(food_key, food_level.shape, 1, most + 1, jnp.int32)
         food_level = jnp.where(has_place, food_level, 0)
@@ -238,7 +238,7 @@ class Foraging(MultiAgentJaxEnv[ForagingState, ForagingParams]):
             player_level=player_level,
             food=food[order],
             food_level=food_level[order],
-            spawned=food_level.sum(),
+            spawned=food_level.sum(dtype=jnp.int32),
         )
 
     def _place_players(self, noise: Float[Array, "players cells"]) -> Int[Array, "players 2"]:

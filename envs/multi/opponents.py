@@ -20,7 +20,9 @@ class AlwaysSame(HeuristicRLModule):
         return jnp.full((batch_size,), NO_MOVE, jnp.int32)
 
     def act(self, obs: PyTree, carry: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        move = jnp.where(carry == NO_MOVE, jax.random.randint(key, (), 0, NUM_MOVES), carry)
+        move = jnp.where(
+            carry == NO_MOVE, jax.random.randint(key, (), 0, NUM_MOVES, jnp.int32), carry
+        )
         return move, move
 
 
@@ -32,5 +34,5 @@ class BeatLast(HeuristicRLModule):
 
     def act(self, obs: PyTree, carry: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         last = jnp.argmax(obs)  # modules see a Discrete space one-hot
-        first = jax.random.randint(key, (), 0, NUM_MOVES)
+        first = jax.random.randint(key, (), 0, NUM_MOVES, jnp.int32)
         return jnp.where(last == NO_MOVE, first, (last + 1) % NUM_MOVES).astype(jnp.int32), carry

@@ -105,7 +105,7 @@ class MultiProbe(MultiAgentJaxEnv[MultiProbeState, MultiProbeParams]):
 
     def draw(self, key: Key) -> Float[Array, " n"]:
         """Draw what differs between episodes, by default -1 or 1 for each agent."""
-        coins = jax.random.bernoulli(key, 0.5, (self.num_drawn,))
+        coins = jax.random.bernoulli(key, jnp.float32(0.5), (self.num_drawn,))
         return jnp.where(coins, 1.0, -1.0).astype(jnp.float32)
 
     def observe(self, state: MultiProbeState) -> Obs:
@@ -200,7 +200,7 @@ class ProbeTurnsGamma(MultiProbe):
     name = "probe-turns-gamma-v0"
 
     def draw(self, key: Key) -> Float[Array, " n"]:
-        gap = jax.random.randint(key, (), 2, 5)
+        gap = jax.random.randint(key, (), 2, 5, jnp.int32)
         return make_row(gap, gap)
 
     def observe(self, state: MultiProbeState) -> Obs:
@@ -265,7 +265,7 @@ class ProbeDeath(MultiProbe):
     num_steps = 6
 
     def draw(self, key: Key) -> Float[Array, " n"]:
-        death = jax.random.randint(key, (), 1, 5)
+        death = jax.random.randint(key, (), 1, 5, jnp.int32)
         return make_row(death, death)
 
     def observe(self, state: MultiProbeState) -> Obs:

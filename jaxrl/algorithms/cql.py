@@ -171,7 +171,7 @@ class CQLLearner(TwinSoftActorCritic):
         num_actions, rows = self.settings.num_actions, here.mean.shape[0]
         shape = (rows, num_actions, *here.mean.shape[1:])
         box = make_action_distribution(self.module.action_space, continuous="uniform")
-        uniform = box.from_inputs(jnp.zeros((*batch.reward.shape, box.input_dim)))
+        uniform = box.from_inputs(jnp.zeros((*batch.reward.shape, box.input_dim), jnp.float32))
         unit = draw_rows(jax.random.uniform, uniform_key, shape, self.axis_name)
         actions = [jax.vmap(uniform.from_noise, in_axes=1)(unit)]
         log_densities = [jnp.repeat(-uniform.entropy()[None], num_actions, axis=0)]

@@ -84,7 +84,7 @@ class CircularBuffer:
         rounds = jnp.arange(self.num_batches, dtype=jnp.int32) * self.iterations_per_batch
         due = uses >= rounds + jnp.maximum(state.draws_left, 1)  # no draws left for younger ones
         total = jnp.where(due.any(), uses[jnp.argmax(due)], uses[-1])
-        ticket = jax.random.randint(key, (), 0, jnp.maximum(total, 1))
+        ticket = jax.random.randint(key, (), 0, jnp.maximum(total, 1), jnp.int32)
         index = slots[jnp.argmax(uses > ticket)]
         valid = (state.filled > self.num_batches // 2) & (total > 0)
         after = dataclasses.replace(

@@ -188,11 +188,17 @@ class DatasetSampler:
     def _draw_shard(self, data: DatasetExtent, key: Key) -> Int[Array, " n"]:
         """Draw the rows of one shard with replacement, of each source as many as it has a share."""
         if self.source_sizes is None:
-            return jax.random.randint(key, (self.batch_size // self.num_shards,), 0, data.num_rows)
+            return jax.random.randint(
+                key, (self.batch_size // self.num_shards,), 0, data.num_rows, jnp.int32
+            )
         start = data.source_start
         drawn = [
             jax.random.randint(
-                jax.random.fold_in(key, i), (size // self.num_shards,), start[i], start[i + 1]
+                jax.random.fold_in(key, i),
+                (size // self.num_shards,),
+                start[i],
+                start[i + 1],
+                jnp.int32,
             )
             for i, size in enumerate(self.source_sizes)
         ]
@@ -369,7 +375,9 @@ class DatasetSampler:
         if low == high:
             return jnp.full((shards.shape[0] * share,), high, jnp.int32)
         keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
-        return jax.vmap(lambda k: jax.random.randint(k, (share,), low, high + 1))(keys).reshape(-1)
+        return jax.vmap(lambda k: jax.random.randint(k, (share,), low, high + 1, jnp.int32))(
+            keys
+        ).reshape(-1)
 
 
 def _get_module(array: AnyArray) -> Any:

@@ -116,7 +116,7 @@ class PackedReplayBuffer(ReplayBuffer):
 
         def sample(key: Key, sizes: Int[Array, " B"]) -> tuple[Array, Array]:
             ends = jnp.cumsum(sizes)
-            number = jax.random.randint(key, (share,), 0, jnp.maximum(ends[-1], 1))
+            number = jax.random.randint(key, (share,), 0, jnp.maximum(ends[-1], 1), jnp.int32)
             column = jnp.minimum(searchsorted(ends, number + 1), per_shard - 1)
             return column, number - (ends - sizes)[column]
 

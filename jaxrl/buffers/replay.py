@@ -152,6 +152,7 @@ class ReplayBuffer:
         row = jax.tree.map(lambda x: jnp.zeros(x.shape[2:], x.dtype), select_stored(rollout))
         num_envs = rollout.reward.shape[1]
         rows = strip_weak_types(_import_storage().init(row, num_envs, self.length))
+        rows = rows.replace(current_index=rows.current_index.astype(jnp.int32))
         streams = ColumnSources(
             env_index=jnp.full((num_envs,), -1, jnp.int32),
             env_step=jnp.zeros((num_envs,), jnp.uint32),
@@ -305,7 +306,9 @@ class ReplayBuffer:
             The columns, counted from the shard's first, and the positions in them.
         """
         size = self.size(state)
-        places = jax.vmap(lambda k: jax.random.randint(k, (share,), 0, per_shard * size))(keys)
+        places = jax.vmap(
+            lambda k: jax.random.randint(k, (share,), 0, per_shard * size, jnp.int32)
+        )(keys)
         return places // size, places % size
 
     def count_rows_per_shard(
@@ -383,7 +386,9 @@ class ReplayBuffer:
         if low == high:
             return jnp.full((shards.shape[0] * share,), high, jnp.int32)
         keys = jax.vmap(lambda shard: jax.random.fold_in(key, shard))(shards)
-        return jax.vmap(lambda k: jax.random.randint(k, (share,), low, high + 1))(keys).reshape(-1)
+        return jax.vmap(lambda k: jax.random.randint(k, (share,), low, high + 1, jnp.int32))(
+            keys
+        ).reshape(-1)
 
     def update_priorities(
         self,

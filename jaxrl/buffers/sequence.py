@@ -227,7 +227,7 @@ class SequenceReplayBuffer:
         number = self.count_starts(state)
         if self.prioritization is None or priorities is None:
             most = per_shard * jnp.maximum(number, 1)
-            places = jax.vmap(lambda k: jax.random.randint(k, (share,), 0, most))(keys)
+            places = jax.vmap(lambda k: jax.random.randint(k, (share,), 0, most, jnp.int32))(keys)
             env, rank = places // jnp.maximum(number, 1), places % jnp.maximum(number, 1)
             oldest = jnp.where(state.rows.is_full, state.rows.current_index, 0)
             time = oldest + self._num_expired_rows(state) + rank * self.period

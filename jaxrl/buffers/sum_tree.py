@@ -98,7 +98,7 @@ class SumTree:
         """
         width = self.total() / num
         start = jnp.arange(num, dtype=jnp.float32) * width
-        return self._descend(start, jax.random.uniform(key, (num,)) * width)
+        return self._descend(start, jax.random.uniform(key, (num,), jnp.float32) * width)
 
     def _descend(self, start: Float[Array, " K"], rest: Float[Array, " K"]) -> Int[Array, " K"]:
         """Return the leaves at the masses `start + rest`.

@@ -57,7 +57,8 @@ def compile_report(
             devices = f"{len(algo.devices)} x {algo.devices[0].device_kind}"
     if not programs:
         raise ConfigError(
-            "jit=False compiles nothing, so there is nothing to report: set jit=True."
+            "jit=False compiles nothing, so there is nothing to report: set jit=True, and unset "
+            "JAX_DISABLE_JIT."
         )
     report = {
         "algo": config.algo_name,

@@ -58,13 +58,12 @@ def _check_num_envs_tuning(config: "AlgorithmConfig") -> None:
     """Raise if num_envs is to be tuned without a compiled program in this process."""
     if config.env_runners_settings.num_envs_per_env_runner != "auto":
         return
-    for name, group, allowed in (
-        ("num_env_runners", config.env_runners_settings, (0,)),
-        ("placement", config.env_runners_settings, ("auto", "in_graph")),
-        ("num_learners", config.learners_settings, (0,)),
-        ("jit", config.debugging_settings, (True,)),
+    for name, value, allowed in (
+        ("num_env_runners", config.env_runners_settings.num_env_runners, (0,)),
+        ("placement", config.env_runners_settings.placement, ("auto", "in_graph")),
+        ("num_learners", config.learners_settings.num_learners, (0,)),
+        ("jit", config.debugging_settings.compiles, (True,)),
     ):
-        value = vars(group)[name]
         if value not in allowed:
             raise ConfigError(
                 "num_envs_per_env_runner='auto' measures the compiled program of this process, "

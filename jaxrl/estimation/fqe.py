@@ -117,7 +117,11 @@ class FittedQ:
 
         def update(i: Int[Array, ""], fit: _Fit) -> _Fit:
             drawn = jax.random.randint(
-                jax.random.fold_in(run_key, i), (self._settings.batch_size,), 0, num_chosen
+                jax.random.fold_in(run_key, i),
+                (self._settings.batch_size,),
+                0,
+                num_chosen,
+                jnp.int32,
             )
             at = chosen[drawn]
             after = rows.index[at] + 1

@@ -146,7 +146,7 @@ class HeldOutEvaluation:
             dataset.num_rows,
             dataset.num_rows if duration == "auto" else duration,
         )
-        program = Program("evaluate_offline", losses, enabled=config.debugging_settings.jit)
+        program = Program("evaluate_offline", losses, enabled=config.debugging_settings.compiles)
         self.programs.append(program)
         place = SingleDeviceSharding(self._device)
         return jax.device_put(dataset, place), losses, program

@@ -178,7 +178,7 @@ class Target:
         space, greedy = self.module.action_space, out[Columns.ACTIONS]
         if isinstance(space, spaces.Discrete):
             if not self.explore:
-                return jax.nn.one_hot(greedy, int(space.n))
+                return jax.nn.one_hot(greedy, int(space.n), dtype=jnp.float32)
             dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], obs)
             choices = [dist.log_prob(jnp.full_like(greedy, i)) for i in range(int(space.n))]
             return jnp.exp(jnp.stack(choices, axis=-1))

@@ -91,7 +91,7 @@ class JaxEvaluation:
             make_function(make_evaluator(config, rollout_worker, made)),
             max_retraces=config.debugging_settings.max_retraces,
             program_cache=self.assembly.program_cache,
-            enabled=config.debugging_settings.jit,
+            enabled=config.debugging_settings.compiles,
         )
 
 

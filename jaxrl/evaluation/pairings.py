@@ -150,7 +150,7 @@ class PairingEvaluations:
             explore=config.env_runners_settings.explore,
         )
         debugging = config.debugging_settings
-        return Program(f"evaluate_against_{number}", evaluator, enabled=debugging.jit)
+        return Program(f"evaluate_against_{number}", evaluator, enabled=debugging.compiles)
 
 
 def _check_seats(

@@ -145,7 +145,7 @@ class JaxEpisodeRecording:
         self._explore = config.env_runners_settings.explore
         env = VectorEnv(_NoAutoReset(made.env), made.env.reset_mode)
         self._rollout_worker = policy_step.with_envs(env)
-        jit = config.debugging_settings.jit
+        jit = config.debugging_settings.compiles
         self._reset_program = Program("film_reset", self._reset, enabled=jit)
         self._step_program = Program("film_step", self._step, enabled=jit)
 

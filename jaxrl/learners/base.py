@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxrl.core.types import Metrics, Params, Progress, PyTree, strip_weak_types
@@ -157,7 +158,7 @@ def _update_state(learner: object, name: str, state: S, **arguments: PyTree) -> 
     title = f"{type(learner).__name__}.{name}"
     if jax.tree.structure(updated) != jax.tree.structure(state):
         raise LossError(f"{title} {usage}, got {_describe(updated, state)}.")
-    updated = strip_weak_types(jax.tree.map(_as_array, updated))
+    updated = strip_weak_types(jax.tree.map(_as_array, updated, state))
     before, _ = jax.tree_util.tree_flatten_with_path(state)
     for (path, old), new in zip(before, jax.tree.leaves(updated), strict=True):
         if (new.shape, new.dtype) != (old.shape, old.dtype):
@@ -169,8 +170,11 @@ def _update_state(learner: object, name: str, state: S, **arguments: PyTree) -> 
     return updated
 
 
-def _as_array(leaf: PyTree) -> PyTree:
-    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+def _as_array(leaf: PyTree, old: Array) -> Array:
+    """Return a leaf as an array; a Python number takes the old one's type, as in arithmetic."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    return jnp.asarray(leaf, jnp.result_type(old, leaf) if np.ndim(leaf) == 0 else None)
 
 
 def _describe(updated: object, state: object) -> str:

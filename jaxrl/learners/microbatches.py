@@ -99,7 +99,7 @@ def _accumulate(
         return jax.tree.map(jnp.add, total, grads), outputs
 
     zero = jax.tree.map(jnp.zeros_like, params)
-    microbatches = (jax.tree.map(split, batch), jnp.arange(num_microbatches))
+    microbatches = (jax.tree.map(split, batch), jnp.arange(num_microbatches, dtype=jnp.int32))
     total, outputs = jax.lax.scan(add, zero, microbatches)
     mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), outputs)
     return mean, jax.tree.map(lambda x: x / num_microbatches, total)

@@ -29,7 +29,9 @@ class ActorCriticNetwork(nn.Module):
 
     def setup(self) -> None:
         if self.num_free_log_std:
-            self.log_std = self.param("log_std", nn.initializers.zeros, (self.num_free_log_std,))
+            self.log_std = self.param(
+                "log_std", nn.initializers.zeros, (self.num_free_log_std,), jnp.float32
+            )
 
     def __call__(self, obs: Array) -> dict[str, Array]:
         pi, vf = self._encode(obs)

@@ -20,8 +20,8 @@ class GTrXLCarry:
 
 def encode_distances(num_distances: int, dim: int) -> Float[Array, "n dim"]:
     """Compute sinusoids of the distances n - 1, ..., 1, 0 (Dai et al. 2019, appendix B)."""
-    frequency = 10000.0 ** (-2.0 * jnp.arange((dim + 1) // 2) / dim)
-    angle = jnp.arange(num_distances - 1, -1, -1.0)[:, None] * frequency[None]
+    frequency = 10000.0 ** (-2.0 * jnp.arange((dim + 1) // 2, dtype=jnp.float32) / dim)
+    angle = jnp.arange(num_distances - 1, -1, -1.0, dtype=jnp.float32)[:, None] * frequency[None]
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)[:, :dim]
 
 
@@ -71,7 +71,7 @@ class RelativeAttention(nn.Module):
 
     def _bias(self, name: str) -> Float[Array, "1 1 h d"]:
         shape = (self.num_heads, self.head_dim)
-        return self.param(name, nn.initializers.zeros, shape)[None, None]
+        return self.param(name, nn.initializers.zeros, shape, jnp.float32)[None, None]
 
 
 class GRUGate(nn.Module):
@@ -88,7 +88,7 @@ class GRUGate(nn.Module):
         self, x: Float[Array, "*batch n"], y: Float[Array, "*batch n"]
     ) -> Float[Array, "*batch n"]:
         dim = x.shape[-1]
-        bias = self.param("bias", nn.initializers.constant(self.init_bias), (dim,))
+        bias = self.param("bias", nn.initializers.constant(self.init_bias), (dim,), jnp.float32)
         from_y = nn.Dense(3 * dim, use_bias=False, name="y")(y)
         from_x = nn.Dense(2 * dim, use_bias=False, name="x")(x)
         y_r, y_z, y_g = jnp.split(from_y, 3, axis=-1)
@@ -159,7 +159,9 @@ class GTrXL(RecurrentCore):
     @nn.nowrap
     def initial_carry(self, batch_size: int) -> GTrXLCarry:
         shape = (batch_size, self.num_units, self.memory, self.dim)
-        return GTrXLCarry(inputs=jnp.zeros(shape), count=jnp.zeros(batch_size))
+        return GTrXLCarry(
+            inputs=jnp.zeros(shape, jnp.float32), count=jnp.zeros(batch_size, jnp.float32)
+        )
 
     def __call__(
         self, x: Float[Array, "B n"], carry: GTrXLCarry
@@ -186,12 +188,15 @@ class GTrXL(RecurrentCore):
 
         The other rows belong to no episode, which is -1.
         """
-        age = jnp.arange(self.memory, 0, -1)[:, None]
+        age = jnp.arange(self.memory, 0, -1, dtype=jnp.int32)[:, None]
         return jnp.where(age <= count[None], 0, -1)
 
     def _compute_visibility(self, row_episode: Array, episode: Array) -> Bool[Array, "B T J"]:
         """Return whether row t attends to row j: same episode, at most `memory` rows older."""
-        ahead = jnp.arange(len(row_episode))[None] - jnp.arange(len(episode))[:, None]
+        ahead = (
+            jnp.arange(len(row_episode), dtype=jnp.int32)[None]
+            - jnp.arange(len(episode), dtype=jnp.int32)[:, None]
+        )
         is_near = (ahead >= 0) & (ahead <= self.memory)
         return is_near[None] & (episode.T[:, :, None] == row_episode.T[:, None, :])
 
@@ -199,7 +204,11 @@ class GTrXL(RecurrentCore):
         self, inputs: Float[Array, "J B units dim"], row_episode: Array, episode: Array
     ) -> GTrXLCarry:
         """Return the carry after each row: the last `memory` inputs of its episode."""
-        rows = jnp.arange(len(episode))[:, None] + 1 + jnp.arange(self.memory)[None]
+        rows = (
+            jnp.arange(len(episode), dtype=jnp.int32)[:, None]
+            + 1
+            + jnp.arange(self.memory, dtype=jnp.int32)[None]
+        )
         is_same_episode = row_episode[rows] == episode[:, None]
         windows = jnp.where(is_same_episode[..., None, None], inputs[rows], 0.0)
         count = jnp.sum(is_same_episode, axis=1, dtype=jnp.float32)

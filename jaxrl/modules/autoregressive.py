@@ -150,7 +150,8 @@ class Autoregressive:
     def sample_noise(self, key: Key) -> tuple[Array, ...]:
         keys = jax.random.split(key, len(self.own))
         zero_features = [
-            jnp.zeros((*x.shape[:-1], c.num_features)) for x, c in self._with_components()
+            jnp.zeros((*x.shape[:-1], c.num_features), jnp.float32)
+            for x, c in self._with_components()
         ]
         return tuple(
             self._condition(i, zero_features[:i]).sample_noise(keys[i])
@@ -234,7 +235,7 @@ class Autoregressive:
             )
             return self._sum_expected_terms(term, [*features, features_of_choice])
 
-        rest = jax.vmap(compute_rest, out_axes=-1)(jnp.eye(probs.shape[-1]))
+        rest = jax.vmap(compute_rest, out_axes=-1)(jnp.eye(probs.shape[-1], dtype=jnp.float32))
         return current_term + jnp.sum(probs * rest, axis=-1)
 
 

@@ -33,8 +33,8 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "c h w n"]) -> Float[Array, "f h2 w2 n"]:
         shape = (*self.kernel_size, x.shape[0], self.features)
-        kernel = self.param("kernel", self.kernel_init, shape)
-        bias = self.param("bias", self.bias_init, (self.features,))
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
         options = {"strides": self.strides, "padding": self.padding.upper()}
         y = lax.platform_dependent(
             x,

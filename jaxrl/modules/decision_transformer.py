@@ -55,7 +55,7 @@ def compute_visibility(
     """
     number = jnp.repeat(episode, _TOKENS_PER_ROW, axis=1)
     is_same = number[:, :, None] == number[:, None, :]
-    is_action = jnp.arange(number.shape[1]) % _TOKENS_PER_ROW == 0
+    is_action = jnp.arange(number.shape[1], dtype=jnp.int32) % _TOKENS_PER_ROW == 0
     is_part = ~(is_action[None] & (jnp.repeat(place, _TOKENS_PER_ROW, axis=1) == 0))
     is_earlier = jnp.tril(jnp.ones(is_same.shape[1:], jnp.bool_))
     return is_same & is_earlier[None] & is_part[:, None, :]
@@ -185,7 +185,9 @@ class DecisionTransformerModule(EncoderModule):
     def init(self, key: Key) -> Params:
         obs = make_zeros(self.observation_space, (1, self.context_length))
         context = self._make_context(
-            obs, jnp.zeros((1, self.context_length)), jnp.zeros((1, self.context_length), jnp.bool_)
+            obs,
+            jnp.zeros((1, self.context_length), jnp.float32),
+            jnp.zeros((1, self.context_length), jnp.bool_),
         )
         return cast(Params, self.network.init(key, context)["params"])
 
@@ -224,7 +226,10 @@ class DecisionTransformerModule(EncoderModule):
             (latest, action, return_to_go),
         )
         count = jnp.minimum(carry.count + 1, self.context_length)
-        place = jnp.arange(self.context_length)[None] - (self.context_length - count)[:, None]
+        place = (
+            jnp.arange(self.context_length, dtype=jnp.int32)[None]
+            - (self.context_length - count)[:, None]
+        )
         context = Context(
             obs=rows[0],
             action=rows[1],

@@ -115,7 +115,9 @@ class MultiInput(nn.Module):
     def _embed(self, number: int, entry: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
         shape = (entry.shape[-1], self.embedding_size)
         # Product with the one-hot: the gradient of a gather is a serial scatter on a CPU.
-        return entry @ self.param(f"embedding_{number}", nn.initializers.normal(1.0), shape)
+        return entry @ self.param(
+            f"embedding_{number}", nn.initializers.normal(1.0), shape, jnp.float32
+        )
 
     def _concat_numbers(self, obs: PyTree) -> Float[Array, "*batch n"]:
         vectors: list[Array] = []

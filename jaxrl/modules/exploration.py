@@ -52,7 +52,9 @@ def make_random_action(
     """
     distribution = make_uniform_distribution(action_space)
     batch = jax.tree.leaves(draws)[0].shape[0]
-    uniform = distribution.from_inputs(jnp.zeros((batch, distribution.input_dim)), mask)
+    uniform = distribution.from_inputs(
+        jnp.zeros((batch, distribution.input_dim), jnp.float32), mask
+    )
     actions = uniform.from_noise(draws)
     return actions, uniform.log_prob(actions)
 
@@ -88,10 +90,12 @@ class NoisyDense(nn.Module):
     def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
         num_inputs = x.shape[-1]
         sigma_init = nn.initializers.constant(self.sigma0 / np.sqrt(num_inputs))
-        kernel = self.param("kernel", self.kernel_init, (num_inputs, self.features))
-        bias = self.param("bias", self.bias_init, (self.features,))
-        kernel_sigma = self.param(_KERNEL_SIGMA, sigma_init, (num_inputs, self.features))
-        bias_sigma = self.param("bias_sigma", sigma_init, (self.features,))
+        kernel = self.param("kernel", self.kernel_init, (num_inputs, self.features), jnp.float32)
+        bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
+        kernel_sigma = self.param(
+            _KERNEL_SIGMA, sigma_init, (num_inputs, self.features), jnp.float32
+        )
+        bias_sigma = self.param("bias_sigma", sigma_init, (self.features,), jnp.float32)
         leading = (1,) * (x.ndim - 1)
         y = x @ kernel + bias.reshape(*leading, -1)
         if not self.has_variable(NOISE, "inputs"):
@@ -127,7 +131,7 @@ def draw_noise(sizes: dict[str, Any], key: Key) -> PyTree:
         sizes: Sizes returned by `get_noise_sizes`.
         key: Key of the row.
     """
-    return as_noise(sizes, jax.random.normal(key, (get_noise_width(sizes),)))
+    return as_noise(sizes, jax.random.normal(key, (get_noise_width(sizes),), jnp.float32))
 
 
 def get_noise_width(sizes: dict[str, Any]) -> int:

@@ -109,7 +109,7 @@ class GroupPolicyModule(DeterministicPolicyModule):
             action: Actions of all members.
             own: Other actions of all members, of which a member's critic is given the member's.
         """
-        index = jnp.arange(self.members.size)
+        index = jnp.arange(self.members.size, dtype=jnp.int32)
         shape = (-1,) + (1,) * (len(self.distribution.event_shape) - 1)
 
         def apply(critic: Params, member: Array) -> Array:

@@ -298,7 +298,7 @@ class GroupQModule(QModule):
         split = jax.vmap(lambda key: jax.random.split(key, 2))(keys)
         size = (self.members.size,)
         return QDraws(
-            coin=jax.vmap(lambda key: jax.random.uniform(key, size))(split[:, 0]),
+            coin=jax.vmap(lambda key: jax.random.uniform(key, size, jnp.float32))(split[:, 0]),
             random=draw_random_noise(self.action_space, split[:, 1]),
             noise=None,
         )

@@ -381,7 +381,7 @@ class DeterministicPolicyModule(PolicyQModule):
         return inputs, replace(carry, memory=memory)
 
     def draw_noise(self, keys: Keys) -> Float[Array, "B ..."]:
-        draw = partial(jax.random.normal, shape=self.distribution.event_shape)
+        draw = partial(jax.random.normal, shape=self.distribution.event_shape, dtype=jnp.float32)
         return jax.vmap(draw)(keys)
 
     def forward_exploration(

@@ -131,7 +131,8 @@ class QModule(EncoderModule):
     def support(self) -> Float[Array, " atoms"]:
         """Returns whose probabilities C51 learns, from v_min to v_max."""
         config = self.algorithm_config
-        return jnp.linspace(config.get("v_min", -10.0), config.get("v_max", 10.0), self.num_atoms)
+        low, high = config.get("v_min", -10.0), config.get("v_max", 10.0)
+        return jnp.linspace(low, high, self.num_atoms, dtype=jnp.float32)
 
     def draw_noise(self, key: Key, num_rows: int, axis_name: str | None = None) -> PyTree:
         """Draw the noise of a forward pass of this device's rows; None without noisy layers."""
@@ -146,7 +147,7 @@ class QModule(EncoderModule):
         if self.is_noisy:
             noise = jax.vmap(partial(draw_noise, self._noise_sizes))(split[:, 2])
         return QDraws(
-            coin=jax.vmap(jax.random.uniform)(split[:, 0]),
+            coin=jax.vmap(partial(jax.random.uniform, dtype=jnp.float32))(split[:, 0]),
             random=draw_random_noise(self.action_space, split[:, 1]),
             noise=noise,
         )

@@ -120,11 +120,13 @@ class LSTM(RecurrentCore):
         width = 4 * self.size
         self.inputs = nn.Dense(width, bias_init=_init_forget_bias)
         blocks = make_per_gate_init(orthogonal(), 4)
-        self.recurrent_kernel = self.param("recurrent_kernel", blocks, (self.size, width))
+        self.recurrent_kernel = self.param(
+            "recurrent_kernel", blocks, (self.size, width), jnp.float32
+        )
 
     @nn.nowrap
     def initial_carry(self, batch_size: int) -> LSTMCarry:
-        zeros = jnp.zeros((batch_size, self.size))
+        zeros = jnp.zeros((batch_size, self.size), jnp.float32)
         return LSTMCarry(cell=zeros, hidden=zeros)
 
     def __call__(
@@ -169,12 +171,16 @@ class GRU(RecurrentCore):
         width = 3 * self.size
         self.inputs = nn.Dense(width)
         blocks = make_per_gate_init(orthogonal(), 3)
-        self.recurrent_kernel = self.param("recurrent_kernel", blocks, (self.size, width))
-        self.recurrent_bias = self.param("recurrent_bias", nn.initializers.zeros, (self.size,))
+        self.recurrent_kernel = self.param(
+            "recurrent_kernel", blocks, (self.size, width), jnp.float32
+        )
+        self.recurrent_bias = self.param(
+            "recurrent_bias", nn.initializers.zeros, (self.size,), jnp.float32
+        )
 
     @nn.nowrap
     def initial_carry(self, batch_size: int) -> Float[Array, "B m"]:
-        return jnp.zeros((batch_size, self.size))
+        return jnp.zeros((batch_size, self.size), jnp.float32)
 
     def __call__(
         self, x: Float[Array, "B n"], carry: Float[Array, "B m"]
@@ -223,12 +229,12 @@ class LRU(RecurrentCore):
         self.norm = nn.LayerNorm()
         self.to_state = nn.Dense(2 * n, use_bias=False, kernel_init=normal((2 * n) ** -0.5))
         self.from_state = nn.Dense(n, use_bias=False, kernel_init=normal(n**-0.5))
-        self.skip = self.param("skip", normal(1.0), (n,))
+        self.skip = self.param("skip", normal(1.0), (n,), jnp.float32)
         self.gate = nn.Dense(2 * n)
 
     @nn.nowrap
     def initial_carry(self, batch_size: int) -> LRUCarry:
-        zeros = jnp.zeros((batch_size, self.size))
+        zeros = jnp.zeros((batch_size, self.size), jnp.float32)
         return LRUCarry(real=zeros, imag=zeros)
 
     def __call__(

@@ -28,8 +28,10 @@ class ParameterFreeModule(RLModule):
         leaf, one_row = jax.tree.leaves(obs)[0], make_zeros(self.observation_space, ())
         batch = leaf.shape[: leaf.ndim - jax.tree.leaves(one_row)[0].ndim]
         return {
-            Columns.ACTION_DIST_INPUTS: jnp.zeros((*batch, self.distribution.input_dim)),
-            Columns.VF_PREDS: jnp.zeros(batch),
+            Columns.ACTION_DIST_INPUTS: jnp.zeros(
+                (*batch, self.distribution.input_dim), jnp.float32
+            ),
+            Columns.VF_PREDS: jnp.zeros(batch, jnp.float32),
         }
 
 
@@ -132,7 +134,7 @@ class HeuristicRLModule(ParameterFreeModule):
         return {
             Columns.ACTIONS: actions,
             Columns.ACTION_DIST_INPUTS: inputs,
-            Columns.ACTION_LOGP: jnp.zeros(inputs.shape[0]),
+            Columns.ACTION_LOGP: jnp.zeros(inputs.shape[0], jnp.float32),
             Columns.STATE_OUT: carry,
         }
 

@@ -46,7 +46,7 @@ def make_actions(
             policy_step,
             made.spaces[0],
             max_retraces=debugging.max_retraces,
-            jit=debugging.jit,
+            jit=debugging.compiles,
         )
 
     def make(own: Assembly, state: ActingState, module_id: str) -> ComputeActions:

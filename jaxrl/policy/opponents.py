@@ -76,7 +76,7 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
 
     @functools.cached_property
     def _put_module(self) -> Program:
-        return Program("put_module", put, enabled=self.config.debugging_settings.jit)
+        return Program("put_module", put, enabled=self.config.debugging_settings.compiles)
 
     @property
     def env_runner(self) -> "EnvRunner | LocalRunnerView":

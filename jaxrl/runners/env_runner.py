@@ -95,7 +95,7 @@ class EnvRunner(FormerNames):
             self.env_index,
             explore=config.env_runners_settings.explore if explore is None else explore,
             max_retraces=debugging.max_retraces,
-            jit=debugging.jit,
+            jit=debugging.compiles,
         )
         self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
         self._obs: list[np.ndarray] | None = None

@@ -198,7 +198,7 @@ class FedLearnerGroup(LocalLearnerGroup):
         shapes = jax.eval_shape(runner.init_with, key, statistics)
         options: dict[str, Any] = {
             "program_cache": assembly.program_cache,
-            "enabled": debugging.jit,
+            "enabled": debugging.compiles,
         }
         first = Program(
             "init",
@@ -211,7 +211,7 @@ class FedLearnerGroup(LocalLearnerGroup):
             shapes,
             devices,
             max_retraces=debugging.max_retraces,
-            jit=debugging.jit,
+            jit=debugging.compiles,
             program_cache=assembly.program_cache,
         )
         return first, main, first(key, statistics)

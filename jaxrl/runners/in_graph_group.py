@@ -60,13 +60,13 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         shapes = traced() if kept is None else kept.get_or_make("first_state", traced)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
         records = not isinstance(runner, OfflineRunner) and runner.max_recorded_batches > 0
-        self._has_snapshots = debugging.jit and size <= MAX_COPY_BYTES and not records
+        self._has_snapshots = debugging.compiles and size <= MAX_COPY_BYTES and not records
         self.runner_programs: RunnerPrograms = make_runner_programs(
             runner,
             shapes,
             devices,
             max_retraces=debugging.max_retraces,
-            jit=debugging.jit,
+            jit=debugging.compiles,
             return_previous=self._has_snapshots,
             program_cache=kept,
         )
@@ -76,7 +76,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         self._undelivered: Window | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="jaxrl-ahead")
         self._compile_thread: threading.Thread | None = None
-        if assembly.should_compile_train and debugging.jit:
+        if assembly.should_compile_train and debugging.compiles:
             self._start_compile_thread(shapes)
         state = self.runner_programs.init(key, inputs.init)
         return self.runner_programs.init, self.runner_programs.run, state

@@ -141,7 +141,7 @@ class LocalLearnerGroup:
     ) -> None:
         is_live = config.is_multi_agent and not assembly.is_in_graph
         self.config = config.copy_live(*LIVE_SETTINGS) if is_live else config
-        self._jit, self._devices = config.debugging_settings.jit, devices
+        self._jit, self._devices = config.debugging_settings.compiles, devices
         self._train_step = assembly.train_step
         self._generation = 0
         self.write_weights: Callable[[Mapping[str, PyTree]], object] = lambda weights: None
@@ -174,13 +174,13 @@ class LocalLearnerGroup:
         retraces = debugging.max_retraces if has_fixed_shapes else None
         train_step = assembly.train_step
         self._host_memory = make_host_memory(
-            config, train_step, devices, max_retraces=retraces, jit=debugging.jit
+            config, train_step, devices, max_retraces=retraces, jit=debugging.compiles
         )
         main = make_train_step_program(
             train_step,
             devices,
             max_retraces=retraces,
-            jit=debugging.jit,
+            jit=debugging.compiles,
             program_cache=assembly.program_cache,
         )
 
@@ -194,7 +194,7 @@ class LocalLearnerGroup:
             init,
             out_shardings=shardings,
             program_cache=assembly.program_cache,
-            enabled=debugging.jit,
+            enabled=debugging.compiles,
         )
         if self._continued is not None:
             state, self._continued = self._continued, None

@@ -135,7 +135,7 @@ def _make_feed(
 
         return open_stream_feed(config, assembly)
     dataset, fingerprint = read_dataset(config, assembly, runner.experience, devices[0])
-    feed = HostFeed(dataset, runner, jit=config.debugging_settings.jit)
+    feed = HostFeed(dataset, runner, jit=config.debugging_settings.compiles)
     return feed, fingerprint
 
 

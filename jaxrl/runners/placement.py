@@ -71,7 +71,7 @@ def choose_devices(
         return choose_num_devices(
             assembly.plan,
             devices[0].platform,
-            count if config.debugging_settings.jit else 1,
+            count if config.debugging_settings.compiles else 1,
             None if requested == "auto" else requested,
             is_on_host=not assembly.is_in_graph,
             is_faster=usable.is_faster if usable else None,

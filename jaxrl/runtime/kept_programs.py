@@ -302,7 +302,7 @@ def open_program_cache(
         spaces: Spaces of an environment outside of jaxrl, whose id may be registered again with
             others, which change the module.
     """
-    if not config.debugging_settings.jit:
+    if not config.debugging_settings.compiles:
         return None
     description = _describe_config(config)
     shared = None

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax import monitoring
 
+from jaxrl.core.jit import is_jit_disabled
 from jaxrl.core.types import PyTree
 from jaxrl.errors import RetraceError
 from jaxrl.runtime.compilation_cache import use_temporary_cache
@@ -130,7 +131,7 @@ class Program:
 
     def get_executable(self, *args: PyTree) -> Callable[..., Any]:
         """Return the executable for arguments of this signature, compiling it if necessary."""
-        if not self._enabled:
+        if not self._enabled or is_jit_disabled():
             return self._interpret
         signature = _signature(args)
         compiled = self._compiled.get(signature)

@@ -111,7 +111,7 @@ class LaneGroup:
     def _compile(self, arguments: tuple[Any, ...], own_numbers: Collection[str]) -> LanePrograms:
         lanes = Lanes.from_runner(self.assembly.compiled_runner, own_numbers)
         shapes = jax.eval_shape(lanes.init, *jax.tree.map(jax.typeof, arguments))
-        jit = self.lanes[0].config.debugging_settings.jit
+        jit = self.lanes[0].config.debugging_settings.compiles
         return make_lane_programs(lanes, shapes, self.devices, jit=jit)
 
     def get_pending_batches(self, slot: int) -> int | None:

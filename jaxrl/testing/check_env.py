@@ -107,7 +107,7 @@ def _unroll(env: JaxEnv[Any, Any]) -> Unroll:
             state, step = env.step(key, state, inputs["action"], params)
             return state, {"state": state, "step": step}
 
-        indices = jnp.arange(len(jax.tree.leaves(actions)[0]))
+        indices = jnp.arange(len(jax.tree.leaves(actions)[0]), dtype=jnp.int32)
         _, rows = jax.lax.scan(step, first_state, {"index": indices, "action": actions})
         return Trajectory(
             first_state=first_state,

@@ -110,7 +110,7 @@ def _unroll(env: MultiAgentJaxEnv[Any, Any]) -> Unroll:
             state, step = env.step(key, carry["state"], chosen, params)
             return {"state": state, "acts": step.acts}, {"state": state, "step": step}
 
-        indices = jnp.arange(len(jax.tree.leaves(actions)[0]))
+        indices = jnp.arange(len(jax.tree.leaves(actions)[0]), dtype=jnp.int32)
         _, rows = jax.lax.scan(
             step,
             {"state": first_state, "acts": start.acts},

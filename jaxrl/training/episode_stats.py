@@ -152,7 +152,8 @@ def compute_episode_means(sums: EpisodeSums, axis_name: str | None) -> Metrics:
         sums: Sums over the episodes of this device's environments.
         axis_name: Mesh axis that the environments are sharded over, or None.
     """
-    count, totals = sums.count.sum(), (sums.sum_return.sum(), sums.sum_length.sum())
+    count = sums.count.sum(dtype=jnp.int32)
+    totals = sums.sum_return.sum(), sums.sum_length.sum()
     if axis_name is not None:
         count, totals = jax.lax.psum((count, totals), axis_name)
     returns, lengths = (total / count for total in totals)  # 0 / 0 is NaN
@@ -260,7 +261,7 @@ def push_faults(log: FaultLog, record: EpisodeRecord, env_index: Int[Array, " B"
     step = split_by_shard(record.env_step, shards)
     last = bad.shape[1] - 1 - jnp.argmax(bad[:, ::-1], axis=1)
     any_bad = bad.any(axis=1)
-    shard = jnp.arange(shards)
+    shard = jnp.arange(shards, dtype=jnp.int32)
     return FaultLog(
         count=log.count + bad.sum(axis=1, dtype=jnp.uint32),
         env_index=jnp.where(any_bad, envs[shard, last], log.env_index),

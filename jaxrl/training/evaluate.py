@@ -138,7 +138,9 @@ class Evaluator:
         )
         counts = step.ended & (loop.played < self.max_recorded_episodes)
         place = jnp.minimum(loop.played, self.max_recorded_episodes - 1)
-        here = counts[:, None] & (jnp.arange(self.max_recorded_episodes)[None, :] == place[:, None])
+        here = counts[:, None] & (
+            jnp.arange(self.max_recorded_episodes, dtype=jnp.int32)[None, :] == place[:, None]
+        )
         old = loop.result
         playing = (
             loop.played < self.episodes_per_env

@@ -375,7 +375,7 @@ def _merge_guards(modules: Mapping[str, TrainState]) -> GuardState:
     return GuardState(
         snapshot=None,
         in_a_row=jnp.stack([guard.in_a_row for guard in guards]).max(),
-        num_rollbacks=jnp.stack([guard.num_rollbacks for guard in guards]).sum(),
+        num_rollbacks=jnp.stack([guard.num_rollbacks for guard in guards]).sum(dtype=jnp.int32),
         num_nonfinite=jnp.stack([guard.num_nonfinite for guard in guards]).sum(dtype=jnp.uint32),
     )
 

@@ -272,7 +272,7 @@ class OpponentPool:
             return None
         own = self.rows.derive_keys(keys, DRAWN)
         fold = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (0, None))
-        draw_uniform = jax.vmap(jax.vmap(jax.random.uniform))
+        draw_uniform = jax.vmap(jax.vmap(functools.partial(jax.random.uniform, dtype=jnp.float32)))
         return OpponentInputs(
             who=draw_uniform(fold(jax.random.clone(own), jnp.uint32(_DRAW_SALT))),
             draws={
@@ -435,7 +435,7 @@ class OpponentPool:
         if players is not None:
             met = players.find_met(self.rows, carry.slot, num_envs)
         counts = ended[envs].astype(jnp.int32)
-        games = carry.games.at[jnp.arange(own.shape[0]), met, outcome].add(counts)
+        games = carry.games.at[jnp.arange(own.shape[0], dtype=jnp.int32), met, outcome].add(counts)
         lead = jnp.where(begins[envs], 0.0, lead)
         return replace(carry, lead=lead, games=games)
 

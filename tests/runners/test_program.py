@@ -106,3 +106,21 @@ def test_options_that_the_flags_set_are_theirs(
     lowered: Any = Recorded()
     program.compile_with_options({"some_level": 1, "other": True}, lowered)
     assert lowered.options == expected
+
+
+def test_jaxs_own_switch_compiles_nothing() -> None:
+    given = []
+
+    def add_one(x: jax.Array) -> jax.Array:
+        given.append(x)
+        return x + 1
+
+    adding, debugging = Program("add_one", add_one), small().debugging_settings
+    with jax.disable_jit():
+        assert adding(jnp.float32(1)) == 2
+        assert not debugging.compiles
+    assert not isinstance(given[0], jax.core.Tracer)
+    assert not adding.compile_stats
+    assert debugging.compiles
+    assert adding(jnp.float32(1)) == 2
+    assert len(adding.compile_stats) == 1

@@ -112,7 +112,7 @@ class ParticleEnv(MultiAgentJaxEnv[StateT, ParamsT]):
         if self.continuous_actions:
             strength = jnp.clip(action, 0.0, 1.0)
         else:
-            strength = jax.nn.one_hot(action, NUM_MOVES)
+            strength = jax.nn.one_hot(action, NUM_MOVES, dtype=jnp.float32)
         return strength[..., 2::2] - strength[..., 1:4:2]
 
 

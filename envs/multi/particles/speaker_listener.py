@@ -88,7 +88,7 @@ class SpeakerListener(ParticleEnv[SpeakerListenerState, ParticleParams]):
         if self.continuous_actions:
             message = jnp.clip(said, 0.0, 1.0)
         else:
-            message = jax.nn.one_hot(said, NUM_LANDMARKS)
+            message = jax.nn.one_hot(said, NUM_LANDMARKS, dtype=jnp.float32)
         push = self.compute_push(actions[LISTENER])[None]
         bodies = self.world.move(state.bodies, push, params)
         return SpeakerListenerState(bodies=bodies, goal=state.goal, message=message)

@@ -98,7 +98,7 @@ class SimpleTag(ParticleEnv[ParticleState, ParticleParams]):
         touches = self._find_touches(state)
         good = state.position[self.num_adversaries :]
         paid = PRICE * jnp.sum(touches, axis=0).astype(jnp.float32)
-        earned = jnp.full((self.num_adversaries,), jnp.sum(paid))
+        earned = jnp.full((self.num_adversaries,), jnp.sum(paid), jnp.float32)
         return {"adversary": earned, "agent": -paid - jnp.sum(price_leaving(good), axis=-1)}
 
     def _find_touches(self, state: ParticleState) -> Bool[Array, "adversaries good"]:

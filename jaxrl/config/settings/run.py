@@ -20,6 +20,7 @@ from jaxrl.config.loggers import LoggerName
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.settings.offline_evaluation import OfflineEvaluationSettings
 from jaxrl.config.settings.training import Auto
+from jaxrl.core.jit import is_jit_disabled
 from jaxrl.core.seeds import SEED_DESCRIPTION, is_seed
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import RENAMED_KEYS
@@ -352,6 +353,11 @@ class DebuggingSettings:
         "of the user (or JAX's own setting), 'off' disables the cache; a folder that other users "
         "can write to is made private or not used.",
     )
+
+    @property
+    def compiles(self) -> bool:
+        """Value of `jit`, which JAX's own `jax_disable_jit` overrules."""
+        return self.jit and not is_jit_disabled()
 
     @property
     def run_seed(self) -> int:

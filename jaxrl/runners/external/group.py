@@ -102,7 +102,7 @@ class ExternalEnvRunnerGroup(FormerNames):
             seed=debugging.run_seed,
             window_s=settings.inference_window_s,
             max_retraces=debugging.max_retraces,
-            jit=debugging.jit,
+            jit=debugging.compiles,
         )
         try:
             self._server = ExternalServer(

@@ -103,7 +103,7 @@ class MultiEnvRunner(MultiRunnerParts):
         self._explore = config.env_runners_settings.explore if explore is None else explore
         self.config = config.copy_live(*LIVE_SETTINGS)
         self._scenes = CriticScenes.make_if(
-            policy_step.views, policy_step.rows, self.num_envs, jit=debugging.jit
+            policy_step.views, policy_step.rows, self.num_envs, jit=debugging.compiles
         )
         self._policy = self._make_policy(config, policy_step)
         self._slots = AgentSlots(
@@ -145,7 +145,7 @@ class MultiEnvRunner(MultiRunnerParts):
             hparams=_get_hparams(config, policy_step),
             critics={m: blank.shape for m, blank in critics.items()},
             max_retraces=debugging.max_retraces,
-            jit=debugging.jit,
+            jit=debugging.compiles,
         )
 
     def _set_modules(self, config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> None:
