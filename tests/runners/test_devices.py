@@ -137,3 +137,29 @@ assert jax.local_device_count() == 3
 
 def test_what_is_built_after_a_check_has_the_cores() -> None:
     in_process(CHECK)
+
+
+REFUSED = """
+import jax
+from jaxrl import PPOConfig
+from jaxrl.errors import ConfigError
+
+for name, wrong, right in (
+    ("jax_platforms", "nothing", "cpu"),
+    ("jax_numpy_dtype_promotion", "strict", "standard"),
+):
+    jax.config.update(name, wrong)
+    try:
+        PPOConfig().environment("CartPole-v1").build()
+    except ConfigError as error:
+        print(error)
+    jax.config.update(name, right)
+"""
+
+
+def test_options_of_jax_that_no_run_can_have_are_refused() -> None:
+    platforms, promotion = in_process(REFUSED).stdout.splitlines()
+    assert platforms.startswith("JAX has no device of JAX_PLATFORMS='nothing': unset it")
+    assert "JAX says: Unable to initialize backend 'nothing'" in platforms
+    assert promotion.startswith("jax_numpy_dtype_promotion='strict' refuses")
+    assert promotion.endswith("to 'standard'.")
