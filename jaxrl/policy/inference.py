@@ -17,6 +17,7 @@ from jaxrl.connectors.actions import ClipActions, RoundActions, UnsquashActions,
 from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.connectors.temporal import TemporalConnector
+from jaxrl.core.jit import is_jit_disabled
 from jaxrl.core.spaces import map_spaces
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Key, Keys, PyTree
@@ -216,7 +217,8 @@ class Inference:
         """
         leaves, structure = jax.tree.flatten(args[1].carry)
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        cache_key = (*_get_options(request), len(request.observations), structure, shapes)
+        count, is_eager = len(request.observations), is_jit_disabled()
+        cache_key = (*_get_options(request), count, structure, shapes, is_eager)
         cached = self._executables.get(cache_key)
         if cached is None or cached[0]() is not args[0]:
             cached = weakref.ref(args[0]), self._get_program(request).get_executable(*args)

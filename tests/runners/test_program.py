@@ -124,3 +124,12 @@ def test_jaxs_own_switch_compiles_nothing() -> None:
     assert debugging.compiles
     assert adding(jnp.float32(1)) == 2
     assert len(adding.compile_stats) == 1
+
+
+def test_actions_follow_jaxs_own_switch() -> None:
+    obs = np.zeros(4, np.float32)
+    with small().build() as algo:
+        compiled = algo.compute_single_action(obs, explore=False)
+        with jax.disable_jit():
+            assert algo.compute_single_action(obs, explore=False) == compiled
+        assert algo.compute_single_action(obs, explore=False) == compiled
