@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl.algorithms.dqn import DQNLearner
 from jaxrl.core.struct import replace
-from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_mean
+from tests.learning.test_thresholds import all_seeds, interquartile_mean
 
 pytestmark = pytest.mark.slow
 
@@ -57,11 +57,18 @@ def test_every_part_of_rainbow_alone(part: str) -> None:
 def test_bootstrapping_through_terminations_fails_the_threshold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The threshold means something: plain double DQN does not reach it with this mistake.
+
+    With several steps per row, the sums of fewer rewards before an end would still tell.
+    """
     honest = DQNLearner.compute_td_targets
 
     def broken(self: Any, params: Any, target: Any, batch: Any, key: Any) -> Any:
         endless = replace(batch, discount=0.99 + 0.0 * batch.discount)
         return honest(self, params, target, endless, key)
 
+    def change(config: Any) -> None:
+        config.training(**{**OFF, **PARTS["double"]})
+
     monkeypatch.setattr(DQNLearner, "compute_td_targets", broken)
-    assert evaluated("classic/cartpole-dqn", STEPS, 0) < 450
+    assert interquartile_mean(all_seeds("classic/cartpole-dqn", STEPS, change)) < 400
