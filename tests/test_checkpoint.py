@@ -136,6 +136,18 @@ def test_another_algorithm_or_shape_is_refused_and_nothing_changes(tmp_path: Pat
         assert_equal(before, other.get_state()["train_state"])
 
 
+def test_keys_of_another_implementation_are_refused_with_the_variable_to_set(
+    tmp_path: Path,
+) -> None:
+    with jax.default_prng_impl("rbg"), small().build() as algorithm:
+        path = algorithm.save(tmp_path)
+    expected = r"keys of rbg, expected threefry2x32; set JAX_DEFAULT_PRNG_IMPL=rbg in the environ"
+    with small().build() as algorithm:
+        with pytest.raises(CheckpointError, match=expected):
+            algorithm.restore(path)
+        algorithm.restore(path, component="rl_module")
+
+
 @pytest.mark.slow
 def test_components_are_restored_alone(tmp_path: Path) -> None:
     with small().env_runners(observation_filter="MeanStdFilter").build() as algorithm:
@@ -216,6 +228,19 @@ def test_more_devices_load_with_a_warning(tmp_path: Path, caplog: pytest.LogCapt
         assert "num_devices=1, this run has 4" in caplog.text
         algorithm.train()
     assert differs(jax.tree.leaves(want), jax.tree.leaves(algorithm.get_state()["train_state"]))
+
+
+def test_other_options_of_jax_load_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with jax.threefry_partitionable(False), small().build() as algorithm:
+        path = algorithm.save(tmp_path)
+    with small().build() as algorithm:
+        algorithm.restore(path)
+        assert "jax_threefry_partitionable=False, this run has True" in caplog.text
+        caplog.clear()
+        algorithm.restore(algorithm.save(tmp_path))
+        assert "bit-identical" not in caplog.text
 
 
 def test_a_state_that_was_given_out_does_not_change() -> None:

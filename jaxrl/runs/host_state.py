@@ -23,6 +23,7 @@ from jaxrl.runners.metrics_logger import find_state_problem
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import results
 from jaxrl.runs.added_league import add_league
+from jaxrl.runs.manifest import JAX_OPTIONS, get_jax_option
 from jaxrl.runs.saved_results import (
     are_numbers,
     fits_float,
@@ -308,13 +309,17 @@ def warn_of_differences(metadata: Mapping[str, Any], devices: list[Device]) -> N
 def list_differences(metadata: Mapping[str, Any], devices: list[Device]) -> list[str]:
     """Return the differences that prevent a bit-exact resume, a phrase for each."""
     versions = get_versions()
+    options = metadata.get("jax_options")  # earlier checkpoints have none
+    options = options if isinstance(options, Mapping) else {}
     current = {
         "num_devices": len(devices),
         "platform": devices[0].platform,
         **{f"{name} version": versions.get(name) for name in EXACT_PACKAGES},
+        **{name: get_jax_option(name) for name in JAX_OPTIONS if name in options},
     }
     saved = {
         **metadata,
+        **options,
         **{f"{name} version": version for name, version in metadata["versions"].items()},
     }
     return [

@@ -75,7 +75,7 @@ class Session:
             "devices": describe_devices(devices),
             "versions": get_versions(),
             "xla_flags": os.environ.get("XLA_FLAGS", "").strip(),
-            "jax_options": {name: str(jax.config.values[name]) for name in JAX_OPTIONS},
+            "jax_options": {name: get_jax_option(name) for name in JAX_OPTIONS},
             "compile_options": get_compile_options(),
         }
 
@@ -88,6 +88,11 @@ class Session:
         """Return the facts as JSON, once git has answered."""
         state = self._git.get()
         return {**self._facts, "git": None if state is None else dataclasses.asdict(state)}
+
+
+def get_jax_option(name: str) -> str:
+    """Return the value of one of `JAX_OPTIONS` in this process."""
+    return str(jax.config.values[name])
 
 
 def describe_devices(devices: Sequence[Device]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def find_first_difference(
         if not _is_selected(name, prefixes):
             continue
         if name not in leaves:
-            return f"{name} is missing"
+            return _describe_other_keys(name, leaves) or f"{name} is missing"
         got, want = leaves[name], leaf
         if tuple(got.shape) != tuple(want.shape) or str(got.dtype) != str(want.dtype):
             return (
@@ -87,6 +87,19 @@ def find_first_difference(
         if _is_selected(name, prefixes) and name not in expected:
             return f"{name} is unexpected"
     return None
+
+
+def _describe_other_keys(name: str, leaves: Mapping[str, np.ndarray]) -> str | None:
+    """Describe random keys that a state has in another implementation; None if it has none."""
+    path, is_key, impl = name.rpartition(":")
+    found = [n for n in leaves if n.rpartition(":")[0] == path] if is_key else []
+    if not found:
+        return None
+    other = found[0].rpartition(":")[2]
+    return (
+        f"{path} has keys of {other}, expected {impl}; set JAX_DEFAULT_PRNG_IMPL={other} in the "
+        "environment of this process, or restore the weights alone"
+    )
 
 
 def _is_selected(name: str, prefixes: tuple[str, ...]) -> bool:
