@@ -148,6 +148,11 @@ def test_keys_of_another_implementation_are_refused_with_the_variable_to_set(
         algorithm.restore(path, component="rl_module")
 
 
+def test_a_leaf_with_a_colon_in_its_name_is_not_taken_for_a_key() -> None:
+    template = {"a:b": {"x": np.ones(2), "y": np.ones(3)}}
+    assert ckpt.find_first_difference(template, {"a:b.y": np.ones(3)}) == "a:b.x is missing"
+
+
 @pytest.mark.slow
 def test_components_are_restored_alone(tmp_path: Path) -> None:
     with small().env_runners(observation_filter="MeanStdFilter").build() as algorithm:

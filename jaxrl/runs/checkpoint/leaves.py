@@ -91,8 +91,8 @@ def find_first_difference(
 
 def _describe_other_keys(name: str, leaves: Mapping[str, np.ndarray]) -> str | None:
     """Describe random keys that a state has in another implementation; None if it has none."""
-    path, is_key, impl = name.rpartition(":")
-    found = [n for n in leaves if n.rpartition(":")[0] == path] if is_key else []
+    path, _, impl = name.rpartition(":")
+    found = [n for n in leaves if n.rpartition(":")[0] == path] if is_key_name(name) else []
     if not found:
         return None
     other = found[0].rpartition(":")[2]
