@@ -5,6 +5,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 from jaxrl.algorithms.dqn import DQNLearner
@@ -99,3 +100,20 @@ def test_bootstrapping_through_terminations_fails_the_threshold(
 
     monkeypatch.setattr(DQNLearner, "compute_td_targets", broken)
     assert interquartile_mean(all_seeds("classic/cartpole-dqn", STEPS, change)) < 400
+
+
+def test_rows_that_run_over_the_ends_of_episodes_fail_the_files_threshold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With several steps per row, the file fails if rows that end are as long as others, too."""
+    honest = DQNLearner.compute_td_targets
+
+    def broken(self: Any, params: Any, target: Any, batch: Any, key: Any) -> Any:
+        has_ended = batch.discount == 0.0
+        reward = jnp.where(has_ended, 1.0 + 0.99 + 0.99**2, batch.reward)
+        discount = jnp.where(has_ended, 0.99**3, batch.discount)
+        endless = replace(batch, reward=reward, discount=discount)
+        return honest(self, params, target, endless, key)
+
+    monkeypatch.setattr(DQNLearner, "compute_td_targets", broken)
+    assert interquartile_mean(all_seeds("classic/cartpole-dqn", STEPS)) < 450
