@@ -311,15 +311,16 @@ def list_differences(metadata: Mapping[str, Any], devices: list[Device]) -> list
     versions = get_versions()
     options = metadata.get("jax_options")  # earlier checkpoints have none
     options = options if isinstance(options, Mapping) else {}
+    known = [name for name in JAX_OPTIONS if name in options]
     current = {
         "num_devices": len(devices),
         "platform": devices[0].platform,
         **{f"{name} version": versions.get(name) for name in EXACT_PACKAGES},
-        **{name: get_jax_option(name) for name in JAX_OPTIONS if name in options},
+        **{name: get_jax_option(name) for name in known},
     }
     saved = {
         **metadata,
-        **options,
+        **{name: options[name] for name in known},
         **{f"{name} version": version for name, version in metadata["versions"].items()},
     }
     return [

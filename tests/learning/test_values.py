@@ -48,7 +48,7 @@ def use_c51(config: Any) -> None:
     config.env_runners(rollout_fragment_length=10)
     config.rl_module(model_config={"fcnet_hiddens": [120, 84], "fcnet_activation": "relu"})
     config.training(
-        **OFF,
+        **{**OFF, "replay_buffer_config": {"type": "uniform", "capacity": 10_000}},
         num_atoms=101,
         v_min=-100.0,
         v_max=100.0,
@@ -59,7 +59,6 @@ def use_c51(config: Any) -> None:
         lr=2.5e-4,
         optimizer={"name": "adam", "eps": 0.01 / 128},
     )
-    config.training(replay_buffer_config={"type": "uniform", "capacity": 10_000})
 
 
 def test_dqn_cartpole() -> None:
