@@ -26,7 +26,7 @@ help:
 	@echo "make test-slow  the learning curves and other long tests"
 	@echo "make test-shapes  the default tests with the shapes of annotations checked at run time"
 	@echo "make coverage   the default tests with coverage of lines and branches, in build/coverage"
-	@echo "make lint       only lint, format, types, import layers, lengths and spelling"
+	@echo "make lint       only lint, format, types, import layers and spelling"
 	@echo "make format     rewrite the code as the formatter wants it"
 	@echo "make docs       build the documentation into build/site"
 
