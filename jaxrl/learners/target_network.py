@@ -7,10 +7,11 @@ from jaxtyping import Array, Bool, Float, UInt32
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Metrics, Params, Progress, PyTree
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
+from jaxrl.learners.packing import Packable, ravel
 
 
 @pytree
-class TargetNetwork:
+class TargetNetwork(Packable):
     """Parameters of the copy, and the low word of the environment steps at its last update."""
 
     params: Params
@@ -54,4 +55,7 @@ def polyak_average(
     is_due: Bool[Array, ""], tau: Float[Array, ""], new: PyTree, old: PyTree
 ) -> PyTree:
     """Compute τ new + (1 − τ) old where an update is due, else `old`."""
-    return jax.tree.map(lambda x, y: jnp.where(is_due, tau * x + (1.0 - tau) * y, y), new, old)
+    (new, _), (old, restore) = ravel(new), ravel(old)
+    return restore(
+        jax.tree.map(lambda x, y: jnp.where(is_due, tau * x + (1.0 - tau) * y, y), new, old)
+    )
