@@ -1,6 +1,7 @@
 """Check of the environment contract, without compiling or running anything."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -73,10 +74,15 @@ def check_hashable(env: object, name: str) -> None:
         ) from error
 
 
-def trace_abstractly(label: str, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+def trace_abstractly(
+    label: str,
+    function: Callable[..., PyTree],
+    *arguments: PyTree,
+    trace: Callable[..., Any] = jax.eval_shape,
+) -> Any:
     """Return the abstract result of a function; all arguments, including `params`, are traced."""
     try:
-        return jax.eval_shape(function, *arguments)
+        return trace(function, *arguments)
     except TRACING_ERRORS as error:
         raise EnvError(
             f"{label} cannot be traced by jax.jit ({summarize_exception(error)}){locate_in_user_code(error)}."

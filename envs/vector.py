@@ -83,6 +83,17 @@ class StepInputs:
 NO_FAULT, REWARD_FAULT, OBS_FAULT = 0, 1, 2
 FAULT_NAMES = {NO_FAULT: "none", REWARD_FAULT: "reward", OBS_FAULT: "observation"}
 
+WAITING, CROWD, CUT_AND_ACTS = 3, 4, 5
+BREACHES = {
+    WAITING: "an agent is present and does not act, and acting='all' declares that all do: leave "
+    "acting out, set acting='some', or end the agent",
+    CROWD: "more agents act than max_acting declares: raise it, or leave it out",
+    CUT_AND_ACTS: "an agent was truncated and acts on its last observation: it may come again one "
+    "step later",
+}
+"""Sentences on declarations of environments of several agents that turned out wrong, by the number
+in the place of a fault. What was learned from such steps is wrong, so that the run ends."""
+
 
 def finite_rows(tree: PyTree, num_axes: int = 1) -> Bool[Array, "*rows"]:
     """Return whether every floating-point entry of a row is finite; rows have `num_axes` axes."""

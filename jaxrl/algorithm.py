@@ -78,7 +78,7 @@ from jaxrl.training.data_flow import DataFlow
 from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.nonfinite import NonfiniteMonitor
-from jaxrl.training.report import IterationTotals, to_host
+from jaxrl.training.report import IterationTotals, check_declarations, to_host
 from jaxrl.training.sharding import RunnerPrograms
 from jaxrl.training.train_state import TrainState
 
@@ -319,6 +319,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             DivergenceError: If training diverged and `on_nonfinite="raise"`; a checkpoint is saved
                 first.
             RetraceError: If a program would be compiled more often than `max_retraces` allows.
+            EnvError: If steps showed that the environment declares something wrong of its agents.
         """
         started = time.perf_counter()
         self._follow_changes()
@@ -333,6 +334,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         with self._keep_modules():
             self._run_steps(totals, started)
         self._record.iteration += 1
+        check_declarations(totals.fetch_report(), self._assembly.made.id)
         trained = totals.make_result(reporting.metrics_num_episodes_for_smoothing)
         self._nonfinite.warn_once(totals)
         timers = {"training_step_s": totals.wait_seconds}

@@ -19,7 +19,7 @@ from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.adapters.jax_packages import call_package, cast, find_state_dtypes
-from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
 WORLD_STATE = "world_state"
@@ -45,6 +45,8 @@ class JaxMARLEnv(MultiAgentJaxEnv[JaxMARLState, None]):
     `get_avail_actions` becomes the observation's "action_mask" where an environment has discrete
     actions and defines it, and "world_state" among the observations is the global state.
     """
+
+    acting: Acting | None = "all"  # those who are not done
 
     def __init__(self, env: Any, truncate_at_max_steps: bool = True) -> None:
         """Wrap an environment that `jaxmarl.make` returned."""

@@ -29,7 +29,7 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
     has one to bootstrap from, and a time limit is refused.
     """
 
-    acting: Acting = "some"
+    acting: Acting | None = "some"
     max_acting = 1
     reset_mode = "on_demand"
 

@@ -88,8 +88,10 @@ class MultiAgentJaxEnv(Generic[StateT, ParamsT]):
     agent_kinds: Mapping[str, int] = {}
     """Numbers of equal agents by kind. The agents `ally_0` to `ally_26` of the kind `ally` share
     the entry `"ally"`, whose arrays are `[27, ...]`, so that no program grows with their number."""
-    acting: Acting = "all"
-    """Agents that act at a step: all that are present, or some of them."""
+    acting: Acting | None = None
+    """Agents that act at a step: "all" that are present, or "some" of them. None is "all" if `step`
+    says of every agent that it acts, whatever its arguments, and "some" otherwise. A run that finds
+    "all" to be wrong ends with an error."""
     max_acting: int | None = None
     """Largest number of agents that act at one step, with "some"; 1 in games of turns."""
     teams: Mapping[str, tuple[str, ...]] = {}

@@ -44,7 +44,7 @@ class BoardGame(MultiAgentJaxEnv[BoardState, BoardParams]):
 
     possible_agents = PLAYERS
     teams: Mapping[str, tuple[str, ...]] = {player: (player,) for player in PLAYERS}
-    acting: Acting = "some"
+    acting: Acting | None = "some"
     max_acting: int | None = 1
     reset_mode: ResetMode = "every_step"
     render_fps = 1

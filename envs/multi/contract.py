@@ -1,14 +1,18 @@
 """Check of the contract of multi-agent environments, without compiling or running anything."""
 
+import functools
 import itertools
 import re
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.extend import core as jex_core
 
 from jaxrl.core.spaces import is_same_space
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.contract import (
     check_flag,
     check_hashable,
@@ -20,6 +24,7 @@ from jaxrl.envs.contract import (
 )
 from jaxrl.envs.multi.base import (
     ALL,
+    Acting,
     Entry,
     MultiAgentJaxEnv,
     MultiStart,
@@ -47,17 +52,12 @@ def check_multi_signatures(made: MadeMultiEnv) -> None:
     entries = get_entries(env)
     _check_spaces(name, env, params)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    reset_output = trace_abstractly(f"{name}: reset", env.reset, key, params)
-    start = _get_second(f"{name}: reset must return (state, MultiStart)", reset_output, MultiStart)
-    state = reset_output[0]
+    state, start = _trace_reset(name, env, params)
     _check_obs(f"{name}: reset's obs", env, entries, start.obs, params)
     _check_flags(f"{name}: reset's acts", entries, start.acts)
     check_no_weak_types(f"{name}: reset's state", state)
 
-    actions = {
-        entry.key: _add_members(entry, abstract_value(env.action_space(entry.agents[0], params)))
-        for entry in entries
-    }
+    actions = _make_abstract_actions(env, params)
     step_output = trace_abstractly(f"{name}: step", env.step, key, state, actions, params)
     step = _get_second(f"{name}: step must return (state, MultiStep)", step_output, MultiStep)
     _check_obs(f"{name}: step's obs", env, entries, step.obs, params)
@@ -122,7 +122,7 @@ def _check_kinds(env: MultiAgentJaxEnv[Any, Any], name: str) -> None:
 
 
 def _check_acting(env: MultiAgentJaxEnv[Any, Any], name: str) -> None:
-    if env.acting not in ("all", "some"):
+    if env.acting not in ("all", "some", None):
         raise EnvError(f"{name}: acting must be 'all' or 'some', got {env.acting!r}.")
     most = env.max_acting
     if most is None:
@@ -135,6 +135,81 @@ def _check_acting(env: MultiAgentJaxEnv[Any, Any], name: str) -> None:
             f"{name}: max_acting must be an int from 1 to the number of agents "
             f"{len(env.possible_agents)}, got {most!r}."
         )
+
+
+_found_acting: weakref.WeakKeyDictionary[MadeMultiEnv, Acting] = weakref.WeakKeyDictionary()
+
+
+def find_acting(made: MadeMultiEnv) -> Acting:
+    """Return which agents act at a step: as the environment declares, or else as tracing shows.
+
+    Raises:
+        EnvError: If the environment cannot be traced.
+    """
+    if made not in _found_acting:
+        env = made.env.env if isinstance(made.env, MultiTimeLimit) else made.env
+        acting = env.acting
+        if acting is None:
+            acts_always = env.max_acting is None and _acts_always(made.id, env, made.params)
+            acting = "all" if acts_always else "some"
+        _found_acting[made] = acting
+    return _found_acting[made]
+
+
+def _acts_always(name: str, env: MultiAgentJaxEnv[Any, Any], params: PyTree) -> bool:
+    """Return whether `step` says of every agent that it acts, whatever the arguments."""
+
+    def find_acts(key: Key, state: PyTree, actions: PyTree, params: PyTree) -> PyTree:
+        return env.step(key, state, actions, params)[1].acts
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state, _ = _trace_reset(name, env, params)
+    arguments = key, state, _make_abstract_actions(env, params), params
+    traced = trace_abstractly(f"{name}: step", find_acts, *arguments, trace=_make_jaxpr)
+    acts = _find_constants(traced, [None] * len(traced.jaxpr.invars))
+    return all(value is not None and np.all(value()) for value in acts)
+
+
+def _make_jaxpr(function: Callable[..., PyTree], *arguments: PyTree) -> jex_core.ClosedJaxpr:
+    return jax.make_jaxpr(function)(*arguments)
+
+
+_Constant = Callable[[], Any] | None
+"""Function that computes a value that no input of a program changes; None for another value."""
+
+
+def _find_constants(program: jex_core.ClosedJaxpr, inputs: Sequence[_Constant]) -> list[_Constant]:
+    """Return the outputs of a program, given its inputs; nothing is computed yet."""
+    jaxpr = program.jaxpr
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+    for var, value in zip(jaxpr.constvars, program.consts, strict=True):
+        known[var] = functools.partial(np.asarray, value)
+
+    def find(atom: jex_core.Var | jex_core.Literal) -> _Constant:
+        return (lambda: atom.val) if isinstance(atom, jex_core.Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        arguments = [find(atom) for atom in eqn.invars]
+        ready = [argument for argument in arguments if argument is not None]
+        outputs: list[_Constant] = [None] * len(eqn.outvars)
+        if eqn.primitive.name in ("jit", "pjit"):
+            outputs = _find_constants(eqn.params["jaxpr"], arguments)
+        elif len(ready) == len(arguments) and not _has_subprograms(eqn):
+            compute = functools.partial(_compute, eqn, ready)
+            outputs = [functools.partial(compute, i) for i in range(len(eqn.outvars))]
+        known |= zip(eqn.outvars, outputs, strict=True)
+    return [find(atom) for atom in jaxpr.outvars]
+
+
+def _has_subprograms(eqn: jex_core.JaxprEqn) -> bool:
+    kinds = jex_core.Jaxpr | jex_core.ClosedJaxpr
+    return any(isinstance(x, kinds) for x in jax.tree.leaves(list(eqn.params.values())))
+
+
+def _compute(eqn: jex_core.JaxprEqn, arguments: Sequence[Callable[[], Any]], index: int) -> Any:
+    """Return an output of an operation."""
+    result = eqn.primitive.bind(*(argument() for argument in arguments), **eqn.params)
+    return result[index] if eqn.primitive.multiple_results else result
 
 
 def _check_spaces(name: str, env: MultiAgentJaxEnv[Any, Any], params: PyTree) -> None:
@@ -155,6 +230,23 @@ def _check_spaces(name: str, env: MultiAgentJaxEnv[Any, Any], params: PyTree) ->
                 f"{name}: {what} of {other!r} differs from that of {first!r}; agents of the kind "
                 f"{entry.key!r} must be equal."
             )
+
+
+def _trace_reset(
+    name: str, env: MultiAgentJaxEnv[Any, Any], params: PyTree
+) -> tuple[PyTree, MultiStart]:
+    """Return an abstract first state, and what is observed of it."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    output = trace_abstractly(f"{name}: reset", env.reset, key, params)
+    start = _get_second(f"{name}: reset must return (state, MultiStart)", output, MultiStart)
+    return output[0], start
+
+
+def _make_abstract_actions(env: MultiAgentJaxEnv[Any, Any], params: PyTree) -> dict[str, PyTree]:
+    return {
+        entry.key: _add_members(entry, abstract_value(env.action_space(entry.agents[0], params)))
+        for entry in get_entries(env)
+    }
 
 
 def _get_second(sentence: str, output: object, cls: type) -> Any:

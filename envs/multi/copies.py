@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Key, Keys, PyTree
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep
 from jaxrl.envs.multi.host_copies import HostCopies, make_host_class
 from jaxrl.envs.params import check_count
 from jaxrl.envs.registry import EnvSpec, MadeEnv, make
@@ -34,6 +34,7 @@ class Copies(MultiAgentJaxEnv[CopiesState, Any]):
     An agent ends with its own copy, and the episode with the last of them.
     """
 
+    acting: Acting | None = "all"  # those whose copy has not ended
     spec: EnvSpec = ""
 
     def __init__(

@@ -211,7 +211,9 @@ class GroupedAgents(MultiAgentJaxEnv[GroupedState, Any]):
             inner=inner, begun={name: stays[name] | acts[name] for name in present}
         )
         seen = {name: present[name] | acts[name] for name in present}
-        cut = step.truncated[ALL] & ~step.terminated[ALL] & (self.acting == "all")
+        # At its own cut, an environment may say that nobody acts: then all would who are present.
+        nobody = ~jnp.stack([flag.any() for flag in acts.values()]).any()
+        cut = step.truncated[ALL] & ~step.terminated[ALL] & nobody & (self.acting != "some")
         shown = {name: acts[name] | (cut & present[name] & ~died[name]) for name in present}
         return state, MultiStep(
             obs=self.observe(self._get_state(inner, params), step.obs, shown, seen, rewards),

@@ -30,7 +30,7 @@ class ProbeState(MultiProbe):
     """One step that earns a coin for both agents; they observe 0, the global state is the coin."""
 
     name = "probe-state-v0"
-    acting: Acting = "all"
+    acting: Acting | None = "all"
     max_acting = None
     num_observed = 1
 
@@ -106,7 +106,7 @@ class ProbeOpponent(MultiProbe):
     """
 
     name = "probe-opponent-v0"
-    acting: Acting = "all"
+    acting: Acting | None = "all"
     max_acting = None
     num_steps = 3
     num_observed = 1

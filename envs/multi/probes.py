@@ -57,7 +57,7 @@ class MultiProbe(MultiAgentJaxEnv[MultiProbeState, MultiProbeParams]):
     """Base class of probes: agents a and b, observations in [-1, 1], an end after `num_steps`."""
 
     possible_agents = ("a", "b")
-    acting: Acting = "some"
+    acting: Acting | None = "some"
     max_acting: int | None = 1
     num_steps = 1
     num_observed = 2
@@ -260,7 +260,7 @@ class ProbeDeath(MultiProbe):
     """
 
     name = "probe-death-v0"
-    acting: Acting = "all"
+    acting: Acting | None = "all"
     max_acting = None
     num_steps = 6
 
@@ -304,7 +304,7 @@ class ProbeJoin(MultiProbe):
     """
 
     name = "probe-join-v0"
-    acting: Acting = "all"
+    acting: Acting | None = "all"
     max_acting = None
     max_episode_steps = 10
     num_observed = 1
@@ -341,7 +341,7 @@ class ProbeTeams(MultiProbe):
     name = "probe-teams-v0"
     possible_agents = ("a", "b", "c", "d")
     teams: Mapping[str, tuple[str, ...]] = {"red": ("a", "b", "d"), "blue": ("c",)}
-    acting: Acting = "all"
+    acting: Acting | None = "all"
     max_acting = None
     num_observed = 1
 
@@ -372,7 +372,7 @@ class ProbeAgents(MultiProbe):
 
     name = "probe-agents-v0"
     possible_agents = ("zulu", "mike", "alpha")
-    acting: Acting = "all"
+    acting: Acting | None = "all"
     max_acting = None
 
     def observation_space(self, agent: str, params: MultiProbeParams) -> gymnasium.Space[Any]:

@@ -15,11 +15,14 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Key, Keys, PyTree
-from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep
 from jaxrl.envs.vector import (
+    CROWD,
+    CUT_AND_ACTS,
     NO_FAULT,
     OBS_FAULT,
     REWARD_FAULT,
+    WAITING,
     AutoReset,
     StepInputs,
     derive_env_keys,
@@ -79,7 +82,7 @@ class MultiVectorStep:
         ended: Whether the episode ended that counts.
         episode_return: Sum of all agents' rewards in the episode so far.
         episode_length: Number of steps of the episode so far.
-        fault: Cause of a reset, see `jaxrl.envs.vector`.
+        fault: Cause of a reset, or number of a breach of the contract; see `jaxrl.envs.vector`.
     """
 
     present: Flags
@@ -118,10 +121,12 @@ class MultiVectorEnv(AutoReset):
 
     Attributes:
         keeps_global_state: Whether states and steps hold the environment's global state.
+        acting: Which agents act at a step, see `find_acting`.
     """
 
     env: MultiAgentJaxEnv[Any, Any]
     keeps_global_state: bool = False
+    acting: Acting | None = "some"
 
     def reset(self, key: Key, index: Int[Array, " B"], params: PyTree) -> MultiVectorState:
         """Return first states of the copies with indices `index`. Consumes the key."""
@@ -188,11 +193,33 @@ class MultiVectorEnv(AutoReset):
             ended=ends.over & mask,
             episode_return=state.episode_return + _sum_over_agents(reward),
             episode_length=state.episode_length + mask,
-            fault=jnp.where(mask, NO_FAULT, jnp.where(finite_obs, REWARD_FAULT, OBS_FAULT)),
+            fault=jnp.where(
+                mask,
+                self._find_breach(state, out, ends, present),
+                jnp.where(finite_obs, REWARD_FAULT, OBS_FAULT),
+            ),
         )
         after = MultiStart(obs=out.obs, acts=out.acts)
         env_state, after = self.reset_ended(inputs, ends.over, env_state, after, params)
         return self._advance(state, step, ends, env_state, after, params), step
+
+    def _find_breach(
+        self, state: MultiVectorState, out: MultiStep, ends: _Ends, present: Flags
+    ) -> Int[Array, " B"]:
+        """Return the number of what a step shows to be declared wrongly, by copy."""
+        breach = jnp.full(ends.over.shape, NO_FAULT, jnp.int32)
+        if self.env.max_acting is not None:
+            number = sum(_per_copy(flag).sum(axis=1) for flag in state.acts.values())
+            breach = jnp.where(number > self.env.max_acting, CROWD, breach)
+        for name, here in present.items():
+            terminated, truncated = ends.terminated[name], ends.truncated[name]
+            goes_on, acts = _expand(~ends.over, here), out.acts[name]
+            again = _per_copy(truncated & ~terminated & acts & goes_on).any(axis=1)
+            breach = jnp.where(again, CUT_AND_ACTS, breach)
+            if self.acting == "all":
+                waits = _per_copy(here & ~(terminated | truncated) & ~acts & goes_on).any(axis=1)
+                breach = jnp.where(waits, WAITING, breach)
+        return breach
 
     def _advance(
         self,
@@ -238,6 +265,11 @@ def _zeros(like: Flags, dtype: Any) -> dict[str, Any]:
 def _expand(rows: Bool[Array, " B"], like: Bool[Array, " B *members"]) -> Bool[Array, " B *_"]:
     """Return one flag a copy with the axes of an entry, for broadcasting."""
     return rows.reshape(rows.shape + (1,) * (like.ndim - 1))
+
+
+def _per_copy(flag: Bool[Array, " B *members"]) -> Bool[Array, "B m"]:
+    """Return the flags of an entry with one axis of members."""
+    return flag.reshape(flag.shape[0], -1)
 
 
 def _all_finite(values: dict[str, PyTree], matters: Flags, whole: PyTree) -> Bool[Array, " B"]:

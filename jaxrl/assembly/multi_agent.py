@@ -31,7 +31,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.base import Entry, get_entries
-from jaxrl.envs.multi.contract import check_multi_signatures
+from jaxrl.envs.multi.contract import check_multi_signatures, find_acting
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.multi.vector import MultiVectorEnv
@@ -331,7 +331,8 @@ def make_multi_policy_step(config: "AlgorithmConfig", made: AnyMadeMulti) -> Mul
 def make_multi_vector_env(config: "AlgorithmConfig", made: MadeMultiEnv) -> MultiVectorEnv:
     """Make the vector of JAX environments of several agents."""
     setting = config.environment_settings.reset_mode
-    return MultiVectorEnv(made.env, made.env.reset_mode if setting == "auto" else setting)
+    mode = made.env.reset_mode if setting == "auto" else setting
+    return MultiVectorEnv(made.env, mode, acting=find_acting(made))
 
 
 def make_multi_agent_env(config: "AlgorithmConfig") -> AnyMadeMulti:
@@ -394,12 +395,13 @@ def _assemble_module(
             "it, or leave the module out of policies_to_train."
         )
     step = TrainStep(policy_step=_make_learner_step(policy_step, view), **fields)
-    acts_at_times = not isinstance(made, MadeMultiEnv) or made.env.acting == "some"
+    acts_at_times = not isinstance(made, MadeMultiEnv) or find_acting(made) == "some"
     if step.replay is not None and acts_at_times and policy_step.module.is_stateful:
         raise ConfigError(
             f"{config.algo_name} with memory draws sequences of consecutive steps, but agents of "
-            f"{made.id} do not act at every step: leave use_lstm and use_attention out, or use PPO, "
-            "IMPALA or APPO."
+            f"{made.id} do not act at every step: leave use_lstm and use_attention out, use PPO, "
+            "IMPALA or APPO, or declare acting='all' in an environment in JAX whose agents act while "
+            "they are present."
         )
     assembly = Assembly(
         made=env,

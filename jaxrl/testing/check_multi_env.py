@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.multi.base import ALL, Entry, MultiAgentJaxEnv, get_entries
-from jaxrl.envs.multi.contract import check_multi_signatures
+from jaxrl.envs.multi.contract import check_multi_signatures, find_acting
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.space_checks import check_values
 from jaxrl.errors import EnvError
@@ -230,10 +230,11 @@ def _check_presence(made: MadeMultiEnv, entries: tuple[Entry, ...], trajectory: 
     name, env, live = made.id, made.env, get_live_mask(trajectory)
     goes_on = live & ~np.asarray(trajectory.ended)
     acting, present = np.zeros(live.shape, int), np.zeros(live.shape, int)
+    acting_at_once = find_acting(made) == "all"
     for entry in entries:
         walk = _walk(entry, trajectory)
         alive = goes_on.reshape(live.shape + (1,) * (walk["acts"].ndim - 2))
-        if env.acting == "all" and (walk["stays"] & ~walk["acts_next"] & alive).any():
+        if acting_at_once and (walk["stays"] & ~walk["acts_next"] & alive).any():
             raise EnvError(
                 f"{name}: {entry.key!r} is present and does not act; set acting='some', or end it."
             )

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Counter, Metrics
-from jaxrl.envs.vector import NO_FAULT
+from jaxrl.envs.vector import BREACHES, NO_FAULT
 from jaxrl.metrics import EPISODE_LEN_MEAN, EPISODE_RETURN_MEAN, NUM_EPISODES
 from jaxrl.ops.search import searchsorted
 
@@ -40,7 +40,10 @@ class EpisodeStatsBuffer:
 
 @pytree
 class FaultLog:
-    """Non-finite environment steps: their number per shard, and place and kind of the last one."""
+    """Non-finite environment steps: their number per shard, and place and kind of the last one.
+
+    A breach of the contract, which ends the run, is kept before all others.
+    """
 
     count: UInt32[Array, " G"]
     env_index: Int[Array, " G"]
@@ -256,17 +259,19 @@ def push_faults(log: FaultLog, record: EpisodeRecord, env_index: Int[Array, " B"
     shards = log.count.shape[0]
     steps = record.fault.shape[0]
     fault = split_by_shard(record.fault, shards)
-    bad = fault != NO_FAULT
+    bad, breaches = fault != NO_FAULT, fault >= min(BREACHES)
+    any_breach = breaches.any(axis=1)
     envs = split_by_shard(jnp.broadcast_to(env_index[None], (steps, env_index.shape[0])), shards)
     step = split_by_shard(record.env_step, shards)
-    last = bad.shape[1] - 1 - jnp.argmax(bad[:, ::-1], axis=1)
-    any_bad = bad.any(axis=1)
+    shown = jnp.where(any_breach[:, None], breaches, bad)
+    last = bad.shape[1] - 1 - jnp.argmax(shown[:, ::-1], axis=1)
+    is_new = any_breach | (bad.any(axis=1) & (log.kind < min(BREACHES)))
     shard = jnp.arange(shards, dtype=jnp.int32)
     return FaultLog(
         count=log.count + bad.sum(axis=1, dtype=jnp.uint32),
-        env_index=jnp.where(any_bad, envs[shard, last], log.env_index),
-        env_step=jnp.where(any_bad, step[shard, last], log.env_step),
-        kind=jnp.where(any_bad, fault[shard, last], log.kind),
+        env_index=jnp.where(is_new, envs[shard, last], log.env_index),
+        env_step=jnp.where(is_new, step[shard, last], log.env_step),
+        kind=jnp.where(is_new, fault[shard, last], log.kind),
     )
 
 

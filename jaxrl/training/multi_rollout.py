@@ -149,7 +149,7 @@ class MultiRolloutWorker(MultiPolicyStep):
     @property
     def completes_at_once(self) -> bool:
         """True if every row is complete after the step at which its agent acted."""
-        return self.env.env.acting == "all"
+        return self.env.acting == "all"
 
     def initial_carry(self, num_envs: int) -> MultiCarry:
         """Return the carry at the start of an episode in every environment, with no pending row."""

@@ -13,7 +13,8 @@ from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import PyTree
-from jaxrl.envs.vector import FAULT_NAMES
+from jaxrl.envs.vector import BREACHES, FAULT_NAMES
+from jaxrl.errors import EnvError
 from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE, EMPTY_EPISODE_METRICS, REPLAY_BUFFER
 from jaxrl.training.agent_report import (
     AgentTotals,
@@ -157,6 +158,20 @@ def compute_guard_metrics(report: TrainReport) -> dict[str, Any]:
             "what": FAULT_NAMES[int(faults.kind[shard])],
         }
     return result
+
+
+def check_declarations(report: TrainReport, env: str) -> None:
+    """Check what an environment declares of its agents, as far as its steps showed.
+
+    Raises:
+        EnvError: If a declaration was wrong.
+    """
+    faults = report.latest.faults
+    shard = int(np.argmax(faults.kind))
+    breach = BREACHES.get(int(faults.kind[shard]))
+    if breach is not None:
+        index, step = int(faults.env_index[shard]), int(faults.env_step[shard])
+        raise EnvError(f"{env}: at step {step} of environment {index}, {breach}.")
 
 
 def compute_evaluation_metrics(

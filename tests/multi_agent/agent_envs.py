@@ -69,12 +69,10 @@ class Torture(MultiAgentJaxEnv[Any, Any]):
     """Agents that act, come, leave, die and are paid at random times.
 
     An observation is (episode, agent, time), so that a row tells where it comes from; a reward is
-    a function of agent and time.
+    a function of agent and time. It does not declare that not everybody acts.
     """
 
     possible_agents = ("a", "b", "c")
-    acting = "some"
-    max_acting = None
     name = "torture"
 
     def observation_space(self, agent: str, params: PyTree) -> gymnasium.Space[Any]:

@@ -25,7 +25,7 @@ from jaxrl.core.keys import make_key
 from jaxrl.core.types import PyTree
 from jaxrl.envs import make_multi
 from jaxrl.envs.multi.base import MultiStep
-from jaxrl.errors import CheckpointError, JaxrlError
+from jaxrl.errors import CheckpointError, EnvError, JaxrlError
 from jaxrl.modules.scripted import ScriptedModule
 from jaxrl.training.episode_stats import EndedEpisode
 from jaxrl.training.sharding import state_specs
@@ -503,3 +503,17 @@ def test_a_circular_buffer_has_only_train_batches_with_rows_of_its_module() -> N
         assert 6 <= added <= 8
         # The first two wait, until half of the buffer is filled.
         assert int(algorithm.state.modules["p1"].progress.updates) == 2 * (added - 2)
+
+
+class Hasty(Torture):
+    """Declares that everybody acts, which is wrong."""
+
+    acting = "all"
+
+
+def test_a_run_ends_where_a_declaration_turns_out_wrong() -> None:
+    config = make_config(PGConfig(), Hasty, mapping={"a": "p0", "b": "p1", "c": "p1"})
+    with config.build() as algorithm, pytest.raises(EnvError) as raised:
+        algorithm.train()
+    assert "Hasty: at step" in str(raised.value)
+    assert "acting='all' declares that all do" in str(raised.value)

@@ -23,6 +23,7 @@ from jaxrl.config.multi_agent import (
     resolve_agents,
 )
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.envs.multi.contract import find_acting
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError
@@ -187,10 +188,10 @@ def _scale_intensity(
     made = make_agents_env(config)
     if isinstance(made, MadeMultiHostEnv):
         return {}
-    env = made.env
-    if env.acting == "all" or env.max_acting is None or env.max_acting >= number:
+    most = made.env.max_acting
+    if most is None or most >= number:
         return {}
-    return {"training_intensity": training.training_intensity * env.max_acting / number}
+    return {"training_intensity": training.training_intensity * most / number}
 
 
 def _count_environment_steps(
@@ -205,7 +206,8 @@ def _count_environment_steps(
     made = make_agents_env(config)
     number = None
     if isinstance(made, MadeMultiEnv):
-        number = len(agents.agents) if made.env.acting == "all" else made.env.max_acting
+        acts_at_once = find_acting(made) == "all"
+        number = len(agents.agents) if acts_at_once else made.env.max_acting
     if number is None:
         raise ConfigError(
             f"count_steps_by='agent_steps' needs the number of agents that act at a step, and "

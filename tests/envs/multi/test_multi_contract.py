@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from jaxrl.core.struct import replace
 from jaxrl.envs import MultiStart, MultiTimeLimit, make, make_any, make_multi, register_env
-from jaxrl.envs.multi.contract import check_multi_signatures
+from jaxrl.envs.multi.contract import check_multi_signatures, find_acting
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import EnvError
 from tests.envs.multi.comers import Comers
@@ -219,6 +219,61 @@ def test_what_it_returns_is_refused_by_place(
     monkeypatch.setattr(jax.stages.Lowered, "compile", never)
     with pytest.raises(EnvError, match=f"^Mine: .*{sentence}"):
         check(env())
+
+
+# --- who acts ---
+
+
+class Alike(Altered):
+    """Everybody acts at every step, which is said in a way that varies."""
+
+    acting = None
+    said: Any = staticmethod(lambda: {"hermit": jnp.ones((), bool), "crowd": np.ones(3, bool)})
+
+    def alter_step(self, state: Any, step: Any) -> Any:
+        return state, replace(step, acts=jax.tree.map(jnp.asarray, self.said()))
+
+
+class WithinJit(Alike):
+    def step(self, key: Any, state: Any, actions: Any, params: Any) -> Any:
+        return jax.jit(super().step)(key, state, actions, params)
+
+
+def say_from_a_row() -> Any:
+    row = jnp.ones((2, 3), jnp.int32).sum(axis=0) > 1
+    return {"hermit": row[1], "crowd": row}
+
+
+def say_that_one_is_idle() -> Any:
+    return {"hermit": jnp.ones((), bool), "crowd": jnp.array([True, False, True])}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (Alike(), "all"),
+        (WithinJit(), "all"),
+        (type("FromARow", (Alike,), {"said": staticmethod(say_from_a_row)})(), "all"),
+        (MultiTimeLimit(Alike(), 5), "all"),
+        # It acts at the reset alone.
+        (type("Idle", (Alike,), {"said": staticmethod(say_that_one_is_idle)})(), "some"),
+        (type("Varying", (Comers,), {"acting": None})(), "some"),
+        (type("Turns", (Alike,), {"max_acting": 1})(), "some"),
+        (type("Declared", (Comers,), {"acting": "all"})(), "all"),
+    ],
+)
+def test_who_acts_is_found_by_tracing_unless_declared(env: Any, expected: str) -> None:
+    made = MadeMultiEnv(env=env, params=Comers().default_params, id="Mine")
+    check_multi_signatures(made)
+    assert find_acting(made) == expected
+
+
+@pytest.mark.parametrize(
+    "env", ["RockPaperScissors-v0", "TwoStep-v0", "LineOfAgents-v0", "SimpleTag-v0", "Foraging-v0"]
+)
+def test_everybody_acts_in_environments_of_the_library(env: str) -> None:
+    made = make_multi(env)
+    assert (made.env.acting, find_acting(made)) == (None, "all")
 
 
 # --- by name ---

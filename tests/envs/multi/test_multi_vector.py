@@ -10,7 +10,15 @@ import pytest
 from jaxrl.core.struct import replace
 from jaxrl.envs import MultiAgentJaxEnv, MultiStart, MultiStep, MultiTimeLimit, make
 from jaxrl.envs.multi.vector import MultiVectorEnv
-from jaxrl.envs.vector import NO_FAULT, OBS_FAULT, REWARD_FAULT, VectorEnv
+from jaxrl.envs.vector import (
+    CROWD,
+    CUT_AND_ACTS,
+    NO_FAULT,
+    OBS_FAULT,
+    REWARD_FAULT,
+    WAITING,
+    VectorEnv,
+)
 from tests.envs.multi.comers import Comers
 from tests.helpers import assert_equal
 
@@ -228,3 +236,45 @@ def test_a_reset_to_nan_is_a_fault_of_the_next_step() -> None:
     assert (states.obs["hermit"][states.faulty] == 0.0).all()
     np.testing.assert_array_equal(steps.mask, ~states.faulty)
     assert (steps.fault[states.faulty] == OBS_FAULT).all()
+
+
+class Crowded(Comers):
+    max_acting = 3
+
+
+class ActsOnItsLastObservation(Comers):
+    """Whoever leaves acts at once."""
+
+    def step(self, key: Any, state: Any, actions: Any, params: Any) -> Any:
+        state, step = super().step(key, state, actions, params)
+        acts = jnp.concatenate([step.acts["hermit"][None], step.acts["crowd"]])
+        left = jnp.concatenate([step.truncated["hermit"][None], step.truncated["crowd"]])
+        acts |= left
+        return replace(state, acts=acts), replace(step, acts={"hermit": acts[0], "crowd": acts[1:]})
+
+
+@pytest.mark.parametrize(
+    ("env", "acting", "breach"),
+    [
+        (Comers(), "some", None),
+        (Comers(), "all", WAITING),
+        (Crowded(), "some", CROWD),
+        (ActsOnItsLastObservation(), "some", CUT_AND_ACTS),
+    ],
+)
+def test_steps_show_what_is_declared_wrongly(env: Any, acting: Any, breach: int | None) -> None:
+    """Compare with a walk over what the environment returned."""
+    action = {"hermit": jnp.full(24, 2), "crowd": jnp.ones((24, 3), jnp.int32)}
+    vector = MultiVectorEnv(env, acting=acting)
+    states, steps, _ = run(vector, env.default_params, action, index=np.arange(24), steps=60)
+    acts, acts_next = agents_of(states.acts), agents_of(steps.acts)
+    terminated, truncated = agents_of(steps.terminated), agents_of(steps.truncated)
+    stays = agents_of(steps.present) & ~terminated & ~truncated
+    expected = {
+        None: np.zeros((60, 24), bool),
+        WAITING: (stays & ~acts_next).any(axis=2),
+        CROWD: acts.sum(axis=2) > 3,
+        CUT_AND_ACTS: (truncated & ~terminated & acts_next).any(axis=2),
+    }[breach]
+    assert expected.any() == (breach is not None)
+    np.testing.assert_array_equal(steps.fault, np.where(expected, breach or NO_FAULT, NO_FAULT))
