@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 MAX_EVALUATION_ENVS = 64
 """Maximum number of environments of a compiled evaluation with `evaluation_num_envs="auto"`."""
-MAX_RECORDED_EPISODES = 1024
-"""Maximum number of recorded episodes per environment in an evaluation by timesteps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -213,21 +211,11 @@ def make_evaluator(
         least = _count_copies(rollout_worker, num_envs)
         if least > num_envs:  # then each plays as if it was the only one of its mapping
             num_envs, env_duration = least, max(min_duration, -(-duration // least))
-    if by_steps:
-        return Evaluator(
-            rollout_worker=rollout_worker,
-            num_envs=num_envs,
-            episodes_per_env=None,
-            max_steps=env_duration,
-            max_recorded_episodes=min(env_duration, MAX_RECORDED_EPISODES),
-            explore=explore,
-        )
     return Evaluator(
         rollout_worker=rollout_worker,
         num_envs=num_envs,
-        episodes_per_env=env_duration,
-        max_steps=env_duration * limit,
-        max_recorded_episodes=env_duration,
+        episodes_per_env=None if by_steps else env_duration,
+        max_steps=env_duration if by_steps else env_duration * limit,
         explore=explore,
     )
 

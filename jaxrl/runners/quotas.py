@@ -18,7 +18,7 @@ from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.tally import AgentEpisodes, AgentTally
 from jaxrl.training.agent_rows import AgentRows
-from jaxrl.training.evaluate import EvaluationResult
+from jaxrl.training.evaluate import EpisodeMoments, EvaluationResult
 
 CHUNK_STEPS = 16
 """Number of vector steps between checks of which environments are done."""
@@ -212,19 +212,29 @@ class _QuotaTally:
 def to_evaluation_result(parts: Iterable[EvalEpisodes], num_missing: int = 0) -> EvaluationResult:
     """Merge the episodes of all runners into a result like that of the compiled evaluation.
 
+    It has a row for each episode instead of each environment.
+
     Args:
         parts: Episodes of each runner.
         num_missing: Number of requested episodes for which no runner replied.
     """
     parts = list(parts)
-    returns = [value for part in parts for value in part.episode_return]
-    lengths = [value for part in parts for value in part.episode_length]
-    # Its fields hold arrays of either kind.
+    returns = np.array([x for part in parts for x in part.episode_return], np.float64)
+    lengths = np.array([x for part in parts for x in part.episode_length], np.int64)
+    # Their fields hold arrays of either kind.
     make = cast("Callable[..., EvaluationResult]", EvaluationResult)
+    make_moments = cast("Callable[..., EpisodeMoments]", EpisodeMoments)
     return make(
-        episode_return=np.array([returns], np.float32),
-        episode_length=np.array([lengths], np.int32),
-        ended=np.ones((1, len(returns)), np.bool_),
+        episodes=make_moments(
+            count=np.ones_like(lengths),
+            mean_return=returns,
+            squares=np.zeros_like(returns),
+            min_return=returns,
+            max_return=returns,
+            sum_length=lengths,
+            min_length=lengths,
+            max_length=lengths,
+        ),
         env_steps=np.int64(sum(part.env_steps for part in parts)),
         num_nonfinite=np.int64(sum(part.num_nonfinite for part in parts)),
         num_cut=np.int64(sum(part.num_cut for part in parts) + num_missing),

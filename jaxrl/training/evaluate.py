@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl.core.struct import pytree, replace
+from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.vector import VectorState
 from jaxrl.training.episode_stats import AgentReturns
@@ -51,16 +51,71 @@ class EvaluationInputs:
 
 
 @pytree
+class EpisodeMoments:
+    """Running statistics of each environment's completed episodes, however many there are.
+
+    `squares` is the sum of the returns' squared deviations from their mean (Welford 1962,
+    https://doi.org/10.1080/00401706.1962.10490022), which float32 holds where it could not hold the
+    difference of two sums.
+    """
+
+    count: Int[Array, " E"]
+    mean_return: Float[Array, " E"]
+    squares: Float[Array, " E"]
+    min_return: Float[Array, " E"]
+    max_return: Float[Array, " E"]
+    sum_length: Int[Array, " E"]
+    min_length: Int[Array, " E"]
+    max_length: Int[Array, " E"]
+
+    @staticmethod
+    def empty(num_envs: int) -> "EpisodeMoments":
+        """Return the statistics of no episodes."""
+        none = jnp.zeros((num_envs,), jnp.int32)
+        zero = jnp.zeros((num_envs,), jnp.float32)
+        return EpisodeMoments(
+            count=none,
+            mean_return=zero,
+            squares=zero,
+            min_return=zero + jnp.inf,
+            max_return=zero - jnp.inf,
+            sum_length=none,
+            min_length=none + jnp.iinfo(jnp.int32).max,
+            max_length=none,
+        )
+
+    def add(
+        self,
+        counts: Bool[Array, " E"],
+        episode_return: Float[Array, " E"],
+        length: Int[Array, " E"],
+    ) -> "EpisodeMoments":
+        """Add an episode of each environment in which one ended that counts."""
+        count = self.count + counts
+        difference = episode_return - self.mean_return
+        mean = self.mean_return + difference / jnp.maximum(count, 1)
+        added = EpisodeMoments(
+            count=count,
+            mean_return=mean,
+            squares=self.squares + difference * (episode_return - mean),
+            min_return=jnp.minimum(self.min_return, episode_return),
+            max_return=jnp.maximum(self.max_return, episode_return),
+            sum_length=self.sum_length + length,
+            min_length=jnp.minimum(self.min_length, length),
+            max_length=jnp.maximum(self.max_length, length),
+        )
+        return where_rows(counts, added, self)
+
+
+@pytree
 class EvaluationResult:
-    """Returns and lengths of each environment's episodes; `ended` marks the completed ones.
+    """Statistics of the completed episodes of each environment.
 
     `num_cut` counts episodes that were requested or started but not completed. `agents` has the
     agent-episodes of environments of several agents, None for others.
     """
 
-    episode_return: Float[Array, "E Q"]
-    episode_length: Int[Array, "E Q"]
-    ended: Bool[Array, "E Q"]
+    episodes: EpisodeMoments
     env_steps: Int[Array, ""]
     num_nonfinite: Int[Array, ""]
     num_cut: Int[Array, ""]
@@ -81,29 +136,25 @@ class Evaluator:
     """Program that plays `episodes_per_env` episodes in each of `num_envs` environments.
 
     `max_steps` bounds the steps of each environment. If `episodes_per_env` is None, every
-    environment plays exactly `max_steps` steps, and up to `max_recorded_episodes` episodes of each count.
+    environment plays exactly `max_steps` steps.
     """
 
     rollout_worker: RolloutWorker | MultiRolloutWorker
     num_envs: int
     episodes_per_env: int | None
     max_steps: int
-    max_recorded_episodes: int
     explore: bool
 
     def __call__(self, actor: ActorState, env_params: PyTree, key: Key) -> EvaluationResult:
         """Play all episodes of one evaluation. Consumes the key."""
         worker = cast("RolloutWorker", self.rollout_worker)
         env = worker.env.reset(key, make_env_index(self.num_envs), env_params)
-        shape = (self.num_envs, self.max_recorded_episodes)
         start = _Loop(
             env=env,
             acting=worker.initial_carry(self.num_envs),
             played=jnp.zeros((self.num_envs,), jnp.int32),
             result=EvaluationResult(
-                episode_return=jnp.zeros(shape, jnp.float32),
-                episode_length=jnp.zeros(shape, jnp.int32),
-                ended=jnp.zeros(shape, bool),
+                episodes=EpisodeMoments.empty(self.num_envs),
                 env_steps=jnp.zeros((), jnp.int32),
                 num_nonfinite=jnp.zeros((), jnp.int32),
                 num_cut=jnp.zeros((), jnp.int32),
@@ -136,11 +187,6 @@ class Evaluator:
         env, acting, step, _ = worker.step(
             actor, loop.env, loop.acting, row, env_params, self.explore
         )
-        counts = step.ended & (loop.played < self.max_recorded_episodes)
-        place = jnp.minimum(loop.played, self.max_recorded_episodes - 1)
-        here = counts[:, None] & (
-            jnp.arange(self.max_recorded_episodes, dtype=jnp.int32)[None, :] == place[:, None]
-        )
         old = loop.result
         playing = (
             loop.played < self.episodes_per_env
@@ -149,9 +195,9 @@ class Evaluator:
         )
         result = replace(
             old,
-            episode_return=jnp.where(here, step.episode_return[:, None], old.episode_return),
-            episode_length=jnp.where(here, step.episode_length[:, None], old.episode_length),
-            ended=old.ended | here,
+            episodes=old.episodes.add(
+                step.ended & playing, step.episode_return, step.episode_length
+            ),
             env_steps=old.env_steps + playing.sum(dtype=jnp.int32),
             num_nonfinite=old.num_nonfinite + (playing & ~step.mask).sum(dtype=jnp.int32),
             agents=self._add_agents(old.agents, step, playing),

@@ -186,25 +186,28 @@ def compute_evaluation_metrics(
     if patterns and result.agents is not None:
         returns = compute_agent_means(result.agents, patterns)
         return {**compute_evaluation_metrics(replace(result, agents=None)), **returns}
-    ended = result.ended
+    played = jax.tree.map(lambda x: x[result.episodes.count > 0], result.episodes)
+    number = int(played.count.sum(dtype=np.int64))
     metrics: dict[str, Any] = {
-        "num_episodes": int(ended.sum()),
+        "num_episodes": number,
         "num_env_steps_sampled": int(result.env_steps),
         "num_nonfinite_env_steps": int(result.num_nonfinite),
         "num_episodes_cut": int(result.num_cut),
     }
-    if not ended.any():
+    if not number:
         return {**metrics, **EMPTY_EPISODE_METRICS, "episode_return_std": math.nan}
-    returns, lengths = result.episode_return[ended], result.episode_length[ended]
+    means = played.mean_return.astype(np.float64)
+    mean = (played.count * means).sum() / number
+    squares = played.squares.astype(np.float64) + played.count * np.square(means - mean)
     return {
         **metrics,
-        "episode_return_mean": float(returns.mean(dtype=np.float64)),
-        "episode_return_min": float(returns.min()),
-        "episode_return_max": float(returns.max()),
-        "episode_return_std": float(returns.std(dtype=np.float64)),
-        "episode_len_mean": float(lengths.mean(dtype=np.float64)),
-        "episode_len_min": int(lengths.min()),
-        "episode_len_max": int(lengths.max()),
+        "episode_return_mean": float(mean),
+        "episode_return_min": float(played.min_return.min()),
+        "episode_return_max": float(played.max_return.max()),
+        "episode_return_std": math.sqrt(squares.sum() / number),
+        "episode_len_mean": float(played.sum_length.sum(dtype=np.float64) / number),
+        "episode_len_min": int(played.min_length.min()),
+        "episode_len_max": int(played.max_length.max()),
     }
 
 
