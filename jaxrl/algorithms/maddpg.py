@@ -32,6 +32,7 @@ class MADDPGLearner(TD3Learner):
     """
 
     module: GroupPolicyModule  # pyright: ignore[reportIncompatibleVariableOverride]
+    has_stacked_params = True
 
     def compute_td_targets(
         self, target: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
@@ -82,7 +83,7 @@ class MADDPGConfig(AlgorithmConfig):
     """Configuration of MADDPG (Lowe et al. 2017): DDPG for a team of agents with central critics.
 
     Defaults are those of the paper's appendix and of RLlib's MADDPG (2.2), but actions are those of a
-    Box with Gaussian noise.
+    Box with Gaussian noise. As there, gradients are clipped by member and tensor.
     """
 
     algo_name = "MADDPG"
@@ -98,6 +99,7 @@ class MADDPGConfig(AlgorithmConfig):
         tau=0.01,
         train_batch_size=1024,
         grad_clip=0.5,
+        grad_clip_by="norm",
         num_steps_sampled_before_learning_starts=25_600,
         replay_buffer_config={"type": "uniform", "capacity": 1_000_000, "alpha": 0.6, "beta": 0.4},
     )

@@ -36,6 +36,8 @@ class BaseLearner(Generic[S]):
 
     lr_names: ClassVar[Mapping[str, str]] = {}
     """Setting that is the learning rate of each part, for learners with one loss per part."""
+    has_stacked_params: ClassVar[bool] = False
+    """True if parameters of several networks are stacked, `[m, ...]`; each is clipped by itself."""
     needs_returns: ClassVar[bool] = False
     """True if rows of recorded data need the extras of `ReturnColumns`."""
 

@@ -253,7 +253,9 @@ def compute_gradient_norms(grads: PyTree) -> Metrics:
     }
 
 
-def clip_gradients(by: str, limit: Float[Array, ""] | None) -> optax.GradientTransformation:
+def clip_gradients(
+    by: str, limit: Float[Array, ""] | None, *, is_stacked: bool = False
+) -> optax.GradientTransformation:
     """Build RLlib's gradient clipping of the given kind.
 
     Args:
@@ -261,10 +263,17 @@ def clip_gradients(by: str, limit: Float[Array, ""] | None) -> optax.GradientTra
             tensor to an L2 norm of at most `limit`; "global_norm" scales all tensors by their
             common L2 norm.
         limit: Bound, or None for no clipping.
+        is_stacked: Whether the first axes of all tensors are those of several networks, each of
+            which is clipped by itself.
     """
     if limit is None:
         return optax.identity()
-    return _CLIPPING[by](limit)
+    clip = _CLIPPING[by](limit)
+    if not is_stacked:
+        return clip
+    return optax.stateless(
+        lambda updates, _: jax.vmap(lambda own: clip.update(own, ())[0])(updates)
+    )
 
 
 def _clip_by_tensor_norm(limit: float | Array) -> optax.GradientTransformation:
@@ -290,7 +299,7 @@ OptimizerSetting = str | Mapping[str, Any] | Callable[..., optax.GradientTransfo
 
 
 def build_optimizer(
-    settings: "Training", values: Mapping[str, Float[Array, ""]]
+    settings: "Training", values: Mapping[str, Float[Array, ""]], *, is_stacked: bool = False
 ) -> optax.GradientTransformation:
     """Build the optimizer of a training group (`Training`), gradient clipping included.
 
@@ -299,11 +308,14 @@ def build_optimizer(
     Args:
         settings: Training settings.
         values: Current hyperparameters by name.
+        is_stacked: Whether gradients are clipped by network, see `clip_gradients`.
     """
-    clip = clip_gradients(settings.grad_clip_by, values.get("grad_clip"))
+    clip = clip_gradients(settings.grad_clip_by, values.get("grad_clip"), is_stacked=is_stacked)
     optimizer = make_base_optimizer(settings.optimizer, values["lr"])
     transformation = optax.chain(clip, optimizer)
-    if settings.grad_clip_by == "norm" or not _is_elementwise(settings.optimizer):
+    by = "value" if values.get("grad_clip") is None else settings.grad_clip_by
+    needs_tensors = by == "norm" or (by == "global_norm" and is_stacked)
+    if needs_tensors or not _is_elementwise(settings.optimizer):
         return transformation
     return ElementwiseTransformation(*transformation)
 

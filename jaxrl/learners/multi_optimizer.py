@@ -58,6 +58,7 @@ class MultiOptimizerLearner(Protocol):
     """Attributes of a learner on which a step depends besides the loss."""
 
     lr_names: ClassVar[Mapping[str, str]]
+    has_stacked_params: ClassVar[bool]
 
     @property
     def settings(self) -> "ActorCriticTraining": ...

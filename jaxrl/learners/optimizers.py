@@ -1,7 +1,7 @@
 """Optimizers of a learner: that of its settings, or those that a subclass configures."""
 
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 import jax
 import optax
@@ -21,7 +21,9 @@ CONFIGURE = "configure_optimizers_for_module"
 
 
 class OptimizedLearner(Protocol):
-    """Attribute of a learner on which its optimizer depends."""
+    """Attributes of a learner on which its optimizer depends."""
+
+    has_stacked_params: ClassVar[bool]
 
     @property
     def settings(self) -> "Training": ...
@@ -43,7 +45,7 @@ def configure_optimizer(
     """
     configured = _configure(learner, values)
     if configured is None:
-        return build_optimizer(learner.settings, values)
+        return build_optimizer(learner.settings, values, is_stacked=learner.has_stacked_params)
     if isinstance(configured, optax.GradientTransformation):
         return _with_clipping(configured, learner, values)
     assert isinstance(learner, BaseLearner)
@@ -73,7 +75,8 @@ def configure_part_optimizer(
     """
     configured = _configure(learner, values)
     if configured is None:
-        return build_optimizer(learner.settings, {**values, "lr": values[lr_names[part]]})
+        values = {**values, "lr": values[lr_names[part]]}
+        return build_optimizer(learner.settings, values, is_stacked=learner.has_stacked_params)
     if isinstance(configured, optax.GradientTransformation):
         return _with_clipping(configured, learner, values)
     if set(configured) != set(lr_names):
@@ -123,9 +126,8 @@ def _with_clipping(
 ) -> optax.GradientTransformation:
     if "grad_clip" not in values:
         return optimizer
-    return optax.chain(
-        clip_gradients(learner.settings.grad_clip_by, values["grad_clip"]), optimizer
-    )
+    by, limit = learner.settings.grad_clip_by, values["grad_clip"]
+    return optax.chain(clip_gradients(by, limit, is_stacked=learner.has_stacked_params), optimizer)
 
 
 def _label_all(

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from jaxrl.algorithms.maddpg import MADDPGConfig, MADDPGLearner, MATD3Config
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Columns, Transition
+from jaxrl.core.types import Columns, Progress, Transition
 from jaxrl.errors import JaxrlError
 from tests.multi_agent.teams import MixedMotives, Risky
 
@@ -137,6 +137,53 @@ def test_a_policy_learns_from_its_own_critic_alone() -> None:
         np.testing.assert_allclose(x[2], y[2], rtol=1e-5, atol=1e-7)
         np.testing.assert_array_equal(y[1], 0.0)
     assert all(np.any(x[1] != 0.0) for x in jax.tree.leaves(plain))
+
+
+CLIP = 0.5
+
+
+def clip_by(by: str) -> dict[str, Any]:
+    """Settings of clipping; those by tensor are the defaults."""
+    assert MADDPGConfig()["grad_clip"] == CLIP
+    return {} if by == MADDPGConfig()["grad_clip_by"] else {"grad_clip_by": by}
+
+
+@pytest.mark.representatives("norm")
+@pytest.mark.parametrize("by", ["norm", "global_norm"])
+def test_gradients_are_clipped_by_member(by: str) -> None:
+    """A step of SGD is minus the gradient, clipped by loops over members and tensors."""
+    learner = learner_of(MADDPGConfig, optimizer="sgd", critic_lr=1.0, actor_lr=1.0, **clip_by(by))
+    batch, key = batch_of(), jax.random.key(0)
+    scale = jnp.array([[1.0, 100.0, 0.01]])  # members whose gradients are of different sizes
+    rewards = batch.next_obs["member_rewards"] * scale
+    batch = replace(batch, next_obs={**batch.next_obs, "member_rewards": rewards})
+    state = learner.init(key)
+    after, _ = jax.jit(learner.update)(state, batch, Progress.zeros(), key)
+    before, stepped = state.sgd.params, after.sgd.params
+    targets = learner.compute_td_targets(state.target.params, batch, {}, key)
+    gradients = {
+        "critic": jax.grad(lambda critic: learner.critic_loss(critic, batch, targets)[0])(
+            before["critic"]
+        ),
+        "policy": jax.grad(lambda policy: learner.actor_loss(policy, stepped["critic"], batch)[0])(
+            before["policy"]
+        ),
+    }
+    ratios: list[float] = []
+    for part, gradient in gradients.items():
+        tensors = [np.asarray(x, np.float64) for x in jax.tree.leaves(gradient)]
+        moved = zip(jax.tree.leaves(before[part]), jax.tree.leaves(stepped[part]), strict=True)
+        differences = [np.asarray(x, np.float64) - np.asarray(y) for x, y in moved]
+        for i in range(SIZE):
+            norms = [np.sqrt(np.sum(np.square(x[i]))) for x in tensors]
+            if by == "global_norm":
+                norms = [np.sqrt(np.sum(np.square(norms)))] * len(norms)
+            ratios += [min(1.0, CLIP / max(norm, 1e-9)) for norm in norms]
+            for x, difference, norm in zip(tensors, differences, norms, strict=True):
+                expected = x[i] * min(1.0, CLIP / max(norm, 1e-9))
+                np.testing.assert_allclose(difference[i], expected, rtol=1e-3, atol=2e-6)
+    assert min(ratios) < 0.6
+    assert max(ratios) == 1.0
 
 
 def small(cls: Any = MADDPGConfig) -> Any:
