@@ -1,6 +1,6 @@
 """Shared steps of policy-gradient algorithms: initial state, advantage weights, gradient step."""
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -24,6 +24,8 @@ S = TypeVar("S")
 class TrainedLearner(Protocol):
     """Learner with a module and one optimizer state for all of its parameters."""
 
+    has_stacked_params: ClassVar[bool]
+
     @property
     def module(self) -> RLModule: ...
     @property
@@ -32,6 +34,8 @@ class TrainedLearner(Protocol):
 
 class LossLearner(Protocol):
     """Learner with one loss over minibatches that have a `weight`."""
+
+    has_stacked_params: ClassVar[bool]
 
     @property
     def settings(self) -> "OnPolicyTraining": ...

@@ -158,16 +158,23 @@ def expectile_loss(
 
 
 def signed_hyperbolic(x: Float[Array, "*n"], epsilon: float) -> Float[Array, "*n"]:
-    """Compute h(x) = sign(x) (√(|x| + 1) − 1) + ε x  (Pohlen et al. 2018, proposition A.2)."""
+    """Compute h(x) = sign(x) (√(|x| + 1) − 1) + ε x  (Pohlen et al. 2018, proposition A.2).
+
+    √(|x| + 1) − 1 = |x| / (√(|x| + 1) + 1), which has no difference of nearly equal numbers.
+    """
     chex.assert_type(x, float)
-    return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1.0) - 1.0) + epsilon * x
+    return x * (1.0 / (jnp.sqrt(jnp.abs(x) + 1.0) + 1.0) + epsilon)
 
 
 def signed_parabolic(x: Float[Array, "*n"], epsilon: float) -> Float[Array, "*n"]:
     """Compute h⁻¹(x), the inverse of `signed_hyperbolic`  (Pohlen et al. 2018, proposition A.2).
 
-    h⁻¹(x) = sign(x) (((√(1 + 4 ε (|x| + 1 + ε)) − 1) / 2 ε)² − 1).
+    h⁻¹(x) = sign(x) (z² − 1), z = (r − 1) / 2 ε, r = √(1 + 4 ε (|x| + 1 + ε)), where float32 would
+    lose the digits of z. As r = r₀ = 1 + 2 ε at 0 and r − r₀ = 4 ε |x| / (r + r₀), it is computed as
+    (z − 1) (z + 1) with z − 1 = 2 |x| (1 − 2 ε / (r + r₀)) / (r + 1).
     """
     chex.assert_type(x, float)
+    first = 1.0 + 2.0 * epsilon
     root = jnp.sqrt(1.0 + 4.0 * epsilon * (jnp.abs(x) + 1.0 + epsilon))
-    return jnp.sign(x) * (jnp.square((root - 1.0) / (2.0 * epsilon)) - 1.0)
+    ratio = 2.0 * (1.0 - 2.0 * epsilon / (root + first)) / (root + 1.0)
+    return x * ratio * (jnp.abs(x) * ratio + 2.0)
