@@ -33,11 +33,13 @@ from jaxrl.core.types import (
 from jaxrl.errors import ConfigError
 from jaxrl.learners.bootstrap import compute_window_returns
 from jaxrl.learners.imitation import ImitationLearner, ImitationState, LikelihoodLearner
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, select
 from jaxrl.ops import losses
 
 SQD_ADV_NORM = "moving_avg_sqd_adv_norm"
 """Metric that is the moving average of squared advantages, RLlib's name."""
+_SQD_ADV = "sqd_adv_mean"
+"""Metric of the loss that is the mean of a batch's squared advantages."""
 _ADVANTAGE_SETTINGS = (
     "lambda_",
     "vf_coeff",
@@ -49,9 +51,14 @@ _ADVANTAGE_SETTINGS = (
 
 @pytree
 class MARWILState(ImitationState):
-    """Learner state; `sqd_adv_norm` is the moving average of squared advantages."""
+    """Learner state; `sqd_adv_norm` is the moving average of squared advantages.
+
+    `sqd_adv_norm_rest` is what a float32 of its size does not hold. At the default rate, an update
+    moves the average by less than half of its last digit.
+    """
 
     sqd_adv_norm: Float[Array, ""]
+    sqd_adv_norm_rest: Float[Array, ""]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +86,12 @@ class MARWILLearner(ImitationLearner[MARWILState]):
     def init(self, key: Key) -> MARWILState:
         sgd, hparams = self.init_sgd(key)
         start = self.settings.moving_average_sqd_adv_norm_start
-        return MARWILState(sgd=sgd, hparams=hparams, sqd_adv_norm=jnp.asarray(start, jnp.float32))
+        return MARWILState(
+            sgd=sgd,
+            hparams=hparams,
+            sqd_adv_norm=jnp.asarray(start, jnp.float32),
+            sqd_adv_norm_rest=jnp.zeros((), jnp.float32),
+        )
 
     def compute_loss(
         self, params: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
@@ -100,7 +112,9 @@ class MARWILLearner(ImitationLearner[MARWILState]):
         value, is_row = out[Columns.VF_PREDS], batch.weight > 0.0
         targets = self.compute_value_targets(params, batch, out, values)
         advantages = targets - value
-        norm = self.compute_norm(advantages, is_row, values)
+        mean_square = self.compute_mean_square(advantages, is_row)
+        rate, norm = values["moving_average_sqd_adv_norm_update_rate"], values[SQD_ADV_NORM]
+        norm = norm + rate * (mean_square - norm)
         scale = values["beta"] / (1e-8 + jnp.sqrt(norm))
         # Other rows may have any advantage, and 0 times an infinite weight is no number.
         weight = losses.exponential_weight(jnp.where(is_row, advantages, 0.0), scale)
@@ -112,6 +126,7 @@ class MARWILLearner(ImitationLearner[MARWILState]):
             "vf_loss": vf_loss,
             "vf_explained_var": explained,
             SQD_ADV_NORM: norm,
+            _SQD_ADV: mean_square,
         }
 
     def compute_value_targets(
@@ -142,28 +157,46 @@ class MARWILLearner(ImitationLearner[MARWILState]):
             extras[ReturnColumns.RETURN_TO_GO] + extras[ReturnColumns.END_DISCOUNT] * end_value
         )
 
-    def compute_norm(
-        self,
-        advantages: Float[Array, " N"],
-        is_row: Bool[Array, " N"],
-        values: dict[str, Float[Array, ""]],
+    def compute_mean_square(
+        self, advantages: Float[Array, " N"], is_row: Bool[Array, " N"]
     ) -> Float[Array, ""]:
-        """Compute c² ← c² + rate (E[A²] − c²) over the rows of all devices, without a gradient."""
+        """Compute E[A²] over the rows of all devices, without a gradient."""
         squares = jnp.square(jax.lax.stop_gradient(advantages))
         mean_square = losses.masked_mean(squares, is_row, self.axis_name)
         if self.axis_name is not None:
             mean_square = jax.lax.pmean(mean_square, self.axis_name)
-        rate, norm = values["moving_average_sqd_adv_norm_update_rate"], values[SQD_ADV_NORM]
-        return norm + rate * (mean_square - norm)
+        return mean_square
 
     def update(
         self, state: MARWILState, batch: Transition, progress: Progress, key: Key
     ) -> tuple[MARWILState, Metrics]:
         values = {**current_values(state.hparams, progress), SQD_ADV_NORM: state.sqd_adv_norm}
         sgd, metrics = self.step(state.sgd, batch, values, key)
-        is_finite = metrics[NUM_NONFINITE_UPDATES] < 0.5
-        norm = jnp.where(is_finite, metrics[SQD_ADV_NORM], state.sqd_adv_norm)
-        return replace(state, sgd=sgd, sqd_adv_norm=norm), metrics
+        mean_square = metrics.pop(_SQD_ADV)
+        rate = values["moving_average_sqd_adv_norm_update_rate"]
+        moved = move_average(state.sqd_adv_norm, state.sqd_adv_norm_rest, mean_square, rate)
+        before = (state.sqd_adv_norm, state.sqd_adv_norm_rest)
+        norm, rest = select(metrics[NUM_NONFINITE_UPDATES] < 0.5, moved, before)
+        return replace(state, sgd=sgd, sqd_adv_norm=norm, sqd_adv_norm_rest=rest), metrics
+
+
+def move_average(
+    average: Float[Array, ""], rest: Float[Array, ""], value: Float[Array, ""], rate: Any
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Compute m ← m + rate (x − m) with compensated summation  (Kahan 1965).
+
+    Args:
+        average: Average m, as far as float32 holds it.
+        rest: Rest of it.
+        value: Value x.
+        rate: Weight of the value.
+
+    Returns:
+        The average and its rest.
+    """
+    change = rate * ((value - average) - rest) + rest
+    moved = average + change
+    return moved, change - (moved - average)
 
 
 class BCConfig(AlgorithmConfig):

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.marwil import BCConfig, BCLearner, MARWILConfig, MARWILLearner
+from jaxrl.algorithms.marwil import (
+    BCConfig,
+    BCLearner,
+    MARWILConfig,
+    MARWILLearner,
+    move_average,
+)
 from jaxrl.core.struct import replace
 from jaxrl.core.types import (
     Columns,
@@ -101,6 +107,31 @@ def test_losses_equal_plain_loops(masked: bool) -> None:
     np.testing.assert_allclose(metrics["total_loss"], want["total_loss"], rtol=1e-4)
     assert Columns.TD_ERROR not in metrics
     assert not np.array_equal(again.sqd_adv_norm, after.sqd_adv_norm)
+
+
+def test_the_moving_average_moves_at_its_default_rate() -> None:
+    """100,000 updates in float32 against float64."""
+    learner = ac.learner_of(MARWILConfig(), DISCRETE, ac.MASKED, beta=BETA)
+    _, state, batch = marwil()
+    state = replace(jax.jit(learner.init)(jax.random.key(0)), sgd=state.sgd)
+    after, metrics = ac.updated(learner, state, batch)
+    start, rate = 100.0, float(np.float32(1e-8))
+    mean_square = losses_of(learner, state.sgd.params, batch, 0.0)["moving_avg_sqd_adv_norm"] / RATE
+    average = float(after.sqd_adv_norm) + float(after.sqd_adv_norm_rest)
+    np.testing.assert_allclose(average - start, rate * (mean_square - start), rtol=1e-4)
+    assert "sqd_adv_mean" not in metrics
+    squares = np.random.default_rng(0).gamma(0.5, 40.0, 100_000).astype(np.float32)
+
+    def step(carry: Any, square: Any) -> Any:
+        return move_average(*carry, square, jnp.float32(1e-8)), None
+
+    first = (jnp.float32(start), jnp.float32(0.0))
+    (moved, rest), _ = jax.jit(lambda x: jax.lax.scan(step, first, x))(squares)
+    expected = start
+    for square in squares.astype(np.float64):
+        expected += rate * (square - expected)
+    assert expected < start - 0.05
+    np.testing.assert_allclose(float(moved) + float(rest), expected, atol=1e-9)
 
 
 def test_gradients_flow_through_log_probabilities_and_values_alone() -> None:
