@@ -1,5 +1,6 @@
 """Small learners with a policy and critics, rows to learn from, and their networks in NumPy."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -154,3 +155,64 @@ def softmax(logits: np.ndarray, mask: Any) -> np.ndarray:
 
 def huber(error: float) -> float:
     return 0.5 * error * error if abs(error) <= 1.0 else abs(error) - 0.5
+
+
+# --- gradients of losses of outputs, in float64 ---
+
+
+class _Outputs:
+    """A module whose parameters are its outputs, and which is otherwise another module."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def forward_train(self, params: Any, batch: Any) -> Any:
+        return {**params}
+
+
+def loss_slopes(learner: Any, out: Any, batch: Any, values: Any) -> dict[str, np.ndarray]:
+    """Slopes of a learner's loss in the logits and values that its module returns."""
+    other = dataclasses.replace(learner, module=_Outputs(learner.module))
+    named = {name: out[name] for name in ("action_dist_inputs", "vf_preds")}
+
+    def loss(named: Any) -> Any:
+        return other.compute_loss(named, batch, values, jax.random.key(0))[0]
+
+    return jax.tree.map(np.asarray, jax.jit(jax.grad(loss))(named))
+
+
+def log_softmax(logits: Any) -> np.ndarray:
+    logits = np.asarray(logits, np.float64)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def surrogate_slopes(
+    logits: Any, action: Any, acted: Any, advantage: Any, clip: float, factor: Any = 1.0
+) -> np.ndarray:
+    """Slopes of −min(r A, clip(r) A), r = factor π(a) / μ(a), in the logits of π.
+
+    `acted` is log μ(a).
+    """
+    log_pi = log_softmax(logits)
+    action, advantage = np.asarray(action), np.asarray(advantage, np.float64)
+    taken = np.take_along_axis(log_pi, action[..., None], axis=-1)[..., 0]
+    ratio = factor * np.exp(taken - np.asarray(acted, np.float64))
+    is_cut = np.where(advantage > 0, ratio > 1 + clip, ratio < 1 - clip)
+    one = np.eye(log_pi.shape[-1])[action]
+    return -np.where(is_cut, 0.0, ratio * advantage)[..., None] * (one - np.exp(log_pi))
+
+
+def entropy_slopes(logits: Any) -> np.ndarray:
+    """Slopes of the entropy in the logits."""
+    log_pi = log_softmax(logits)
+    entropy = -(np.exp(log_pi) * log_pi).sum(axis=-1, keepdims=True)
+    return -np.exp(log_pi) * (log_pi + entropy)
+
+
+def kl_slopes(other: Any, logits: Any) -> np.ndarray:
+    """Slopes of KL(other | π) in the logits of π."""
+    return np.exp(log_softmax(logits)) - np.exp(log_softmax(other))

@@ -14,6 +14,7 @@ from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError
+from tests import actor_critics as ac
 from tests.algorithms.test_impala import (
     by_loop,
     check_probe,
@@ -93,6 +94,36 @@ def test_the_loss_equals_a_plain_loop() -> None:
         + 0.3 * means["mean_kl_loss"]
     )
     np.testing.assert_allclose(loss, want, rtol=1e-4)
+
+
+def test_the_gradient_is_that_of_the_formula() -> None:
+    """Slopes in logits and values, in float64; V-trace's targets and advantages are fixed."""
+    learner, state = learner_and_state(
+        "APPO", use_kl_loss=True, kl_coeff=0.3, clip_param=0.2, target_worker_clipping=1.1
+    )
+    state = with_target(state)
+    batch = jax.tree.map(
+        lambda x: x.reshape(-1, *x.shape[2:]), prepared(learner, state, recorded())[0]
+    )
+    values = {**current_values(state.hparams, Progress.zeros()), "kl_coeff": state.kl_coeff}
+    forward = learner.module.forward_train
+    out, target = (forward(p, {"obs": batch.obs}) for p in (state.sgd.params, state.target))
+    found = ac.loss_slopes(learner, out, batch, values)
+    b, logits = jax.device_get(batch), out["action_dist_inputs"]
+    old = target["action_dist_inputs"]
+    taken = np.take_along_axis(ac.log_softmax(old), b.action[:, None], axis=1)[:, 0]
+    factor = np.minimum(np.exp(b.log_prob - taken), 1.1)
+    slopes = (
+        ac.surrogate_slopes(logits, b.action, b.log_prob, b.advantages, 0.2, factor)
+        - 0.01 * ac.entropy_slopes(logits)
+        + 0.3 * ac.kl_slopes(old, logits)
+    )
+    weight = np.asarray(b.weight, np.float64) / len(b.weight)
+    assert 0 < (weight == 0).sum() < len(weight)
+    expected = weight[:, None] * slopes
+    np.testing.assert_allclose(found["action_dist_inputs"], expected, rtol=1e-4, atol=1e-7)
+    error = np.asarray(out["vf_preds"], np.float64) - b.value_targets
+    np.testing.assert_allclose(found["vf_preds"], 0.5 * weight * error, rtol=1e-4, atol=1e-7)
 
 
 def test_with_a_fresh_target_the_first_gradient_is_impalas() -> None:

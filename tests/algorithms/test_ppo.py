@@ -15,6 +15,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.envs.registry import make
 from jaxrl.training.rollout import RolloutWorker
+from tests import actor_critics as ac
 from tests.helpers import slow_but, small
 
 ROWS = 40
@@ -79,6 +80,28 @@ def test_the_loss_equals_a_plain_loop() -> None:
         + 0.3 * sums["mean_kl_loss"]
     ) / ROWS
     np.testing.assert_allclose(loss, want, rtol=1e-4)
+
+
+def test_the_gradient_is_that_of_the_formula() -> None:
+    """Slopes in logits and values, in float64."""
+    learner, state, batch = learner_and_batch(vf_clip_param=9.0, kl_coeff=0.3)
+    values = {**current_values(state.hparams, Progress.zeros()), "kl_coeff": state.kl_coeff}
+    out = learner.module.forward_train(state.sgd.params, {"obs": batch.obs})
+    found = ac.loss_slopes(learner, out, batch, values)
+    b, logits = jax.device_get(batch), out["action_dist_inputs"]
+    slopes = (
+        ac.surrogate_slopes(logits, b.action, b.log_prob, b.advantages, 0.3)
+        - 0.02 * ac.entropy_slopes(logits)
+        + 0.3 * ac.kl_slopes(b.dist_inputs, logits)
+    )
+    weight = np.asarray(b.weight, np.float64) / ROWS
+    expected = weight[:, None] * slopes
+    np.testing.assert_allclose(found["action_dist_inputs"], expected, rtol=1e-4, atol=1e-7)
+    error = np.asarray(out["vf_preds"], np.float64) - b.value_targets
+    is_cut = np.square(error) > 9.0
+    assert 3 < is_cut.sum() < ROWS - 3
+    expected = weight * np.where(is_cut, 0.0, 2.0 * error)
+    np.testing.assert_allclose(found["vf_preds"], expected, rtol=1e-4, atol=1e-7)
 
 
 def test_rows_without_weight_have_no_gradient() -> None:

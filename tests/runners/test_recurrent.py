@@ -9,13 +9,15 @@ import pytest
 
 from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.buffers.sequence import SequenceReplayBuffer
-from jaxrl.core.struct import replace
+from jaxrl.core.hparams import current_values
+from jaxrl.core.struct import replace, where_rows
 from jaxrl.core.types import Columns
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.encoders import RecurrentEncoder
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.training.train_state import RolloutBatch
+from tests import actor_critics as ac
 from tests.helpers import assert_close, assert_equal
 from tests.recurrent import remembering, step_by_step
 
@@ -105,6 +107,84 @@ def test_truncated_rows_bootstrap_with_what_is_remembered_then(algo: str) -> Non
         following = step(params, rollout.final_obs[t], carry)[Columns.VF_PREDS]
         want = rollout.reward[t] + 0.9 * following * ~rollout.terminated[t]
         np.testing.assert_allclose(targets[t], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.representatives("PPO")
+@pytest.mark.parametrize("algo", ["PPO", "IMPALA"])
+def test_the_gradient_of_sequences_is_that_of_rows_one_by_one(algo: str) -> None:
+    """Parameters have changed since acting; each sequence begins with the carry of then.
+
+    Slopes in logits and values are formulas in float64, which a walk over the rows carries to the
+    parameters.
+    """
+    config = short(remembering(algo, entropy_coeff=0.02, gamma=0.9))
+    if algo == "PPO":
+        config.training(num_epochs=1, minibatch_size=128, use_kl_loss=False)
+    assembly = assemble(config)
+    state, module, learner = started(assembly), assembly.module, assembly.train_step.learner
+    state, _ = sampled(assembly, state)
+    state, rollout = sampled(assembly, state)
+    batch, _ = jax.jit(learner.prepare)(state.learner, rollout, state.progress)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)  # [2 * 16, 4]
+    acting = state.learner.sgd.params
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: x + jnp.asarray(rng.normal(size=x.shape) * 0.2, jnp.float32), acting
+    )
+    values = current_values(state.learner.hparams, state.progress)
+    if algo == "PPO":
+        values["kl_coeff"] = state.learner.kl_coeff
+
+    def loss(params: Any) -> Any:
+        return learner.compute_loss(params, batch, values, jax.random.key(0))[0]
+
+    found = jax.jit(jax.grad(loss))(params)
+
+    carries = step_by_step(module, acting, rollout.obs, rollout.carry_in, rollout.is_first)
+    middle = jax.tree.map(lambda x: jnp.asarray(x[3]), carries[Columns.STATE_OUT])
+    blank = module.initial_carry(16)
+
+    def walk(params: Any) -> Any:
+        rows, carry = [], rollout.carry_in
+        for t in range(8):
+            carry = middle if t == 4 else carry
+            carry = where_rows(rollout.is_first[t], blank, carry)
+            out = module._forward_step(params, rollout.obs[t], carry)  # pyright: ignore
+            carry = out[Columns.STATE_OUT]
+            rows.append({name: out[name] for name in (INPUTS, Columns.VF_PREDS)})
+        # [8, 16] as [2 * 16, 4], like the batch
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *rows)
+        return jax.tree.map(
+            lambda x: x.reshape(2, 4, *x.shape[1:]).swapaxes(1, 2).reshape(32, 4, *x.shape[2:]),
+            stacked,
+        )
+
+    out, pull_back = jax.jit(lambda p: jax.vjp(walk, p))(params)
+    b, logits = jax.device_get(batch), out[INPUTS]
+    weight = np.asarray(b.weight, np.float64) / b.weight.size
+    error = np.asarray(out[Columns.VF_PREDS], np.float64) - b.value_targets
+    if algo == "PPO":
+        slopes = ac.surrogate_slopes(logits, b.action, b.log_prob, b.advantages, 0.3)
+        value_slopes = np.where(np.square(error) > values["vf_clip_param"], 0.0, 2.0 * error)
+    else:
+        one = np.eye(2)[b.action]
+        policy = np.exp(ac.log_softmax(logits))
+        slopes = -np.asarray(b.advantages, np.float64)[..., None] * (one - policy)
+        value_slopes = error
+    value_slopes = value_slopes * float(values["vf_loss_coeff"])
+    slopes = weight[..., None] * (slopes - 0.02 * ac.entropy_slopes(logits))
+    expected = pull_back(
+        {
+            INPUTS: jnp.asarray(slopes, jnp.float32),
+            Columns.VF_PREDS: jnp.asarray(weight * value_slopes, jnp.float32),
+        }
+    )[0]
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5 * largest),
+        found,
+        expected,
+    )
 
 
 def replayed(algo: str, **training: Any) -> Any:
