@@ -1,5 +1,8 @@
 """Fitted Q evaluation against the linear solution of small decision problems."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -7,8 +10,12 @@ from gymnasium import spaces
 
 from jaxrl.config.offline_evaluation import make_fqe_settings
 from jaxrl.config.settings.offline_evaluation import FQESettings
+from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError
+from jaxrl.estimation.episodes import WholeEpisodes
+from jaxrl.estimation.estimate import _fit_values  # pyright: ignore[reportPrivateUsage]
 from jaxrl.estimation.fqe import FittedQ, FQERows
+from jaxrl.estimation.target import TargetRows
 from jaxrl.modules.actor_critic import ActorCriticModule
 
 GAMMA = 0.8
@@ -82,6 +89,66 @@ def test_only_the_chosen_rows_are_learned_from() -> None:
     for chosen, want in ((0, 1.0), (1, 5.0)):
         critic = model.fit(rows, np.array([chosen]), 0.9, jax.random.key(0))
         np.testing.assert_allclose(model.compute(critic, rows)[0], want, atol=0.05)
+
+
+class MeanReward:
+    """A model of one number, the mean reward of the rows that it was fitted to."""
+
+    def __init__(self) -> None:
+        self.fitted: list[list[int]] = []
+
+    def fit(self, rows: Any, chosen: Any, gamma: float, key: Any) -> float:
+        self.fitted.append(chosen.tolist())
+        return float(rows.reward[chosen].mean())
+
+    def compute(self, critic: float, rows: Any) -> Any:
+        return np.full(len(rows.reward), critic), np.full(len(rows.obs), 2.0 * critic)
+
+
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_an_episodes_values_are_of_a_model_of_the_other_half(number: int) -> None:
+    """Every row has another reward, so that values tell which rows a model has seen."""
+    lengths = [1 + episode % 3 for episode in range(number)]
+    ends = np.cumsum(lengths)
+    reward = 2.0 ** np.arange(ends[-1])
+    parts = [
+        EpisodePart(
+            episode_id=str(episode),
+            t_started=0,
+            obs=np.zeros((length + 1, 3), np.float32),
+            action=np.zeros(length, np.int32),
+            reward=reward[end - length : end].astype(np.float32),
+            terminated=episode % 2 == 0,
+            truncated=episode % 2 == 1,
+            extras={},
+            version=np.zeros(length, np.int32),
+        )
+        for episode, (length, end) in enumerate(zip(lengths, ends, strict=True))
+    ]
+    episodes = WholeEpisodes(source="", parts=parts, behavior_log_prob=None, num_dropped=0)
+    rows = [
+        TargetRows(  # pyright: ignore
+            obs=part.obs, log_prob=np.zeros(len(part)), action=np.full((len(part) + 1, 2), 0.5)
+        )
+        for part in parts
+    ]
+    model = MeanReward()
+    target: Any = SimpleNamespace(get_model=lambda settings: model)
+    values = _fit_values(target, episodes, rows, 0.9, FQESettings(), jax.random.key(0))  # pyright: ignore
+    owner = np.repeat(np.arange(number), lengths)
+    halves = [{int(owner[row]) for row in fitted} for fitted in model.fitted]
+    if number > 1:
+        assert halves[0] | halves[1] == set(range(number))
+        assert not halves[0] & halves[1]
+        assert abs(len(halves[0]) - len(halves[1])) <= 1
+    for episode, length in enumerate(lengths):
+        (others,) = [h for h in halves if episode not in h] if number > 1 else halves[:1]
+        mean = reward[np.isin(owner, list(others))].mean()
+        np.testing.assert_allclose(values.q_value[episode, :length], mean, rtol=1e-6)
+        np.testing.assert_allclose(values.value[episode, :length], 2 * mean, rtol=1e-6)
+        last = 0.0 if parts[episode].terminated else 2 * mean
+        np.testing.assert_allclose(values.value[episode, length], last, rtol=1e-6)
+        assert not values.q_value[episode, length:].any()
 
 
 @pytest.mark.parametrize(
