@@ -17,6 +17,7 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.mappo import MAPPOConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly.assemble import assemble
+from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import CentralObs, ObsSequence, PyTree, Rollout
 from jaxrl.envs.multi.base import Entry
@@ -25,6 +26,7 @@ from jaxrl.errors import ConfigError, JaxrlError, ModuleError
 from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.agent_views import CriticInputs, Scene
+from tests import actor_critics as ac
 from tests.multi_agent.agent_envs import Targets, Torture
 
 MEMORY = {"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 8}
@@ -357,6 +359,40 @@ def test_targets_equal_a_walk_over_each_row() -> None:
             np.testing.assert_allclose(
                 batch.value_targets[t, column], after + now, rtol=1e-4, atol=1e-5
             )
+
+
+def test_the_gradient_is_that_of_the_formula() -> None:
+    """Slopes in logits and normalized values, in float64, after the parameters have moved."""
+    config = make_config(Clock, entropy_coeff=0.02, huber_delta=0.5)
+    runner, state, recorded = roll(config, 12)
+    step, own = runner.steps["default_policy"], state.modules["default_policy"]
+    seen = step.policy_step.preprocess_rollout(
+        own.connectors.obs, recorded.rollouts["default_policy"]
+    )
+    learner, rng = step.learner, np.random.default_rng(0)
+    batch, _ = learner.prepare(own.learner, seen, own.progress)
+    batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
+    targets = jnp.asarray(rng.normal(size=batch.weight.shape) * 3, jnp.float32)
+    batch = replace(batch, value_targets=targets)
+    params = jax.tree.map(
+        lambda x: x + jnp.asarray(rng.normal(size=x.shape) * 0.3, jnp.float32),
+        own.learner.sgd.params,
+    )
+    values = {**current_values(own.learner.hparams, own.progress), "kl_coeff": own.learner.kl_coeff}
+    values |= {"vf_target_mean": jnp.float32(0.3), "vf_target_std": jnp.float32(1.7)}
+    out = learner.module.forward_train(params, {"obs": batch.obs})
+    found = ac.loss_slopes(learner, out, batch, values)
+    b, logits = jax.device_get(batch), out["action_dist_inputs"]
+    slopes = ac.surrogate_slopes(logits, b.action, b.log_prob, b.advantages, 0.2)
+    slopes -= 0.02 * ac.entropy_slopes(logits)
+    weight = np.asarray(b.weight, np.float64) / len(b.weight)
+    np.testing.assert_allclose(
+        found["action_dist_inputs"], weight[:, None] * slopes, rtol=1e-4, atol=1e-7
+    )
+    error = np.asarray(out["vf_preds"], np.float64) - (np.float64(b.value_targets) - 0.3) / 1.7
+    assert 5 < (np.abs(error) > 0.5).sum() < len(error) - 5
+    expected = weight * np.clip(error, -0.5, 0.5) * float(values["vf_loss_coeff"])
+    np.testing.assert_allclose(found["vf_preds"], expected, rtol=1e-4, atol=1e-7)
 
 
 def test_defaults_are_those_of_the_paper() -> None:
