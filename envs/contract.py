@@ -1,7 +1,6 @@
 """Check of the environment contract, without compiling or running anything."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -78,8 +77,8 @@ def trace_abstractly(
     label: str,
     function: Callable[..., PyTree],
     *arguments: PyTree,
-    trace: Callable[..., Any] = jax.eval_shape,
-) -> Any:
+    trace: Callable[..., PyTree] = jax.eval_shape,
+) -> PyTree:
     """Return the abstract result of a function; all arguments, including `params`, are traced."""
     try:
         return trace(function, *arguments)

@@ -174,7 +174,7 @@ def _make_jaxpr(function: Callable[..., PyTree], *arguments: PyTree) -> jex_core
     return jax.make_jaxpr(function)(*arguments)
 
 
-_Constant = Callable[[], Any] | None
+_Constant = Callable[[], PyTree] | None
 """Function that computes a value that no input of a program changes; None for another value."""
 
 
@@ -206,7 +206,9 @@ def _has_subprograms(eqn: jex_core.JaxprEqn) -> bool:
     return any(isinstance(x, kinds) for x in jax.tree.leaves(list(eqn.params.values())))
 
 
-def _compute(eqn: jex_core.JaxprEqn, arguments: Sequence[Callable[[], Any]], index: int) -> Any:
+def _compute(
+    eqn: jex_core.JaxprEqn, arguments: Sequence[Callable[[], PyTree]], index: int
+) -> PyTree:
     """Return an output of an operation."""
     result = eqn.primitive.bind(*(argument() for argument in arguments), **eqn.params)
     return result[index] if eqn.primitive.multiple_results else result

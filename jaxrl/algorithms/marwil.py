@@ -181,7 +181,10 @@ class MARWILLearner(ImitationLearner[MARWILState]):
 
 
 def move_average(
-    average: Float[Array, ""], rest: Float[Array, ""], value: Float[Array, ""], rate: Any
+    average: Float[Array, ""],
+    rest: Float[Array, ""],
+    value: Float[Array, ""],
+    rate: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Compute m ← m + rate (x − m) with compensated summation  (Kahan 1965).
 
