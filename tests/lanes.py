@@ -62,7 +62,7 @@ def other_value(config: Any, name: str) -> Any:
         return [[step, 0.5 * height + 0.01] for step, height in value]
     for candidate in (0.8 * value, 0.5, 2.0):
         try:
-            parsed = setting.parse(type(value)(candidate))
+            parsed = setting.parse(type(value)(candidate), config.trust)
         except ConfigError:
             continue
         if parsed != value:

@@ -84,6 +84,7 @@ def loaded(path: Path, trust: Any = None) -> Any:
     document = read_metadata(path)
     check_metadata(document, path)
     config = deserialize_config(document["config"], trust=resolve_trust(path, trust))
+    config.validate()
     host = RunMetadata.from_metadata(document)
     leaves = read_leaves(path, document)
     problem = find_first_difference(STATE, leaves)

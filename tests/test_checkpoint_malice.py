@@ -1,5 +1,8 @@
 """Malicious metadata of checkpoints: one sentence, and nothing is executed."""
 
+import contextlib
+import dataclasses
+import importlib.util
 import json
 import os
 import sys
@@ -10,7 +13,13 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.deserialize import deserialize_config
+from jaxrl.config.coerce import accepts_objects
+from jaxrl.config.deserialize import REGISTERED_DATACLASSES, deserialize_config
+from jaxrl.config.fields import Setting
+from jaxrl.config.names import GROUP_METHODS
+from jaxrl.config.registry import get_algorithm_config, list_algorithms
+from jaxrl.config.sweep import make_lanes
+from jaxrl.envs.registry import make_any
 from jaxrl.errors import CheckpointError, JaxrlError
 from jaxrl.runs.checkpoint import (
     read_metadata,
@@ -273,3 +282,166 @@ def test_settings_that_act_by_themselves_are_left_out(
         document["config"], {"results_dir": "mine"}, trust=resolve_trust(path, None)
     )
     assert given.results_dir == "mine"
+
+
+SPEC = "jaxrl.config.settings.multi_agent:PolicySpec"
+RL_SPEC = "jaxrl.modules.rl_module:RLModuleSpec"
+MULTI_SPEC = "jaxrl.modules.rl_module:MultiRLModuleSpec"
+MARKER = "jaxrl.config.markers:Marker"
+
+
+def grid_of(value: Any) -> dict[str, Any]:
+    return call(MARKER, kind="grid", values=[value])
+
+
+def group_of(config: Any, name: str) -> str:
+    return GROUP_METHODS[config.get_name_table().group_by_setting[name]]
+
+
+VALUES: dict[str, Any] = {
+    "a path": f"{EVIL}:E",
+    "a dotted path": f"{EVIL}.E",
+    "a function's path": f"{EVIL}:f",
+    "an import": paths_to(f"{EVIL}:E"),
+    "a list": [f"{EVIL}:E"],
+    "a type": {"type": f"{EVIL}:E"},
+    "an entry": {"p0": f"{EVIL}:E"},
+    "an env": {"env": f"{EVIL}:E"},
+    "an env in an env": {"env_config": {"env": [f"{EVIL}:E"]}},
+    "a grid": grid_of(f"{EVIL}:E"),
+    "a grid of Tune's": {"grid_search": [f"{EVIL}:E"]},
+    "a grid of types": {"type": {"grid_search": [f"{EVIL}:E"]}},
+}
+"""What names a stranger's module."""
+INNER_VALUES = ("a path", "an import", "a grid of Tune's")
+"""Those that are tried at the places inside of other settings."""
+
+
+def places(config: Any, name: str, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Settings of a checkpoint that hold a setting, in each place that holds others."""
+    own = {name: value}
+    inner = {group_of(config, name): own}
+    yield "at the top", own
+    for place, held in (("", own), (" in its group", inner)):
+        yield f"in evaluation_config{place}", {"evaluation_config": held}
+        yield (
+            f"in evaluation_config of evaluation_config{place}",
+            {"evaluation_config": {"evaluation_config": held}},
+        )
+        yield f"of a module{place}", {"algorithm_config_overrides_per_module": {"p0": held}}
+        yield f"in a policy{place}", {"policies": {"p0": call(SPEC, config=held)}}
+        yield f"in a tuple of a policy{place}", {"policies": {"p0": [None, None, None, held]}}
+    yield "in a grid of evaluation_config", {"evaluation_config": grid_of(own)}
+    yield "in a grid of a module", {"algorithm_config_overrides_per_module": {"p0": grid_of(own)}}
+    yield "in a stage", {"curriculum": [{"task": own, "until": 5}]}
+    yield "in a model", {"model_config": own}
+    yield "in a spec", {"rl_module_spec": call(RL_SPEC, model_config=own)}
+    yield (
+        "in a spec of several",
+        {"rl_module_spec": call(MULTI_SPEC, rl_module_specs={"p0": value})},
+    )
+    yield (
+        "in a mutation",
+        {"seeds": 4, "scheduler": {"type": "PBT", "hyperparam_mutations": {name: [value]}}},
+    )
+
+
+def list_settings() -> dict[str, tuple[str, Setting]]:
+    """The settings of all algorithms that take objects, with the first algorithm that has each."""
+    found: dict[str, tuple[str, Setting]] = {}
+    for algo in ("PPO", *list_algorithms()):
+        table = get_algorithm_config(algo).get_name_table()
+        for name in table.group_by_setting:
+            setting = table.get_setting(name)
+            if setting.import_path or accepts_objects(setting.annotation):
+                found.setdefault(name, (algo, setting))
+    return found
+
+
+def stranger_configs() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Algorithms and settings that name a stranger's module, by all settings at all places.
+
+    Of settings that are declared alike, such as the hooks, one has all values, others a path alone.
+    """
+    declared: set[str] = set()
+    for name, (algo, setting) in list_settings().items():
+        config, declaration = (
+            get_algorithm_config(algo),
+            f"{setting.annotation}{setting.import_path}",
+        )
+        for kind, value in VALUES.items():
+            for place, settings in places(config, name, value):
+                is_first = place in ("at the top", "in evaluation_config")
+                is_tried = is_first or (setting.import_path and kind in INNER_VALUES)
+                if is_tried and (kind == "a path" or declaration not in declared):
+                    yield f"{name} {place}: {kind}", algo, settings
+        declared.add(declaration)
+    for path in REGISTERED_DATACLASSES:
+        module, _, cls = path.partition(":")
+        for held in dataclasses.fields(getattr(importlib.import_module(module), cls)):
+            value = call(path, **{held.name: f"{EVIL}:E"})
+            for name in ("rl_module_spec", "policies", "league", "mapping", "scheduler"):
+                own = {"p0": value} if name in ("policies", "mapping") else value
+                yield f"{held.name} of {cls} as {name}", "PPO", {name: own}
+
+
+def use(config: Any) -> None:
+    """Derive all that a run derives from a config before it compiles anything."""
+    for derive in (
+        config.validate,
+        config.prepare,
+        config.plan,
+        config.get_evaluation_config_object,
+        config.get_multi_rl_module_spec,
+        config.get_rl_module_spec,
+        config.get_training_by_module,
+        lambda: config.get_module_config("p0"),
+        lambda: make_any(config.env, config.env_config),
+        lambda: [lane.config.validate() for lane in make_lanes(config)],
+    ):
+        with contextlib.suppress(Exception):  # of which a run stops at the first
+            derive()
+
+
+class Finder:
+    """Recorder of the modules that are looked for, by any kind of import."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        self.names.append(name)
+
+
+@pytest.fixture
+def finder(monkeypatch: pytest.MonkeyPatch) -> Finder:
+    """The imports of a test."""
+    finder = Finder()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    return finder
+
+
+SEVERAL = {"env": "TwoStep-v0", "mapping": {"agent_0": "p0", "agent_1": "p1"}}
+
+
+def test_no_name_at_any_place_imports_anything(sentinel: Path, finder: Finder) -> None:
+    assert importlib.util.find_spec(EVIL) is not None  # it could be imported
+    finder.names.clear()
+    tried = used = 0
+    for name, algo, settings in stranger_configs():
+        is_of_modules = settings.keys() & {"algorithm_config_overrides_per_module", "policies"}
+        base = SEVERAL if is_of_modules else {"env": "CartPole-v1"}
+        tried += 1
+        try:
+            config = deserialize_config({"algo": algo, "settings": {**base, **settings}})
+        except JaxrlError:
+            config = None
+        if config is not None:
+            used += 1
+            use(config)
+        assert EVIL not in finder.names, name
+        assert not sentinel.exists(), name
+    print(f"{tried} tried, {used} of them used")
+    assert len(list_settings()) > 32
+    assert tried > 1_000
+    assert used > 300

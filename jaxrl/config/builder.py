@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from jaxrl.config.coerce import copy_containers
 from jaxrl.config.depth import check_depth
-from jaxrl.config.imports import ALGORITHM, load_object
+from jaxrl.config.imports import ALGORITHM, OWN, Trust, load_object
 from jaxrl.config.names import (
     GROUP_METHODS,
     NameTable,
@@ -45,6 +45,7 @@ _OWN_ATTRIBUTES = (
     "module_agents",
     "module_id",
     "preferred_devices",
+    "trust",
 )
 """Attributes of a config that are no settings."""
 EXPLICIT = "explicit_settings"
@@ -73,6 +74,8 @@ class ConfigBuilder:
     """Number of devices for `num_devices='auto'` and the reason; a resumed run keeps its number."""
     is_recorded: bool
     """True if all that is measured on a machine was decided when the run began, as for a resume."""
+    trust: Trust
+    """Imports by name that this config may make, and what is made of it."""
     algo_class: "type[Algorithm] | None"
     _explicit: set[str]
     _announced: set[str]
@@ -97,7 +100,7 @@ class ConfigBuilder:
             )
         state = self.__dict__
         state.update(
-            algo_class=_parse_algo_class(algo_class),
+            algo_class=_parse_algo_class(algo_class, OWN),
             old_names={},
             remarks=[],
             _announced=set(),
@@ -109,6 +112,7 @@ class ConfigBuilder:
             module_id=None,
             preferred_devices=None,
             is_recorded=False,
+            trust=OWN,
             _frozen=False,
             _explicit=set(),
         )
@@ -151,7 +155,7 @@ class ConfigBuilder:
             if self._frozen and name not in self.live_settings:
                 self._refuse_frozen(name)
         found, neutral = self._resolve_all(values, group)
-        parsed = [(resolved, resolved.setting.parse(resolved.value)) for resolved in found]
+        parsed = [(one, one.setting.parse(one.value, self.trust)) for one in found]
         for name in self._explicit & neutral:
             self._reset(name)
         for resolved, value in parsed:
@@ -161,6 +165,14 @@ class ConfigBuilder:
             self._explicit.add(name)
             if resolved.old_name is not None:
                 self.old_names[resolved.old_name] = resolved.call
+
+    def resolve(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Return the values by the current names of their settings; no value is looked at.
+
+        Raises:
+            UnknownSettingError: If there is no setting of a name.
+        """
+        return {one.setting.name: one.value for one in self._resolve_all(values, None)[0]}
 
     def _resolve_all(
         self, values: Mapping[str, object], group: str | None
@@ -209,7 +221,9 @@ class ConfigBuilder:
         if repr(one.value) == repr(other.value):
             return one
         current = getattr(self.__dict__[one.group], one.setting.name)
-        unchanged = [x for x in (one, other) if repr(x.setting.parse(x.value)) == repr(current)]
+        unchanged = [
+            x for x in (one, other) if repr(x.setting.parse(x.value, self.trust)) == repr(current)
+        ]
         if len(unchanged) != 1 or (one.old_name is None) == (other.old_name is None):
             return None
         return other if unchanged[0] is one else one
@@ -429,7 +443,7 @@ class ConfigBuilder:
         values = dict(config_dict)
         explicit = values.pop(EXPLICIT, None)
         if "algo_class" in values:
-            self.algo_class = _parse_algo_class(values.pop("algo_class"))
+            self.algo_class = _parse_algo_class(values.pop("algo_class"), self.trust)
         for name in ("framework", "framework_str"):
             if name in values:
                 self.framework(values.pop(name))
@@ -457,10 +471,10 @@ class ConfigBuilder:
 _GROUP_ATTRIBUTES = {method: attribute for attribute, method in GROUP_METHODS.items()}
 
 
-def _parse_algo_class(value: object) -> "type[Algorithm] | None":
+def _parse_algo_class(value: object, trust: Trust) -> "type[Algorithm] | None":
     """Return a subclass of Algorithm, which a file may name by its import path."""
     if isinstance(value, str) and ":" in value:
-        value = load_object(value, "algo_class", ALGORITHM)
+        value = load_object(value, "algo_class", ALGORITHM, trust=trust)
     if value is None or isinstance(value, type):
         return value
     hint = f"; get_algorithm_config({value!r}) makes the config of a named algorithm"

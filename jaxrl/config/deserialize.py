@@ -15,12 +15,11 @@ from jaxrl.config.imports import (
     ALGORITHM,
     ALGORITHM_CONFIG,
     ANYTHING,
-    ENV,
+    OWN,
     RL_MODULE,
     ImportKind,
     Trust,
     load_object,
-    restrict_imports,
 )
 from jaxrl.config.loggers import LOCAL_LOGGERS
 from jaxrl.config.markers import Marker
@@ -28,7 +27,6 @@ from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class
 from jaxrl.config.serialize import DATACLASS_KEY, FLOAT_KEY, IMPORT_KEY, SPACE_KEY, TUPLE_KEY
 from jaxrl.config.spaces import space_from_data
-from jaxrl.envs.registry import find_imports
 from jaxrl.errors import CheckpointError, JaxrlError, summarize_exception
 
 if TYPE_CHECKING:
@@ -104,12 +102,9 @@ def deserialize_config(
         )
     effective_trust = trust or Trust(source="This config")
     try:
-        with restrict_imports(effective_trust):
-            config, ignored = _make_config(
-                cast(Mapping[str, Any], data), dict(overrides or {}), effective_trust
-            )
-            if not effective_trust.everything:
-                _check_envs(config, effective_trust, overrides or {})
+        config, ignored = _make_config(
+            cast(Mapping[str, Any], data), dict(overrides or {}), effective_trust
+        )
     except JaxrlError:
         raise
     except Exception as error:
@@ -130,14 +125,17 @@ def _make_config(
     data: Mapping[str, Any], overrides: dict[str, Any], trust: Trust
 ) -> "tuple[AlgorithmConfig, list[str]]":
     """Return the config and the names of the settings that were ignored."""
-    config = _make_default_config(data["algo"], data.get("algo_class"))
+    config = _make_default_config(data["algo"], data.get("algo_class"), trust)
     table, ignored = config.get_name_table(), list[str]()
+    replaced = {table.find_current_name(name) or name for name in overrides}
     settings: dict[str, Any] = {}
     for name, value in cast(Mapping[str, Any], data["settings"]).items():
         current = table.find_current_name(name)
         if current is None and name in GROUP_METHODS.values():
             raise CheckpointError(f"The saved config is damaged: {name} is not a setting.")
-        if name in overrides or (name == "mapping" and _is_asked_again(value, overrides)):
+        if (current or name) in replaced or (
+            name == "mapping" and _is_asked_again(value, overrides)
+        ):
             continue
         if not trust.everything and _has_side_effects(current, value, config):
             ignored.append(name)
@@ -145,8 +143,11 @@ def _make_config(
         settings[name] = _decode_setting(name, value, table, trust)
     explicit = data.get("explicit_settings", settings)
     explicit = [n for n in explicit if n not in ignored and (n != "mapping" or n in settings)]
-    values = {**settings, **overrides, "explicit_settings": [*explicit, *overrides]}
-    return config.update_from_dict(values), ignored
+    config.update_from_dict({**settings, "explicit_settings": explicit})
+    config.trust = OWN  # what the caller gives is not the file's
+    config.update_from_dict(overrides)
+    config.trust = trust
+    return config, ignored
 
 
 def _is_asked_again(mapping: object, overrides: Mapping[str, Any]) -> bool:
@@ -160,17 +161,20 @@ def _is_asked_again(mapping: object, overrides: Mapping[str, Any]) -> bool:
     return not any(isinstance(value, list) and len(cast(list[Any], value)) > 1 for value in values)
 
 
-def _make_default_config(algo: object, algo_class: object) -> "AlgorithmConfig":
+def _make_default_config(algo: object, algo_class: object, trust: Trust) -> "AlgorithmConfig":
     """Return a config of the algorithm's class with its defaults."""
     if not isinstance(algo, str):
         raise CheckpointError(f"The saved config is damaged: algo is {algo!r}.")
     if ":" not in algo:
         cls = get_algorithm_config_class(algo)
     else:
-        cls = _require_class(load_object(algo, "algo", ALGORITHM_CONFIG), "algo", ALGORITHM_CONFIG)
+        found = load_object(algo, "algo", ALGORITHM_CONFIG, trust=trust)
+        cls = _require_class(found, "algo", ALGORITHM_CONFIG)
     context = _Context(name="algo_class", kind=ALGORITHM)
-    algorithm = _decode(algo_class, context, Trust())
-    return cls(None if algorithm is None else _require_class(algorithm, "algo_class", ALGORITHM))
+    algorithm = _decode(algo_class, context, trust)
+    config = cls(None if algorithm is None else _require_class(algorithm, "algo_class", ALGORITHM))
+    config.trust = trust
+    return config
 
 
 def _require_class(value: object, name: str, kind: ImportKind) -> type[Any]:
@@ -195,9 +199,9 @@ def _decode_setting(name: str, value: object, table: "NameTable", trust: Trust) 
         if not {IMPORT_KEY, SPACE_KEY, DATACLASS_KEY, TUPLE_KEY, FLOAT_KEY} & entries.keys():
             return {key: _decode_setting(key, item, table, trust) for key, item in entries.items()}
     setting = table.get_setting(current)
-    kind = ENV if current == "env" else setting.import_kind
     is_object = bool(setting.import_path) or accepts_objects(setting.annotation)
-    return _decode(value, _Context(name=name, kind=kind, takes_objects=is_object), trust)
+    context = _Context(name=name, kind=setting.import_kind, takes_objects=is_object)
+    return _decode(value, context, trust)
 
 
 def _decode(value: object, context: _Context, trust: Trust) -> Any:
@@ -211,7 +215,7 @@ def _decode(value: object, context: _Context, trust: Trust) -> Any:
             raise CheckpointError(
                 f"{context.name} does not take an import path, got {data[IMPORT_KEY]!r}."
             )
-        return load_object(data[IMPORT_KEY], context.name, context.kind)
+        return load_object(data[IMPORT_KEY], context.name, context.kind, trust=trust)
     if SPACE_KEY in data:
         return space_from_data(data[SPACE_KEY], context.name)
     if FLOAT_KEY in data:
@@ -228,11 +232,11 @@ def _decode_dataclass(
 ) -> object:
     """Decode an instance of a registered dataclass, or of a trusted one."""
     if path in REGISTERED_DATACLASSES:
-        cls = load_object(path, context.name, ImportKind(bases=(path,)))
+        cls = load_object(path, context.name, ImportKind(bases=(path,)), trust=trust)
     elif not context.takes_objects:
         raise CheckpointError(f"{context.name} does not take an object, got {path!r}.")
     else:
-        cls = load_object(path, context.name)
+        cls = load_object(path, context.name, trust=trust)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise CheckpointError(
             f"{context.name} must be a dataclass, got {path!r}, which is not one."
@@ -248,30 +252,3 @@ def _decode_dataclass(
             for key, item in fields.items()
         }
     )
-
-
-def _check_envs(config: "AlgorithmConfig", trust: Trust, overrides: Mapping[str, Any]) -> None:
-    """Raise if the name of an environment would import an untrusted module."""
-    evaluation_config = config.evaluation_settings.evaluation_config or {}
-    for settings, replaced in ((config, overrides), (evaluation_config, {})):
-        if "env" not in replaced:
-            _check_env(settings.get("env"), trust)
-        inner = settings.get("env_config")
-        # An environment may wrap another one.
-        if isinstance(inner, Mapping) and "env_config" not in replaced:
-            _check_env(cast(Mapping[str, Any], inner).get("env"), trust)
-
-
-def _check_env(env: object, trust: Trust) -> None:
-    if isinstance(env, Marker | list | tuple):
-        for one in env.values if isinstance(env, Marker) else cast(list[Any], env):
-            _check_env(one, trust)
-    elif isinstance(env, Mapping):
-        for one in cast(Mapping[str, Any], env).values():
-            _check_env(one, trust)
-    elif isinstance(env, str):
-        module, path = find_imports(env)
-        if path is not None:
-            load_object(path, "env", ENV)
-        elif module is not None:
-            trust.check_module(module, "env")

@@ -19,8 +19,8 @@ from jaxrl.config.coerce import (
     get_choices,
     is_outside_float32,
 )
-from jaxrl.config.imports import ANYTHING, ImportKind, load_object
-from jaxrl.config.markers import Marker, contains_tune_marker
+from jaxrl.config.imports import ANYTHING, ImportKind, Trust, load_object
+from jaxrl.config.markers import Marker, as_marker, contains_tune_marker
 from jaxrl.core.hparams import is_hyperparameter
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.ops.schedules import parse_schedule
@@ -161,15 +161,20 @@ class Setting:
             words = words.replace("a list of lists of numbers", "a list [[timestep, value], ...]")
         return words
 
-    def parse(self, value: object) -> object:
+    def parse(self, value: object, trust: Trust) -> object:
         """Convert and check a value of the setting.
 
         Search markers of Ray Tune are kept, since each trial replaces them by a value. Markers of
         jaxrl, which each lane replaces by a value, are kept with their values parsed.
 
+        Args:
+            value: Value as it was given.
+            trust: Imports by name that whoever gave it may make.
+
         Raises:
             ConfigError: If the value has a wrong type, range or name.
         """
+        parse = functools.partial(self.parse, trust=trust)
         if isinstance(value, Marker):
             draws_any = value.kind in ("uniform", "loguniform")
             if draws_any and self._accepts(1) and not self._accepts(0.5):
@@ -177,11 +182,14 @@ class Setting:
                     f"{self.name} must be a whole number, and {value!r} draws any numbers: write "
                     "choice([...]) with the whole numbers to draw from."
                 )
-            return value.map_values(self.parse)
+            return value.map_values(parse)
         if contains_tune_marker(value):
+            marker = None if trust.everything else as_marker(value)
+            if marker is not None:
+                marker.map_values(parse)  # raises here, rather than for a trial
             return copy_containers(value)
         if self.import_path:
-            value = self._resolve_paths(value)
+            value = self._resolve_paths(value, trust)
         try:
             parsed = coerce(value, self.annotation)
         except MismatchError:
@@ -197,32 +205,36 @@ class Setting:
             )
         return parsed
 
-    def _resolve_paths(self, value: object) -> object:
+    def _resolve_paths(self, value: object, trust: Trust) -> object:
         """Replace import paths by their objects, also in a list and as the `type` of a mapping."""
+        if self.import_kind.is_env:
+            (trust.check_inner_envs if self.import_kind.by_name else trust.check_env)(value)
+            return value
         if self.import_kind.by_name:
-            return self._resolve_entries(value)
+            return self._resolve_entries(value, trust)
         if isinstance(value, Mapping):
             mapping = typing.cast(Mapping[str, Any], value)
             path = mapping.get("type")
             if not isinstance(path, str) or ":" not in path:
                 return mapping
-            return {**mapping, "type": load_object(path, f"{self.name}['type']", self.import_kind)}
+            name = f"{self.name}['type']"
+            return {**mapping, "type": load_object(path, name, self.import_kind, trust=trust)}
         if isinstance(value, list | tuple):
-            return [self._resolve_paths(item) for item in typing.cast(list[Any], value)]
+            return [self._resolve_paths(item, trust) for item in typing.cast(list[Any], value)]
         known = get_choices(self.annotation)
         if not isinstance(value, str) or value in known:
             return value
         if known and ":" not in value:
             hint = did_you_mean(value, known)
             raise ConfigError(f"{self.name} has {value!r}, but known are {', '.join(known)}.{hint}")
-        return load_object(value, self.name, self.import_kind)
+        return load_object(value, self.name, self.import_kind, trust=trust)
 
-    def _resolve_entries(self, value: object) -> object:
+    def _resolve_entries(self, value: object, trust: Trust) -> object:
         """Replace the import paths that are entries of a mapping."""
         if not isinstance(value, Mapping):
             return value
         return {
-            key: load_object(entry, f"{self.name}[{key!r}]", self.import_kind)
+            key: load_object(entry, f"{self.name}[{key!r}]", self.import_kind, trust=trust)
             if isinstance(entry, str)
             else entry
             for key, entry in typing.cast(Mapping[Any, Any], value).items()

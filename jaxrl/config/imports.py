@@ -4,15 +4,14 @@ Importing a module runs it. An object that a setting names is therefore checked 
 that the setting takes before it is called and, for a config from another user, against a `Trust`.
 """
 
-import contextlib
-import contextvars
 import dataclasses
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from jaxrl.config.markers import Marker
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.moved import find_new_name
 
@@ -34,11 +33,13 @@ class ImportKind:
         bases: Import paths of classes, one of which a class must derive from.
         methods: Names of methods that a class must have.
         by_name: Whether a path is an entry of a dictionary, while other strings are names.
+        is_env: Whether a path is that of an environment, which is imported when it is made.
     """
 
     bases: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     by_name: bool = False
+    is_env: bool = False
 
     @property
     def is_restricted(self) -> bool:
@@ -67,7 +68,8 @@ ENV = ImportKind(
         "jaxrl.envs.multi.base:MultiAgentJaxEnv",
         "gymnasium:Env",
         "gymnax.environments.environment:Environment",
-    )
+    ),
+    is_env=True,
 )
 REPLAY_BUFFER = ImportKind(methods=("add", "sample"))
 RL_MODULE = ImportKind(bases=("jaxrl.modules.rl_module:RLModule",))
@@ -77,7 +79,7 @@ ALGORITHM_CONFIG = ImportKind(bases=("jaxrl.config.base:AlgorithmConfig",))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Imports that a config from a file may make.
+    """Imports by name that a config, and all that is made of it, may make.
 
     An untrusted config may name classes of a restricted kind that belong to jaxrl, gymnasium or
     gymnax, or whose module is imported already, but no functions, which would be called with any
@@ -88,12 +90,15 @@ class Trust:
         packages: Packages that the user trusts.
         source: Origin of the config, for error messages.
         is_quiet: Whether to ignore untrusted settings without logging them.
+        makes_envs: Whether environments may be made of the config; their names are not checked
+            if not.
     """
 
     everything: bool = False
     packages: tuple[str, ...] = ()
     source: str = "The config"
     is_quiet: bool = False
+    makes_envs: bool = True
 
     @staticmethod
     def from_argument(given: TrustSpec, *, is_own: bool, source: object) -> "Trust":
@@ -157,6 +162,45 @@ class Trust:
         if not self.allows(module) and not (isinstance(found, type) and kind.matches(found)):
             raise self._make_error(module, name, path)
 
+    def check_env(self, env: object) -> None:
+        """Check that environments with these names, which a setting holds, may be made.
+
+        Raises:
+            CheckpointError: If the name of one would import a module that is not trusted.
+            ConfigError: If a class that one names is no environment.
+        """
+        if self.everything or not self.makes_envs:
+            return
+        if isinstance(env, Mapping):
+            for one in cast(Mapping[Any, Any], env).values():
+                self.check_env(one)
+        elif isinstance(env, Marker | list | tuple):
+            for one in env.values if isinstance(env, Marker) else cast(list[Any], env):
+                self.check_env(one)
+        elif isinstance(env, str):
+            from jaxrl.envs.registry import find_imports
+
+            module, path = find_imports(env)
+            if path is not None:
+                load_object(path, "env", ENV, trust=self)
+            elif module is not None:
+                self.check_module(module, "env")
+
+    def check_inner_envs(self, env_config: object) -> None:
+        """Check the environments that one may wrap, which its arguments `env` name at any depth.
+
+        Raises:
+            CheckpointError: If the name of one would import a module that is not trusted.
+        """
+        if isinstance(env_config, Mapping):
+            for key, value in cast(Mapping[Any, Any], env_config).items():
+                check = self.check_env if key == "env" else self.check_inner_envs
+                check(value)
+        elif isinstance(env_config, Marker | list | tuple):
+            is_marker = isinstance(env_config, Marker)
+            for value in env_config.values if is_marker else cast(list[Any], env_config):
+                self.check_inner_envs(value)
+
     def _make_error(self, module: str, name: str, path: str) -> CheckpointError:
         root = module.split(".")[0]
         reason = (
@@ -171,39 +215,29 @@ class Trust:
         )
 
 
-_trust: contextvars.ContextVar[Trust | None] = contextvars.ContextVar("trust", default=None)
+OWN = Trust(everything=True)
+"""Trust in names that the user's own code or files give."""
 
 
-@contextlib.contextmanager
-def restrict_imports(trust: Trust) -> Generator[None]:
-    """Restrict imports by path within the block to those that are trusted."""
-    token = _trust.set(trust)
-    try:
-        yield
-    finally:
-        _trust.reset(token)
-
-
-def load_object(path: object, name: str, kind: ImportKind = ANYTHING) -> Any:
+def load_object(path: object, name: str, kind: ImportKind = ANYTHING, *, trust: Trust) -> Any:
     """Import the object at `"module:qualified.name"`.
 
     Args:
         path: Import path.
         name: Setting with this value, for error messages.
         kind: Restriction on classes.
+        trust: Imports that whoever gave the path may make.
 
     Raises:
         ConfigError: If the object does not exist or is not of the kind; the message names the
             setting.
         CheckpointError: If the import is not trusted.
     """
-    trust = _trust.get()
     if not isinstance(path, str):
         raise ConfigError(
             f"{name} must be an object or its import path 'module:name', got {path!r}."
         )
-    if trust is not None:
-        trust.check(path, name, kind)
+    trust.check(path, name, kind)
     try:
         found = _import_object(path)
     except (ImportError, AttributeError, ValueError) as error:
@@ -213,8 +247,7 @@ def load_object(path: object, name: str, kind: ImportKind = ANYTHING) -> Any:
         ) from error
     if isinstance(found, type) and kind.is_restricted and not kind.matches(found):
         raise ConfigError(f"{name} must be {kind.description}, got {path!r}, which is not one.")
-    if trust is not None:
-        trust.check_object(found, path, name, kind)
+    trust.check_object(found, path, name, kind)
     return found
 
 

@@ -13,6 +13,7 @@ import yaml
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.depth import MAX_DEPTH, walk_depths
 from jaxrl.config.fields import get_settings
+from jaxrl.config.imports import OWN, Trust
 from jaxrl.config.markers import marker_from_data, replace_at_path
 from jaxrl.config.pbt import make_scheduler
 from jaxrl.config.registry import (
@@ -149,8 +150,17 @@ def _find_trial_algorithm(path: Path) -> str:
     return algo
 
 
-def experiment_from_dict(name: str, body: object) -> Experiment:
-    """Make an experiment from `{"run": ..., "env": ..., "stop": ..., "config": {...}}`."""
+def experiment_from_dict(name: str, body: object, trust: Trust = OWN) -> Experiment:
+    """Make an experiment from `{"run": ..., "env": ..., "stop": ..., "config": {...}}`.
+
+    Args:
+        name: Name of the experiment.
+        body: Its entries.
+        trust: Imports by name that it may make.
+
+    Raises:
+        ConfigError: If an entry or a setting is invalid.
+    """
     if not isinstance(body, Mapping):
         raise ConfigError(
             f"Experiment '{name}' must be a mapping with run, env, stop and config, got {body!r}."
@@ -180,7 +190,9 @@ def experiment_from_dict(name: str, body: object) -> Experiment:
         raise ConfigError(
             f"config of experiment '{name}' must be a mapping of settings, got {settings!r}."
         )
-    config = get_algorithm_config(algo).update_from_dict(cast(Mapping[str, Any], settings))
+    config = get_algorithm_config(algo)
+    config.trust = trust
+    config.update_from_dict(cast(Mapping[str, Any], settings))
     given_inside = {setting: config[setting] for setting in config.explicit}
     config.update_from_dict(
         {key: entries[key] for key in (*TOP_LEVEL_SETTINGS, "env") if key in entries}

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.fields import get_settings
+from jaxrl.config.imports import Trust
 from jaxrl.config.settings.offline_evaluation import (
     EVAL_LOSS,
     METHODS,
@@ -147,7 +148,7 @@ def make_fqe_settings(given: Mapping[str, Any] | None, where: str = "fqe") -> FQ
                 f"{', '.join(known)}."
             )
         try:
-            values[name] = known[name].parse(value)
+            values[name] = known[name].parse(value, Trust())
         except ConfigError as error:
             raise ConfigError(f"{where} {error}") from None
     return FQESettings(**values)

@@ -1,6 +1,7 @@
 """Scheduler of population based training for `sweep(scheduler=...)`, with Ray Tune's arguments."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -159,7 +160,9 @@ def parse_mutations(
                 f"setting; those are {', '.join(numbers)}."
             )
         setting = table.get_setting(current)
-        marker = _require_numbers(current, marker.map_values(setting.parse))
+        marker = _require_numbers(
+            current, marker.map_values(functools.partial(setting.parse, trust=config.trust))
+        )
         if setting.off is not None and setting.off in marker.values:
             raise ConfigError(
                 f"hyperparam_mutations['{current}'] has {setting.off:g}, which is another program than "

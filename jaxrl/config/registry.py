@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl.config.imports import ALGORITHM_CONFIG, Trust, load_object, restrict_imports
+from jaxrl.config.imports import ALGORITHM_CONFIG, OWN, load_object
 from jaxrl.core.algorithms import ALGORITHMS, AlgorithmEntry
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
@@ -53,11 +53,8 @@ def get_algorithm_config_class(name: str) -> "type[AlgorithmConfig]":
             f"There is no algorithm '{name}'; known are {', '.join(list_algorithms())}."
             + did_you_mean(name, ALGORITHMS)
         )
-    with restrict_imports(Trust(everything=True)):  # registered by code in this process
-        found: type[AlgorithmConfig] = load_object(
-            ALGORITHMS[known[name.lower()]].config, "algo", ALGORITHM_CONFIG
-        )
-    return found
+    path = ALGORITHMS[known[name.lower()]].config  # registered by code in this process
+    return load_object(path, "algo", ALGORITHM_CONFIG, trust=OWN)
 
 
 def get_algorithm_config(name: str) -> "AlgorithmConfig":

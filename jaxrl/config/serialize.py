@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from jaxrl.config import signature
-from jaxrl.config.imports import get_import_path, load_object
+from jaxrl.config.imports import OWN, get_import_path, load_object
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.config.spaces import space_to_data
 from jaxrl.errors import ConfigError
@@ -195,7 +195,7 @@ def _get_import_path(name: str, value: object) -> str:
     path = get_import_path(value)
     if path is not None:
         try:
-            if load_object(path, name) is value:
+            if load_object(path, name, trust=OWN) is value:
                 return path
         except ConfigError:
             pass

@@ -168,11 +168,10 @@ def _check_auto_duration(evaluation: EvaluationSettings) -> None:
 
 def _check_overrides(config: "AlgorithmConfig", overrides: dict[str, object]) -> None:
     try:
-        changed = config.overrides(**overrides)
-        for name in changed:
+        for name, value in config.resolve(overrides).items():
             if name not in EVALUATION_OVERRIDES:
                 raise ConfigError(
-                    f"evaluation does not read {name} (got {changed[name]!r}); it can override "
+                    f"evaluation does not read {name} (got {value!r}); it can override "
                     f"{', '.join(EVALUATION_OVERRIDES)}."
                 )
         evaluation_config = config.get_evaluation_config_object()

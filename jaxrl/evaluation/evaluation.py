@@ -337,7 +337,7 @@ class _ParallelEvaluation:
 
 
 def _has_overrides(config: "AlgorithmConfig", names: tuple[str, ...]) -> bool:
-    overrides = config.overrides(**(config.evaluation_settings.evaluation_config or {}))
+    overrides = config.resolve(config.evaluation_settings.evaluation_config or {})
     return any(name in overrides for name in names)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from jaxrl.config.exploration import translate_exploration
+from jaxrl.config.imports import Trust
 from jaxrl.config.names import GROUP_METHODS, LEARNER_SETTINGS_IN_TRAINING, NameTable
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.config.rllib_api import RENAMED_KEY_PREFIXES
@@ -150,7 +151,7 @@ def _find_problem(table: NameTable, name: str, value: object) -> str | None:
     if name in ("env", "model_config", "evaluation_config"):
         return None
     try:
-        setting.parse(value)
+        setting.parse(value, Trust(makes_envs=False))
     except JaxrlError as error:
         return str(error)
     return None

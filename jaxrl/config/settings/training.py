@@ -14,7 +14,7 @@ from jaxrl.config.fields import (
     positive,
     unit_interval,
 )
-from jaxrl.config.imports import RL_MODULE
+from jaxrl.config.imports import ENV, RL_MODULE, ImportKind
 from jaxrl.errors import ConfigError
 
 Auto = Literal["auto"]
@@ -32,11 +32,14 @@ class EnvironmentSettings:
         metadata=make_setting_metadata(
             doc="Environment: an id ('CartPole-v1', 'gymnax:Breakout-MinAtar'), a name registered "
             "by register_env, a class path 'pkg.mod:Class', a JaxEnv class or instance, or a "
-            "function of an EnvContext that returns one."
+            "function of an EnvContext that returns one.",
+            import_path=ENV,
         ),
     )
     env_config: dict[str, Any] = field(
-        default={}, doc="Arguments of the environment's creator, passed as an EnvContext."
+        default={},
+        import_path=ImportKind(by_name=True, is_env=True),
+        doc="Arguments of the environment's creator, passed as an EnvContext.",
     )
     curriculum: list[dict[str, Any]] | None = field(
         default=None,
