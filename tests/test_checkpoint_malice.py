@@ -8,11 +8,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
+from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.callbacks import Callbacks
+from jaxrl.cli.app import app
 from jaxrl.config.coerce import accepts_objects
 from jaxrl.config.deserialize import REGISTERED_DATACLASSES, deserialize_config
 from jaxrl.config.fields import Setting
@@ -21,13 +25,17 @@ from jaxrl.config.registry import get_algorithm_config, list_algorithms
 from jaxrl.config.sweep import make_lanes
 from jaxrl.envs.registry import make_any
 from jaxrl.errors import CheckpointError, JaxrlError
+from jaxrl.modules.rl_module import RLModule
 from jaxrl.runs.checkpoint import (
     read_metadata,
 )
 from jaxrl.runs.host_state import (
     resolve_trust,
 )
-from tests.saved_states import forged, loaded, save_two
+from jaxrl.serve.jax_backend import load_backend
+from jaxrl.sweeps.population import Population
+from jaxrl.sweeps.trials import Trials
+from tests.saved_states import METADATA, forged, loaded, save_two
 
 EVIL = "evil_module_of_a_stranger"
 """A module that says, by a file, that it was imported or that something of it was called."""
@@ -257,6 +265,18 @@ def test_what_is_trusted_is_imported_and_what_is_called_is_still_held_to_its_kin
     assert not sentinel.exists()
 
 
+def test_what_the_caller_gives_is_the_callers(sentinel: Path) -> None:
+    saved = {"algo": "PPO", "settings": {"env": "CartPole-v1", "callbacks_class": f"{EVIL}:E"}}
+    config = deserialize_config(saved, {"callbacks": "jaxrl.callbacks:Callbacks"})
+    assert config.callbacks_class is Callbacks
+    assert not sentinel.exists()
+    config = deserialize_config(saved, {"callbacks_class": None, "env_task_fn": f"{EVIL}:f"})
+    assert config.env_task_fn is sys.modules[EVIL].f
+    copied = config.copy()
+    with pytest.raises(CheckpointError, match="would import"):
+        copied.callbacks(on_episode_end=f"{EVIL}_of_another:f")
+
+
 def test_settings_that_act_by_themselves_are_left_out(
     two: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -445,3 +465,70 @@ def test_no_name_at_any_place_imports_anything(sentinel: Path, finder: Finder) -
     assert len(list_settings()) > 32
     assert tried > 1_000
     assert used > 300
+
+
+DOORS: dict[str, Callable[[Path], Any]] = {
+    "Algorithm": Algorithm.from_checkpoint,
+    "a module": RLModule.from_checkpoint,
+    "the modules alone": lambda path: Algorithm.from_checkpoint(path, policy_ids=["p0"]),
+    "serve": lambda path: load_backend(path, max_batch=2),
+    "a sweep": lambda path: Population.from_checkpoint(path.parent),
+    "trials": lambda path: Trials.from_checkpoint(
+        path.parents[2] / "trials", run_folder=cast(Any, None)
+    ),
+    "evaluate": lambda path: command("evaluate", path),
+    "evaluate a number of steps": lambda path: command("evaluate", path, "--steps", "8"),
+    "resume a sweep": lambda path: command("resume", path.parents[2] / "trials", "--steps", "99"),
+    "resume": lambda path: command("resume", path, "--stop", '{"training_iteration": 9}'),
+    "export": lambda path: command("export", path, "--out", path.parent / "exported"),
+    "record": lambda path: command("record", path, "--output", path.parent / "recorded"),
+    "compile-report": lambda path: command("compile-report", path.parent.parent),
+    "replay": lambda path: command("replay", path.parent.parent),
+}
+"""What reads a checkpoint, a sweep beside it, or the run that it is in."""
+
+NAMED: dict[str, dict[str, Any]] = {
+    "callbacks of evaluations": {"evaluation_config": {"callbacks_class": f"{EVIL}:E"}},
+    "an environment of evaluations": {"evaluation_config": {"env": f"{EVIL}:E"}},
+    "an environment in one": {"env_config": {"env_config": {"env": f"{EVIL}:E"}}},
+    "a hook": {"on_checkpoint_loaded": f"{EVIL}:f"},
+    "a module": {
+        **SEVERAL,
+        "env_config": {},
+        "algorithm_config_overrides_per_module": {"p0": {"rl_module_spec": f"{EVIL}:E"}},
+    },
+    "a lane": {"network": {"grid_search": [f"{EVIL}:f"]}},
+}
+
+
+def command(name: str, *arguments: object) -> None:
+    """Run a command in this process, and raise its error."""
+    done = CliRunner().invoke(app, [name, *map(str, arguments)], prog_name="jaxrl")
+    assert done.exit_code != 0, done.output
+    sentence = " ".join(done.output.split())
+    raise JaxrlError(sentence)
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_no_door_imports_a_name(
+    named: str, two: list[Path], tmp_path: Path, sentinel: Path, finder: Finder
+) -> None:
+    run = tmp_path / "run"
+    path = forged(run / "checkpoints", two[1], in_settings(NAMED[named]))
+    config = json.loads((path / METADATA).read_text())["config"]
+    (tmp_path / "trials").mkdir()
+    for folder in (run, tmp_path / "trials"):
+        information = {"id": "x", "stop": None, "params_signature": "0" * 64}
+        (folder / "params.json").write_text(json.dumps(config))
+        (folder / "run.json").write_text(json.dumps(information))
+    sweep = {"sweep_version": 1, "algorithm": "PPO", "config": config, "not_saved": []}
+    sweep |= {"training_iteration": 4, "diverged": {}, "swept": [], "values": None}
+    (path.parent / "sweep.json").write_text(json.dumps(sweep))
+    (tmp_path / "trials" / "sweep.json").write_text(json.dumps({**sweep, "trials": True}))
+    importlib.invalidate_caches()
+    for door, opens in DOORS.items():
+        with pytest.raises(JaxrlError) as caught:
+            opens(path)
+        assert EVIL not in finder.names, door
+        assert not sentinel.exists(), door
+        assert EVIL in str(caught.value), door

@@ -1,6 +1,8 @@
 """`jaxrl evaluate`: a saved policy in its environment or another one."""
 
+import contextlib
 import dataclasses
+import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ from jaxrl.cli.interrupts import RaiseOnInterrupt
 from jaxrl.cli.records import find_run, resolve_checkpoint
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.envs.registry import find_imports
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.loggers import text
 from jaxrl.runs import results
@@ -134,6 +137,8 @@ def _make_overrides(
         _check_algorithm(algo, metadata["algorithm"], checkpoint)
     if env is None and number is None:
         return {}
+    if env is not None:
+        _import_module_of(env)
     given = {"env": env} if env is not None and "env" in metadata["not_saved"] else {}
     if given and number is None:
         return given
@@ -149,6 +154,14 @@ def _make_overrides(
     if env is not None and env != changed.get("env", config.environment_settings.env):
         changed["env"] = env
     return {**given, **_make_duration(changed, number)}
+
+
+def _import_module_of(env: str) -> None:
+    """Import the module that an option names, which may be used whoever wrote the checkpoint."""
+    module = find_imports(env)[0]
+    if module is not None:
+        with contextlib.suppress(ImportError):  # reported when the environment is made
+            importlib.import_module(module)
 
 
 def _make_duration(evaluation_config: dict[str, Any], number: int | None) -> dict[str, Any]:
