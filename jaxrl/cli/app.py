@@ -21,11 +21,13 @@ from jaxrl.cli.options import (
     Name,
     ResultsDir,
     Run,
+    Script,
     Seed,
     Steps,
     Stop,
     Trust,
     Verbosity,
+    WithoutCallbacks,
 )
 from jaxrl.cli.record_command import RECORD_EXAMPLES, record
 from jaxrl.cli.serve import EPILOG as SERVE_EPILOG
@@ -196,6 +198,8 @@ def evaluate(
         bool,
         typer.Option("--video", "--render", help="Record a video of an episode in the run folder."),
     ] = False,
+    script: Script = None,
+    without_callbacks: WithoutCallbacks = False,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
@@ -215,6 +219,7 @@ def evaluate(
         out=out,
         video=video,
         trust=trust,
+        without_callbacks=without_callbacks,
     )
 
 
@@ -242,6 +247,8 @@ def resume(
     ],
     stop: Stop = None,
     steps: Steps = None,
+    script: Script = None,
+    without_callbacks: WithoutCallbacks = False,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
@@ -253,7 +260,15 @@ def resume(
     from jaxrl.cli import experiments, runs
 
     criterion = experiments.parse_stop_options(stop, steps)
-    raise typer.Exit(runs.resume(run, criterion, get_log_level(ctx), steps=steps, trust=trust))
+    code = runs.resume(
+        run,
+        criterion,
+        get_log_level(ctx),
+        steps=steps,
+        trust=trust,
+        without_callbacks=without_callbacks,
+    )
+    raise typer.Exit(code)
 
 
 @app.command(
@@ -277,6 +292,7 @@ def replay(
             min=1, metavar="N", show_default=False, help="Iterations to train; by default all."
         ),
     ] = None,
+    script: Script = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
@@ -370,6 +386,7 @@ def compile_report(
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    script: Script = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from jaxrl.cli.errors import get_log_level
-from jaxrl.cli.options import Checkpoint, Trust, Verbosity
+from jaxrl.cli.options import Checkpoint, Script, Trust, Verbosity
 
 ESTIMATE_EXAMPLES = (
     "[bold]Examples[/bold]\n\n"
@@ -62,6 +62,7 @@ def estimate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of resampling, actions and fits.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    script: Script = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,13 +20,15 @@ from jaxrl.cli.experiments import parse_steps
 from jaxrl.cli.interrupts import RaiseOnInterrupt
 from jaxrl.cli.records import find_run, resolve_checkpoint
 from jaxrl.config.deserialize import deserialize_config
+from jaxrl.config.imports import SCRIPT_OPTION
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.envs.registry import find_imports
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.loggers import text
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import read_metadata
-from jaxrl.runs.host_state import check_metadata, resolve_trust
+from jaxrl.runs.host_state import check_metadata, find_missing_settings, resolve_trust
 from jaxrl.runs.run_folder import is_run_folder
 from jaxrl.runtime import files
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
 
 Result = Mapping[str, Any]
+
+logger = logging.getLogger("jaxrl")
 
 
 def evaluate(
@@ -46,6 +51,7 @@ def evaluate(
     out: str | None = None,
     video: bool = False,
     trust: Sequence[str] | None = None,
+    without_callbacks: bool = False,
 ) -> None:
     """Evaluate a saved policy and print its returns.
 
@@ -59,6 +65,7 @@ def evaluate(
         out: File for the result (.json) or the transitions (.npz).
         video: Whether to record a video.
         trust: Packages that may be imported; see `--trust`.
+        without_callbacks: Whether to leave out the callbacks of the run.
 
     Raises:
         JaxrlError: If options contradict each other, or the checkpoint cannot be used.
@@ -68,8 +75,11 @@ def evaluate(
     console = Console()
     _check_options(episodes, steps, out, video=video)
     path = resolve_checkpoint(find_run(checkpoint))
+    metadata = read_metadata(path)
+    check_metadata(metadata, path)
     overrides: dict[str, Any] = {
-        **_make_overrides(path, algo, env, steps, trust),
+        **_leave_out_callbacks(metadata, everything=without_callbacks),
+        **_make_overrides(path, metadata, algo, env, steps, trust),
         **make_log_level_override(log_level),
     }
     if video:
@@ -120,8 +130,24 @@ def _check_options(
         )
 
 
+def _leave_out_callbacks(metadata: Mapping[str, Any], *, everything: bool) -> Mapping[str, None]:
+    """Return the settings that leave out all callbacks, or those that are not found here."""
+    if everything:
+        return WITHOUT_CALLBACKS
+    missing = [name for name in find_missing_settings(metadata) if name in WITHOUT_CALLBACKS]
+    if missing:
+        logger.warning(
+            "This evaluation is without %s of the run, which the checkpoint does not contain: %s "
+            "gives the script that defines it.",
+            ", ".join(missing),
+            SCRIPT_OPTION,
+        )
+    return dict.fromkeys(missing)
+
+
 def _make_overrides(
     checkpoint: Path,
+    metadata: Mapping[str, Any],
     algo: str | None,
     env: str | None,
     steps: str | None,
@@ -131,19 +157,18 @@ def _make_overrides(
     number = None if steps is None else int(parse_steps(steps))
     if algo is None and env is None and number is None:
         return {}
-    metadata = read_metadata(checkpoint)
-    check_metadata(metadata, checkpoint)
     if algo is not None:
         _check_algorithm(algo, metadata["algorithm"], checkpoint)
     if env is None and number is None:
         return {}
     if env is not None:
         _import_module_of(env)
-    given = {"env": env} if env is not None and "env" in metadata["not_saved"] else {}
+    missing = find_missing_settings(metadata)
+    given = {"env": env} if env is not None and "env" in missing else {}
     if given and number is None:
         return given
     trusted = resolve_trust(checkpoint, trust, quietly=True)
-    config = deserialize_config(metadata["config"], given, trust=trusted)
+    config = deserialize_config(metadata["config"], {**WITHOUT_CALLBACKS, **given}, trust=trusted)
     settings = config.evaluation_settings
     if number is not None and settings.custom_evaluation_function is not None:
         raise ConfigError(

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from jaxrl.cli.errors import get_log_level
-from jaxrl.cli.options import Checkpoint, PolicyId, Trust, Verbosity
+from jaxrl.cli.options import Checkpoint, PolicyId, Script, Trust, Verbosity
 
 EXPORT_EXAMPLES = (
     "[bold]Examples[/bold]\n\n"
@@ -41,6 +41,7 @@ def export(
         ),
     ] = None,
     policy_id: PolicyId = None,
+    script: Script = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:
@@ -69,6 +70,7 @@ def parity(
         ),
     ] = None,
     policy_id: PolicyId = None,
+    script: Script = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:

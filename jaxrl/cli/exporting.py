@@ -9,6 +9,7 @@ import numpy as np
 import typer
 
 from jaxrl.cli.errors import make_log_level_override
+from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.errors import ExportError
 from jaxrl.export import numpy_program as npp
 from jaxrl.export.parity import Check, compare, format_table
@@ -120,7 +121,7 @@ def parity(
 def open_checkpoint(
     checkpoint: str, log_level: int | None, trust: Sequence[str] | None
 ) -> "Generator[tuple[Path, Algorithm]]":
-    """Open a checkpoint's algorithm for the policy in it.
+    """Open a checkpoint's algorithm for the policy in it, without callbacks.
 
     Args:
         checkpoint: Checkpoint, or a run for its newest one.
@@ -135,7 +136,7 @@ def open_checkpoint(
     from jaxrl.cli.records import find_run, resolve_checkpoint
 
     path, console = resolve_checkpoint(find_run(checkpoint)), Console()
-    overrides = make_log_level_override(log_level)
+    overrides = {**WITHOUT_CALLBACKS, **make_log_level_override(log_level)}
     with (
         RaiseOnInterrupt(),
         terminal.redirect_output(console),

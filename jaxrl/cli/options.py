@@ -1,10 +1,57 @@
 """Options that several commands have."""
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from jaxrl.cli.errors import set_verbosity
+from jaxrl.config.imports import SCRIPT, SCRIPT_OPTION
+from jaxrl.errors import ConfigError
+
+
+def _import_script(ctx: typer.Context, given: str | None) -> str | None:
+    """Import a script in the place of the program that runs, as Python's multiprocessing does."""
+    if given is None or ctx.resilient_parsing:
+        return given
+    path = Path(given).expanduser().resolve()
+    if path.suffix != ".py" or not path.is_file():
+        raise ConfigError(f"{SCRIPT_OPTION} must be a Python file, got {given!r}.")
+    sys.path.insert(0, str(path.parent))
+    try:
+        module = importlib.import_module(path.stem)
+    except Exception as error:
+        raise ConfigError(
+            f"{SCRIPT_OPTION} {given} cannot be imported: {type(error).__name__}: {error}."
+        ) from error
+    found = getattr(module, "__file__", None)
+    if found is None or Path(found).resolve() != path:
+        raise ConfigError(
+            f"{SCRIPT_OPTION} {given} has the name of another module, {found}: rename the script."
+        )
+    sys.modules[SCRIPT] = module
+    return given
+
+
+Script = Annotated[
+    str | None,
+    typer.Option(
+        SCRIPT_OPTION,
+        metavar="FILE",
+        show_default=False,
+        callback=_import_script,
+        help="Script that the run was trained with, for the classes and functions that it defines. "
+        'It is imported: its training must be under if __name__ == "__main__".',
+    ),
+]
+WithoutCallbacks = Annotated[
+    bool,
+    typer.Option(
+        "--without-callbacks", help="Leave out the callbacks of the run, which are not imported."
+    ),
+]
 
 Verbosity = Annotated[
     int,

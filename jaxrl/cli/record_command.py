@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from jaxrl.cli.errors import get_log_level
-from jaxrl.cli.options import Checkpoint, Trust, Verbosity
+from jaxrl.cli.options import Checkpoint, Script, Trust, Verbosity
 
 RECORD_EXAMPLES = (
     "[bold]Examples[/bold]\n\n"
@@ -42,6 +42,7 @@ def record(
         int | None,
         typer.Option(help="Seed; by default that of the run.", show_default=False),
     ] = None,
+    script: Script = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:

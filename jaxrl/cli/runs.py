@@ -21,6 +21,7 @@ from jaxrl.cli.interrupts import Interrupts
 from jaxrl.cli.records import find_run, resolve_checkpoint
 from jaxrl.config.datasets import iter_sources
 from jaxrl.config.deserialize import deserialize_config
+from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.config.stop import find_reached_criterion
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError
 from jaxrl.loggers.display import Display, open_display
@@ -33,7 +34,7 @@ from jaxrl.runs.checkpoint import (
     read_metadata,
     set_aside_later_checkpoints,
 )
-from jaxrl.runs.host_state import check_metadata, resolve_trust
+from jaxrl.runs.host_state import check_metadata, check_missing_settings, resolve_trust
 from jaxrl.runs.run_folder import (
     RESULT_FILE,
     RunFolder,
@@ -85,6 +86,7 @@ def resume(
     *,
     steps: str | None = None,
     trust: Sequence[str] | None = None,
+    without_callbacks: bool = False,
 ) -> int:
     """Resume a run in its own folder, from its newest checkpoint or from a named one.
 
@@ -94,24 +96,29 @@ def resume(
         log_level: Level of messages; None for that of the run.
         steps: The part of the criterion that was given as a number of environment steps.
         trust: Packages that the checkpoint may import.
+        without_callbacks: Whether to leave out the callbacks of the run.
 
     Returns:
         Exit code.
     """
+    overrides: Mapping[str, Any] = {
+        **(WITHOUT_CALLBACKS if without_callbacks else {}),
+        **make_log_level_override(log_level),
+    }
     path, chosen = _find_run_and_checkpoint(find_run(run))
     with RunFolder.open(path) as folder:
         check_steps_option(steps, is_offline=_is_offline(folder.path))
         criterion = _get_stop_criterion(folder, stop)
         if is_sweep_folder(folder.path):
-            return _resume_sweep(folder, criterion, log_level, trust)
+            return _resume_sweep(folder, criterion, overrides, trust)
         checkpoint = chosen or resolve_checkpoint(folder.path)
         iteration = parse_iteration(checkpoint)
         _raise_if_reached(
             folder, _find_reached(folder.result_file, iteration, criterion), iteration
         )
         settings = {
-            **_quiet_loggers_override(checkpoint, trust),
-            **make_log_level_override(log_level),
+            **_quiet_loggers_override(checkpoint, trust, overrides),
+            **overrides,
         }
         build = functools.partial(_restore, folder, checkpoint, trust=trust, **settings)
         return _run(f"{folder.name}, from {checkpoint.name}", criterion, build)
@@ -148,7 +155,7 @@ def _find_run_and_checkpoint(given: Path) -> tuple[Path, Path | None]:
 def _resume_sweep(
     folder: RunFolder,
     stop: Mapping[str, float],
-    log_level: int | None,
+    overrides: Mapping[str, Any],
     trust: Sequence[str] | None,
 ) -> int:
     from jaxrl.sweeps.population import Population
@@ -170,7 +177,7 @@ def _resume_sweep(
         folder.path,
         run_folder=folder,
         trust=trust,
-        **make_log_level_override(log_level),
+        **overrides,
     )
     return _run(f"{folder.name}, from iteration {iteration}", stop, build)
 
@@ -180,14 +187,15 @@ def _without_console(loggers: Sequence[Any]) -> list[Any]:
     return [sink for sink in loggers if sink != "console"]
 
 
-def _quiet_loggers_override(checkpoint: Path, trust: Sequence[str] | None) -> dict[str, Any]:
+def _quiet_loggers_override(
+    checkpoint: Path, trust: Sequence[str] | None, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the override that keeps a resumed run from printing beside the display."""
     saved = read_metadata(checkpoint)
     check_metadata(saved, checkpoint)
-    if "loggers" in saved["not_saved"]:
-        return {}  # objects that only the user has; restoring reports it
+    check_missing_settings(saved, overrides, checkpoint)
     trusted = resolve_trust(checkpoint, trust, quietly=True)
-    config = deserialize_config(saved["config"], trust=trusted)
+    config = deserialize_config(saved["config"], overrides, trust=trusted)
     return {"loggers": _without_console(config.debugging_settings.loggers)}
 
 

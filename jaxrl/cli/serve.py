@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from jaxrl.cli.errors import get_log_level
-from jaxrl.cli.options import PolicyId, Trust, Verbosity
+from jaxrl.cli.options import PolicyId, Script, Trust, Verbosity
 
 EPILOG = (
     "[bold]Examples[/bold]\n\n"
@@ -62,6 +62,7 @@ def serve(
         typer.Option("--insecure", help="Allow other machines without TLS, behind a proxy of it."),
     ] = False,
     policy_id: PolicyId = None,
+    script: Script = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
 ) -> None:

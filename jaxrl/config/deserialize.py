@@ -19,6 +19,7 @@ from jaxrl.config.imports import (
     RL_MODULE,
     ImportKind,
     Trust,
+    is_missing_in_script,
     load_object,
 )
 from jaxrl.config.loggers import LOCAL_LOGGERS
@@ -119,6 +120,29 @@ def deserialize_config(
             " and ".join(ignored),
         )
     return config
+
+
+def find_missing(data: object) -> list[str]:
+    """Return the settings that name objects of the script that saved them, which this one lacks.
+
+    Args:
+        data: Output of `serialize_config`, which is not checked here.
+    """
+    settings = cast(Mapping[str, Any], data).get("settings") if isinstance(data, Mapping) else None
+    missing: list[str] = []
+    for name, value in settings.items() if isinstance(settings, Mapping) else ():
+        pending: list[Any] = [value]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, Mapping):
+                entries = cast(Mapping[str, Any], part)
+                pending += entries.values()
+                if any(is_missing_in_script(entries.get(k)) for k in (IMPORT_KEY, DATACLASS_KEY)):
+                    missing.append(name)
+                    break
+            elif isinstance(part, list):
+                pending += cast(list[Any], part)
+    return missing
 
 
 def _make_config(

@@ -25,6 +25,12 @@ KNOWN_PACKAGES = ("jaxrl", "gymnasium", "gymnax")
 """Packages whose classes may be imported for untrusted configs, in settings that restrict the class."""
 
 
+SCRIPT = "__main__"
+"""Module of the program that Python runs: a script or a notebook."""
+SCRIPT_OPTION = "--script"
+"""Option of the command line for the script that a run was trained with."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportKind:
     """Restriction on the classes that an import path may name; the default allows any object.
@@ -241,6 +247,13 @@ def load_object(path: object, name: str, kind: ImportKind = ANYTHING, *, trust: 
     try:
         found = _import_object(path)
     except (ImportError, AttributeError, ValueError) as error:
+        module, qualname = _split_path(path)
+        if module == SCRIPT:
+            raise ConfigError(
+                f"{name} is {qualname!r} of a script, got {path!r}, and this program defines none: "
+                f"define it here as well, or give the script, {SCRIPT_OPTION} SCRIPT.py on the command "
+                "line."
+            ) from error
         raise ConfigError(
             f"{name} must be an object or its import path 'module:name', "
             f"got {path!r}, which cannot be imported ({error})."
@@ -251,14 +264,29 @@ def load_object(path: object, name: str, kind: ImportKind = ANYTHING, *, trust: 
     return found
 
 
+def is_missing_in_script(path: object) -> bool:
+    """Return whether a path is of a script, and the running one does not define it."""
+    if not isinstance(path, str) or _split_path(path)[0] != SCRIPT:
+        return False
+    try:
+        _import_object(path)
+    except (ImportError, AttributeError):
+        return True
+    return False
+
+
 def get_import_path(value: object) -> str | None:
-    """Return `"module:qualname"` of a function or class, or None if it cannot be imported again."""
+    """Return `"module:qualname"` of a function or class, or None if it cannot be found again.
+
+    One of a script or notebook is found where a program has the same name, such as in the same script.
+    """
     module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(qualname, str):
         return None
-    if "<" in qualname or module == "__main__":
+    if "<" in qualname:
         return None
-    return f"{module}:{qualname}"
+    is_script = sys.modules.get(module) is sys.modules.get(SCRIPT)
+    return f"{SCRIPT if is_script else module}:{qualname}"
 
 
 def _import_object(path: str) -> Any:

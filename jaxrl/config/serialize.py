@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from jaxrl.config import signature
-from jaxrl.config.imports import OWN, get_import_path, load_object
+from jaxrl.config.imports import OWN, get_import_path, is_missing_in_script, load_object
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.config.spaces import space_to_data
 from jaxrl.errors import ConfigError
@@ -142,8 +142,6 @@ def _find_algo_path(config: "AlgorithmConfig") -> str | None:
     cls = type(config)
     if cls.algo_name in list_algorithms() and (get_algorithm_config_class(cls.algo_name) is cls):
         return cls.algo_name
-    if cls.__module__ == "__main__" and "<" not in cls.__qualname__:
-        return f"__main__:{cls.__qualname__}"  # found by the same script or notebook
     return get_import_path(cls)
 
 
@@ -193,6 +191,8 @@ def _encode(name: str, value: object) -> object:
 
 def _get_import_path(name: str, value: object) -> str:
     path = get_import_path(value)
+    if path is not None and is_missing_in_script(path):  # in a process that Ray started
+        return path
     if path is not None:
         try:
             if load_object(path, name, trust=OWN) is value:

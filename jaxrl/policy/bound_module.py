@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.core.spaces import get_leaf_spaces, map_leaves
 from jaxrl.core.types import Columns, Key, ObsSequence, ObsWithCarry, PyTree
 from jaxrl.errors import ConfigError, ModuleError, SpaceError
@@ -154,7 +155,7 @@ def load_module(path: str | os.PathLike[str]) -> RLModule:
     while found.name in _RLLIB_FOLDERS:
         found = found.parent
     higher = importlib.import_module("jaxrl.algorithm")  # by name: it is a higher layer
-    algorithm = higher.Algorithm.from_checkpoint(found)
+    algorithm = higher.Algorithm.from_checkpoint(found, **WITHOUT_CALLBACKS)
     ids = list_modules(algorithm.state)
     if module_id == DEFAULT_MODULE and module_id not in ids:
         raise ConfigError(

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from jaxrl.config.coerce import MismatchError, coerce, describe_type
-from jaxrl.config.imports import Trust, TrustSpec
+from jaxrl.config.deserialize import find_missing
+from jaxrl.config.imports import SCRIPT_OPTION, Trust, TrustSpec
 from jaxrl.config.serialize import serialize_restorable
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import CheckpointError, did_you_mean
@@ -258,7 +259,7 @@ def resolve_trust(checkpoint: Path, granted: TrustSpec, *, quietly: bool = False
 def check_missing_settings(
     metadata: Mapping[str, Any], supplied: Mapping[str, Any], path: object
 ) -> None:
-    """Raise if settings that could not be saved are not supplied.
+    """Raise if settings that could not be saved, or found, are not supplied.
 
     Args:
         metadata: Metadata of a checkpoint or a sweep.
@@ -269,12 +270,22 @@ def check_missing_settings(
         CheckpointError: If a setting is missing.
     """
     missing = [name for name in metadata["not_saved"] if name not in supplied]
-    if missing:
-        supply = ", ".join(f"{name}=..." for name in missing)
+    of_script = [name for name in find_missing(metadata["config"]) if name not in supplied]
+    reasons = [f"{', '.join(missing)}, which had no import path"] if missing else []
+    if of_script:
+        reasons.append(f"{', '.join(of_script)}, which the script defined that saved it")
+    if reasons:
+        supply = ", ".join(f"{name}=..." for name in (*missing, *of_script))
+        script = f", or give the script, {SCRIPT_OPTION} on the command line" if of_script else ""
         raise CheckpointError(
-            f"{path} does not contain {' and '.join(missing)}, which had no import path: supply it "
-            f"with from_checkpoint(..., {supply})."
+            f"{path} does not contain {', and '.join(reasons)}: supply it with from_checkpoint(..., "
+            f"{supply}){script}."
         )
+
+
+def find_missing_settings(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the settings that a checkpoint does not contain, or whose objects are not found here."""
+    return [*metadata["not_saved"], *find_missing(metadata["config"])]
 
 
 def prepare_resumed_process(config: "AlgorithmConfig", metadata: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.imports import TrustSpec
+from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError
 from jaxrl.export.spaces import describe_space
@@ -157,7 +158,7 @@ def load_backend(
     """
     found = find_checkpoint(path)
     config = cast("Mapping[str, object]", read_metadata(found)["config"])
-    with Algorithm.from_checkpoint(found, trust=trust) as algorithm:
+    with Algorithm.from_checkpoint(found, trust=trust, **WITHOUT_CALLBACKS) as algorithm:
         policy = algorithm.get_policy(policy_id or DEFAULT_MODULE, explore=False)
     if isinstance(replaced, JaxBackend):
         backend = replaced.replace_policy(policy, found.name, config)

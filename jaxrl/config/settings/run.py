@@ -1,7 +1,7 @@
 """Groups of settings around training: evaluation, reporting, checkpoints, sweeps and others."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from jaxrl.config.fields import (
@@ -431,3 +431,9 @@ class CallbacksSettings:
     on_checkpoint_loaded: Hook = field(
         default=None, import_path=True, doc="Called after a checkpoint has been restored."
     )
+
+
+WITHOUT_CALLBACKS: Mapping[str, None] = dict.fromkeys(
+    setting.name for setting in dataclasses.fields(CallbacksSettings)
+)
+"""Settings that leave out all callbacks, for what calls none."""
