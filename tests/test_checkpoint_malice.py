@@ -218,6 +218,14 @@ MALICIOUS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "an iteration below 0": lambda document: document["host"].update(iteration=-9),
     "steps of words": in_document(env_steps=[1]),
     "versions of numbers": in_document(versions={"jax": 1}),
+    "devices that are a list": in_document(devices=[1]),
+    "a device without a number": in_document(devices={"platform": "cpu", "count": None}),
+    "a thousand million devices": in_document(
+        devices={"platform": "cpu", "count": 10**9, "available": 1}
+    ),
+    "fewer devices than none": in_document(num_devices=-1),
+    "as many devices": in_document(num_devices=10**9),
+    "options that are a list": in_document(jax_options=[1]),
 }
 
 
@@ -491,7 +499,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "callbacks of evaluations": {"evaluation_config": {"callbacks_class": f"{EVIL}:E"}},
     "an environment of evaluations": {"evaluation_config": {"env": f"{EVIL}:E"}},
     "an environment in one": {"env_config": {"env_config": {"env": f"{EVIL}:E"}}},
-    "a hook": {"on_checkpoint_loaded": f"{EVIL}:f"},
+    "a function": {"env_task_fn": f"{EVIL}:f"},
     "a module": {
         **SEVERAL,
         "env_config": {},

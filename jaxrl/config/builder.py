@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
-from jaxrl.config.coerce import copy_containers
+from jaxrl.config.coerce import MismatchError, coerce, copy_containers
 from jaxrl.config.depth import check_depth
+from jaxrl.config.fields import format_value
 from jaxrl.config.imports import ALGORITHM, OWN, Trust, load_object
 from jaxrl.config.names import (
     GROUP_METHODS,
@@ -441,7 +442,7 @@ class ConfigBuilder:
         defaults.
         """
         values = dict(config_dict)
-        explicit = values.pop(EXPLICIT, None)
+        explicit = _parse_explicit(values.pop(EXPLICIT, None))
         if "algo_class" in values:
             self.algo_class = _parse_algo_class(values.pop("algo_class"), self.trust)
         for name in ("framework", "framework_str"):
@@ -469,6 +470,23 @@ class ConfigBuilder:
 
 
 _GROUP_ATTRIBUTES = {method: attribute for attribute, method in GROUP_METHODS.items()}
+
+
+def _parse_explicit(value: object) -> list[str] | None:
+    """Return the names of explicit settings, as `to_dict` writes them.
+
+    Raises:
+        ConfigError: If the value is no list of names.
+    """
+    if value is None:
+        return None
+    try:
+        return coerce(value, list[str])
+    except MismatchError:
+        raise ConfigError(
+            f"{EXPLICIT} must be a list of names of settings, as to_dict() writes it, got "
+            f"{format_value(value)}."
+        ) from None
 
 
 def _parse_algo_class(value: object, trust: Trust) -> "type[Algorithm] | None":

@@ -288,6 +288,8 @@ cast(Any, _Loader).add_implicit_resolver(
 )
 
 
+_CONTAINS_ITSELF = "it contains itself by an alias; settings are a few levels deep"
+
 _VALUE_ERRORS = (RecursionError, ValueError, AttributeError, LookupError, TypeError)
 """Errors that PyYAML raises for impossible values, such as `!!timestamp x` and `!!bool x`."""
 
@@ -305,6 +307,7 @@ def parse_text(text: str, path: Path) -> tuple[object, dict[str, int]]:
         return _parse_json(text, path), {}
     try:
         node: yaml.Node | None = cast(Any, yaml).compose(text, Loader=_Loader)
+        lines = _find_key_lines(node, path)
         data = yaml.load(text, Loader=_Loader)
         check_document_size(data, path)
     except ConfigError:
@@ -316,7 +319,7 @@ def parse_text(text: str, path: Path) -> tuple[object, dict[str, int]]:
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error).split("\n")[0]
         raise ConfigError(f"{path}{line}: not valid YAML: {problem}.") from error
-    return data, _find_key_lines(node)
+    return data, lines
 
 
 def parse_yaml_value(text: str, where: str) -> object:
@@ -357,14 +360,32 @@ def _summarize_error(error: Exception) -> str:
     return str(error).split(";")[0][:200]
 
 
-def _find_key_lines(node: yaml.Node | None) -> dict[str, int]:
-    if not isinstance(node, yaml.MappingNode):
-        return {}
+def _find_key_lines(root: yaml.Node | None, source: object) -> dict[str, int]:
+    """Return the first line of every key in the mappings of mappings.
+
+    Raises:
+        ConfigError: If a mapping contains itself by an alias, which its data may hide (`<<`).
+    """
     lines: dict[str, int] = {}
-    for key, value in cast(list[tuple[Any, Any]], node.value):
-        lines.setdefault(str(key.value), key.start_mark.line + 1)
-        for name, line in _find_key_lines(value).items():
-            lines.setdefault(name, line)
+    open_nodes: set[int] = set()
+    closed: set[int] = set()
+    pending: list[tuple[Any, bool]] = [(root, False)]
+    while pending:
+        node, is_done = pending.pop()
+        if is_done:
+            open_nodes.remove(id(node))
+            closed.add(id(node))
+        elif id(node) in open_nodes:
+            raise ConfigError(f"{source}, line {node.start_mark.line + 1}: {_CONTAINS_ITSELF}.")
+        elif isinstance(node, yaml.CollectionNode) and id(node) not in closed:
+            open_nodes.add(id(node))
+            pending.append((node, True))
+            entries = cast(list[Any], node.value)
+            if isinstance(node, yaml.MappingNode):
+                for key, _ in entries:
+                    lines.setdefault(str(key.value), key.start_mark.line + 1)
+                entries = [value for _, value in entries]
+            pending += [(value, False) for value in reversed(entries)]
     return lines
 
 

@@ -24,7 +24,7 @@ from jaxrl.runners.metrics_logger import find_state_problem
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import results
 from jaxrl.runs.added_league import add_league
-from jaxrl.runs.manifest import JAX_OPTIONS, get_jax_option
+from jaxrl.runs.manifest import JAX_OPTIONS, MAX_DEVICES, check_saved_session, get_jax_option
 from jaxrl.runs.saved_results import (
     are_numbers,
     fits_float,
@@ -180,6 +180,12 @@ def check_metadata(metadata: Mapping[str, Any], source: object = "The state's me
     if not isinstance(metadata, Mapping):
         raise CheckpointError(f"{source} cannot be loaded: it must be a mapping, got {metadata!r}.")
     _check_types(metadata, _METADATA_TYPES, "", source)
+    if not 1 <= metadata["num_devices"] <= MAX_DEVICES:
+        raise CheckpointError(
+            f"{source} cannot be loaded: num_devices must be from 1 to {MAX_DEVICES}, got "
+            f"{metadata['num_devices']}."
+        )
+    check_saved_session(metadata, source)
     problem = (
         find_mismatch({"env_steps": metadata["env_steps"]}, {"env_steps": COUNT}, "")
         or find_mismatch(metadata["host"], _HOST_KINDS, "host.")

@@ -18,7 +18,7 @@ import jax
 from jaxrl.config.coerce import MismatchError, coerce, describe_type
 from jaxrl.config.serialize import hash_config, serialize_for_display, serialize_restorable
 from jaxrl.core.types import Device
-from jaxrl.errors import RunFolderError
+from jaxrl.errors import CheckpointError, RunFolderError
 from jaxrl.runs import results
 from jaxrl.runs.git import start_reading
 from jaxrl.runtime import files
@@ -159,7 +159,7 @@ def read_sessions(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_session(
-    session: object, source: Path, names: Sequence[str] = (ITERATION, *SESSION_TYPES)
+    session: object, source: object, names: Sequence[str] = (ITERATION, *SESSION_TYPES)
 ) -> dict[str, Any]:
     """Return the entries of a session that are known, each of its type and of a possible size.
 
@@ -177,11 +177,25 @@ def check_session(
     found = {name: _read_entry(given, name, source) for name in names}
     if not 0 <= found[ITERATION] <= MAX_ITERATION:
         _refuse(source, ITERATION, f"from 0 to {MAX_ITERATION}", found[ITERATION])
-    _check_devices(found["devices"], source)
+    if "devices" in found:
+        _check_devices(found["devices"], source)
     return found
 
 
-def _read_entry(session: Mapping[str, Any], name: str, source: Path) -> Any:
+def check_saved_session(metadata: Mapping[str, Any], source: object) -> None:
+    """Check what a checkpoint says of the session that wrote it; earlier ones say less.
+
+    Raises:
+        CheckpointError: If an entry is impossible.
+    """
+    given = [name for name in SESSION_TYPES if name in metadata]
+    try:
+        check_session({ITERATION: 0, **metadata}, source, (ITERATION, *given))
+    except RunFolderError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _read_entry(session: Mapping[str, Any], name: str, source: object) -> Any:
     kind = {ITERATION: int, **SESSION_TYPES}[name]
     try:
         if name not in session:
@@ -194,7 +208,7 @@ def _read_entry(session: Mapping[str, Any], name: str, source: Path) -> Any:
     return value
 
 
-def _check_devices(devices: Mapping[str, int | str], source: Path) -> None:
+def _check_devices(devices: Mapping[str, int | str], source: object) -> None:
     """Check the devices of a session; one from before manifests may have none."""
     if devices and not isinstance(devices.get("platform"), str):
         _refuse(source, "devices: platform", "a string", devices.get("platform", "nothing"))
@@ -215,7 +229,7 @@ def _is_printable(value: object) -> bool:
     return not isinstance(value, str) or value.isprintable()
 
 
-def _refuse(source: Path, name: str, wanted: str, got: object) -> NoReturn:
+def _refuse(source: object, name: str, wanted: str, got: object) -> NoReturn:
     raise RunFolderError(
         f"{source} is damaged: {name} must be {wanted}, got {_shorten(got)!r}."
     ) from None

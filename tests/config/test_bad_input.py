@@ -265,6 +265,16 @@ CASES: list[Case] = [
         ["on_train_result", "<lambda>", "at the top of a module"],
     ),
     (
+        "explicit settings that are a number",
+        lambda: ppo().update_from_dict({"explicit_settings": 5}),
+        ["explicit_settings", "a list of names", "got 5"],
+    ),
+    (
+        "explicit settings that are no names",
+        lambda: ppo().update_from_dict({"explicit_settings": [[1]]}),
+        ["explicit_settings", "a list of names", "got [[1]]"],
+    ),
+    (
         "unknown algorithm",
         lambda: get_algorithm_config("PP0"),
         ["'PP0'", "Did you mean 'PPO'?"],

@@ -228,6 +228,8 @@ LAUGHS = "\n".join(
     ("name", "text", "expected"),
     [
         ("x.yaml", "a: &x\n  run: PPO\n  config: *x\n", "contains itself by an alias"),
+        ("x.yaml", "a: &x {<<: *x, run: PPO}\n", "x.yaml, line 1: it contains itself by an alias"),
+        ("x.yaml", "a: &x\n  run: PPO\n  config: {<<: [*x]}\n", "contains itself by an alias"),
         ("x.yaml", LAUGHS, "more than 100,000 values"),
         ("x.yaml", "[" * 5000 + "]" * 5000, "nested too deep"),
         (
@@ -251,6 +253,8 @@ def test_documents_that_are_no_settings_are_one_sentence(
         load_config(tmp_path / name)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+    with pytest.raises(ConfigError, match=expected):
+        migrate_yaml(text, Path(name))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}", '{"a": 1e400}'])
