@@ -816,19 +816,30 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         return self._record.save(self._get_full_state(), self._make_metadata(), wait=wait)
 
     @single_threaded
-    def restore(self, path: str | os.PathLike[str], component: str | None = None) -> None:
+    def restore(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        component: str | None = None,
+        *,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Continue from a checkpoint of the same algorithm, module and environments.
 
         Args:
-            path: Checkpoint, or a folder or run, whose newest checkpoint is used.
+            path: Checkpoint, or a folder or run, whose newest checkpoint is used; it may be a
+                Checkpoint of Ray Tune's.
             component: "rl_module", "learner" or "connectors" to restore only that part; None for
                 all.
+            checkpoint_path: RLlib's name of `path`.
 
         Raises:
             CheckpointError: If the checkpoint is damaged, foreign or does not fit; nothing is
                 changed.
         """
-        found = ckpt.find_checkpoint(path)
+        given = [one for one in (path, checkpoint_path) if one is not None]
+        if len(given) != 1:
+            raise CheckpointError(f"restore() takes one checkpoint, got {given or 'none'}.")
+        found = ckpt.find_checkpoint(given[0])
         metadata = ckpt.read_metadata(found)
         if component is None:
             host.check_algorithm(metadata, self.config.algo_name, found)
@@ -863,7 +874,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         """Rebuild the Algorithm that wrote a checkpoint, in its saved state.
 
         Args:
-            path: Checkpoint, or a folder or run, whose newest checkpoint is used.
+            path: Checkpoint, or a folder or run, whose newest checkpoint is used; it may be a
+                Checkpoint of Ray Tune's.
             component: "rl_module", "learner" or "connectors" to restore only that part into a new
                 run of the same config; None for all.
             policy_ids: Modules to restore into a new run of several agents; None for the whole run.

@@ -18,6 +18,7 @@ import jax
 import jaxrl
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.deserialize import find_missing
 from jaxrl.config.registry import get_algorithm_config_class
 from jaxrl.config.serialize import serialize_for_display, serialize_restorable
 from jaxrl.envs.registry import get_registered_env, register_env
@@ -276,14 +277,17 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
         """
         self.cleanup()
         path = find_checkpoint(cast(str, checkpoint))
-        saved = read_metadata(path)["config"]["settings"]
+        config = read_metadata(path)["config"]
+        of_script = find_missing(config)  # which a worker of Ray's does not run
+        saved, nothing = config["settings"], object()
         current = serialize_restorable(self._settings)[0]["settings"]
-        missing = object()
         overrides = {
             name: value
             for name, value in self._settings.items()
-            if name not in current or current[name] != saved.get(name, missing)
+            if name not in current or name in of_script or current[name] != saved.get(name, nothing)
         }
+        if "algo_class" in of_script:
+            overrides["algo_class"] = self._settings.algo_class
         overrides.pop("seed", None)  # random keys go on from the checkpoint
         # Tune stores pickles next to the checkpoint, so whoever can write there is trusted already.
         self._algorithm = Algorithm.from_checkpoint(

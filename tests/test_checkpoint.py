@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -14,12 +14,15 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.cql import CQLConfig
 from jaxrl.errors import CheckpointError, RunFolderError
+from jaxrl.modules.rl_module import RLModule
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state
 from jaxrl.runs.checkpoint import (
+    find_checkpoint,
     read_leaves,
     read_metadata,
 )
+from jaxrl.sweeps.population import Population
 from tests.helpers import assert_equal, differs, slow_but, small
 
 ROOT = Path(__file__).parent.parent
@@ -305,3 +308,47 @@ def test_only_leaves_of_overridden_settings_are_replaced() -> None:
     assert {name for name, leaf in found.items() if leaf == 0.0} == set(replaced)
     again = host_state.apply_overrides(saved, current, config, {"seed": 5}, {"seed": 5})
     assert again == saved
+
+
+class StoredElsewhere:
+    """A checkpoint in a storage of Ray Tune's, with its two ways to a folder of this machine."""
+
+    def __init__(self, local: str, error: Exception | None = None) -> None:
+        self.path, self.local, self.error = "bucket/checkpoint_000000", local, error
+
+    def __fspath__(self) -> str:
+        raise TypeError("You cannot use Checkpoint objects directly as paths.")
+
+    def to_directory(self) -> str:
+        if self.error is not None:
+            raise self.error
+        return self.local
+
+
+def test_checkpoints_of_ray_tune_are_checkpoints(tmp_path: Path) -> None:
+    tune: Any = pytest.importorskip("ray.tune")
+    with small().build() as algorithm:
+        path = algorithm.save(tmp_path)
+        for given in (path, Path(path), tune.Checkpoint(path), StoredElsewhere(path)):
+            assert find_checkpoint(cast(Any, given)) == Path(path)
+            algorithm.restore(checkpoint_path=cast(Any, given))
+        given = tune.Checkpoint(path)
+        algorithm.restore(given)
+        for wrong, arguments in (
+            ("takes one checkpoint, got none", {}),
+            ("takes one checkpoint, got", {"path": path, "checkpoint_path": path}),
+            ("given as a path, or as a Checkpoint of Ray Tune, got 5", {"path": 5}),
+            ("given as a path, or as a Checkpoint of Ray Tune, got b'", {"path": path.encode()}),
+            (
+                "cannot be copied to this machine: no network",
+                {"path": StoredElsewhere("", OSError("no network"))},
+            ),
+        ):
+            with pytest.raises(CheckpointError, match=wrong):
+                algorithm.restore(**cast(Any, arguments))
+    with Algorithm.from_checkpoint(given) as again:
+        assert again.iteration == 0
+    assert RLModule.from_checkpoint(given) is not None
+    for opens in (Population.from_checkpoint, RLModule.from_checkpoint):
+        with pytest.raises(CheckpointError, match="given as a path"):
+            opens(cast(Any, 5))

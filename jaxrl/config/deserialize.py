@@ -128,9 +128,11 @@ def find_missing(data: object) -> list[str]:
     Args:
         data: Output of `serialize_config`, which is not checked here.
     """
-    settings = cast(Mapping[str, Any], data).get("settings") if isinstance(data, Mapping) else None
+    document = cast(Mapping[str, Any], data if isinstance(data, Mapping) else {})
+    settings = document.get("settings")
+    values = dict(cast(Mapping[str, Any], settings if isinstance(settings, Mapping) else {}))
     missing: list[str] = []
-    for name, value in settings.items() if isinstance(settings, Mapping) else ():
+    for name, value in {**values, "algo_class": document.get("algo_class")}.items():
         pending: list[Any] = [value]
         while pending:
             part = pending.pop()
@@ -149,7 +151,8 @@ def _make_config(
     data: Mapping[str, Any], overrides: dict[str, Any], trust: Trust
 ) -> "tuple[AlgorithmConfig, list[str]]":
     """Return the config and the names of the settings that were ignored."""
-    config = _make_default_config(data["algo"], data.get("algo_class"), trust)
+    algo_class = None if "algo_class" in overrides else data.get("algo_class")
+    config = _make_default_config(data["algo"], algo_class, trust)
     table, ignored = config.get_name_table(), list[str]()
     replaced = {table.find_current_name(name) or name for name in overrides}
     settings: dict[str, Any] = {}

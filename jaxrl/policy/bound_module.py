@@ -5,7 +5,6 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -20,6 +19,7 @@ from jaxrl.core.types import Columns, Key, ObsSequence, ObsWithCarry, PyTree
 from jaxrl.errors import ConfigError, ModuleError, SpaceError
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.rl_module import RLModule
+from jaxrl.runs.checkpoint import get_path
 from jaxrl.runs.weights import list_modules
 from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorState
@@ -149,7 +149,7 @@ def bind_module(
 
 def load_module(path: str | os.PathLike[str]) -> RLModule:
     """Return the module of a checkpoint; see `RLModule.from_checkpoint`."""
-    found, module_id = Path(path), DEFAULT_MODULE
+    found, module_id = get_path(path), DEFAULT_MODULE
     if found.parent.name == _MODULES_FOLDER and not found.exists():
         found, module_id = found.parent, found.name
     while found.name in _RLLIB_FOLDERS:

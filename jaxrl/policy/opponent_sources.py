@@ -72,7 +72,7 @@ def find_opponents(
         raise ConfigError(
             f"evaluate(opponents={wanted!r}) must be a list of ids or paths: write [{wanted!r}]."
         )
-    names = [os.fspath(name) for name in wanted]
+    names = [name if isinstance(name, str) else str(ckpt.get_path(name)) for name in wanted]
     if not names or len(set(names)) < len(names):
         raise ConfigError(
             f"evaluate(opponents=...) needs the ids of modules or paths of checkpoints, each once, "

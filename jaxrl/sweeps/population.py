@@ -19,6 +19,7 @@ from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
 from jaxrl.errors import DivergenceError, summarize_exception
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.recorder import SaveSchedule
+from jaxrl.runs.checkpoint import get_path
 from jaxrl.runs.exploits import Exploit, PBTScheduler, read_schedule
 from jaxrl.runs.run_folder import is_run_folder
 from jaxrl.runtime.exclusive import single_threaded, until_stopped
@@ -374,7 +375,7 @@ class Population(SweepRuns):
         Raises:
             CheckpointError: If the sweep is damaged, or a setting that was not saved is missing.
         """
-        folder = Path(path).expanduser().resolve()
+        folder = get_path(path).resolve()
         saved = read_and_check_sweep(folder, overrides)
         trusted = Trust.from_argument(trust, is_own=sweep_state.is_own(saved), source=folder)
         config = deserialize_config(saved["config"], overrides, trust=trusted)

@@ -14,7 +14,7 @@ from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.json_sink import read_results
-from jaxrl.runs.checkpoint import list_checkpoints
+from jaxrl.runs.checkpoint import get_path, list_checkpoints
 from jaxrl.runs.run_folder import is_run_folder, parse_iteration
 from jaxrl.runtime.exclusive import single_threaded, until_stopped
 from jaxrl.sweeps import state as sweep_state
@@ -235,7 +235,7 @@ class Trials(SweepRuns):
             CheckpointError: If the sweep is damaged, holds no trials, or a setting that was not
                 saved is missing.
         """
-        folder = Path(path).expanduser().resolve()
+        folder = get_path(path).resolve()
         saved = read_and_check_sweep(folder, overrides)
         if not saved.get("trials"):
             raise CheckpointError(f"{folder} holds lanes of one program: use Population.")

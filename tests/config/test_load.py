@@ -23,6 +23,7 @@ from jaxrl.config.stop import (
 )
 from jaxrl.config.sweep import make_lanes
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
+from jaxrl.migrate.yaml_file import migrate_yaml
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHIPPED = sorted(CONFIGS.rglob("*.yaml"))

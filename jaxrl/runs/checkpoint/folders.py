@@ -58,15 +58,37 @@ def is_checkpoint(path: Path) -> bool:
     return (path / "metadata").is_dir() and (path / "state").is_dir()
 
 
+def get_path(given: object) -> Path:
+    """Return the path of a checkpoint, which may be an object of Ray Tune's, as of a Result.
+
+    Raises:
+        CheckpointError: If it has none, or cannot be copied from where Tune stored it.
+    """
+    path = given if isinstance(given, str) else getattr(given, "path", None)
+    if path is None and isinstance(given, os.PathLike):
+        path = os.fspath(given)
+    if not isinstance(path, str):
+        raise CheckpointError(
+            f"A checkpoint must be given as a path, or as a Checkpoint of Ray Tune, got {given!r}."
+        )
+    copy = None if isinstance(given, str) else getattr(given, "to_directory", None)
+    if copy is not None and not Path(path).exists():  # in a storage of Tune's
+        try:
+            path = str(copy())
+        except Exception as error:
+            raise CheckpointError(
+                f"{given!r} cannot be copied to this machine: {error}."
+            ) from error
+    return Path(path).expanduser()
+
+
 def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     """Find the checkpoint at a path: the path itself, or the newest one of a folder or run.
 
     Raises:
         CheckpointError: If there is none.
     """
-    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
-        raise CheckpointError(f"A checkpoint must be given as a path, got {path!r}.")
-    root = Path(path).expanduser()
+    root = get_path(path)
     try:
         if is_checkpoint(root):
             return root.resolve()
