@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
@@ -25,7 +27,7 @@ from jaxrl.assembly.replay import (
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.imports import TrustSpec
 from jaxrl.config.placement import resolve_placement
-from jaxrl.config.rllib_api import FormerNames
+from jaxrl.config.rllib_api import FormerNames, refuse_uncalled_methods
 from jaxrl.config.serialize import get_config_class_path
 from jaxrl.config.stop import (
     StopCriteria,
@@ -95,7 +97,9 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a
-    `DataFlow` that is part of the compiled program; pass them as `PPOConfig(algo_class=...)`.
+    `DataFlow` that is part of the compiled program; pass them as `PPOConfig(algo_class=...)`. Of
+    the methods of RLlib's Trainable, `setup`, `log_result`, `save_checkpoint`, `load_checkpoint`
+    and `cleanup` may be overridden as well.
 
     Attributes:
         config: Frozen config of the run.
@@ -113,6 +117,15 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
 
     else:
         compiled_training_step = None
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Refuse methods that RLlib calls, and that have no effect here.
+
+        Raises:
+            ConfigError: If there is one; the message says what to write instead.
+        """
+        super().__init_subclass__(**kwargs)
+        refuse_uncalled_methods(cls)
 
     def __init__(
         self,
@@ -135,7 +148,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             config = config.copy(copy_frozen=False)
             config.algo_class = type(self)
         config.prepare()
-        self._use = ExclusiveLock("Algorithm")
+        self._use, self._is_in_checkpoint = ExclusiveLock("Algorithm"), False
         self.on_phase: Callable[[str], None] = lambda phase: None
         set_log_level(config.debugging_settings.log_level)
         self._notes = prepare_process(config)
@@ -167,6 +180,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
                 self._loop.prepare()
                 if config.evaluation_settings.evaluation_interval:
                     self._evaluation.start()
+            self.setup(config)
             self._call("on_algorithm_init")
         except BaseException as error:
             with note_close_failure(error):
@@ -350,6 +364,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         self._advance_league(result)
         self._record.begin_result(result, self._loop.choose_task)
         self._call("on_train_result", result=result)
+        self.log_result(result)
         self._record.add_result(result)
         return result
 
@@ -807,13 +822,42 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             return ckpt.SavedPath(self._save_in_run(wait=True))
         self.on_phase("saving")
         writer = ckpt.CheckpointWriter(checkpoint_dir)
-        path = writer.save(self.iteration, self._get_full_state(), self._make_metadata())
+        state, metadata = self._get_full_state(), self._make_metadata()
+        path = writer.save(self.iteration, state, metadata, files=self._write_own_files())
         writer.close()
         return ckpt.SavedPath(path)
 
     def _save_in_run(self, *, wait: bool) -> Path:
         self.on_phase("saving")
-        return self._record.save(self._get_full_state(), self._make_metadata(), wait=wait)
+        state, metadata = self._get_full_state(), self._make_metadata()
+        return self._record.save(state, metadata, self._write_own_files(), wait=wait)
+
+    def _write_own_files(self) -> Path | None:
+        """Return a new folder with the files that a subclass saves; None if it saves none."""
+        if type(self).save_checkpoint is Algorithm.save_checkpoint:
+            return None
+        folder = Path(tempfile.mkdtemp(prefix="jaxrl_"))
+        try:
+            with self._within_checkpoint():
+                given = self.save_checkpoint(str(folder))
+            if not isinstance(given, str | os.PathLike | None):
+                raise CheckpointError(
+                    f"{type(self).__name__}.save_checkpoint() must write files into the folder that "
+                    f"it is given, got {given!r}."
+                )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder
+
+    @contextlib.contextmanager
+    def _within_checkpoint(self) -> Generator[None]:
+        """Let the overridden methods of Trainable be for the files of a subclass alone."""
+        self._is_in_checkpoint = True
+        try:
+            yield
+        finally:
+            self._is_in_checkpoint = False
 
     @single_threaded
     def restore(
@@ -858,6 +902,10 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             raise CheckpointError(f"{found} does not fit: {error}") from error
         if component is None:
             host.warn_of_differences(metadata, self._devices)
+        if component is None and type(self).load_checkpoint is not Algorithm.load_checkpoint:
+            own = found / ckpt.OWN_FILES
+            with self._within_checkpoint():
+                self.load_checkpoint(str(own if own.is_dir() else found))
         self._call("on_checkpoint_loaded")
 
     @classmethod
@@ -906,6 +954,49 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         algorithm._train_others(saved.trained)
         return algorithm
 
+    # --- methods of RLlib's Trainable, which a subclass may override ---
+
+    def setup(self, config: "AlgorithmConfig") -> None:
+        """Prepare what a subclass adds; called once, when the run has been built.
+
+        Args:
+            config: Frozen config of the run.
+        """
+
+    def log_result(self, result: Result) -> None:
+        """Receive each result, after the callbacks and before it is written.
+
+        Args:
+            result: Result, which may be changed.
+        """
+
+    def save_checkpoint(self, checkpoint_dir: str) -> object:
+        """Write a checkpoint into a folder, as `save(checkpoint_dir)`.
+
+        Where a subclass overrides it, each checkpoint has a folder for the files of the subclass,
+        with which it is called; `super().save_checkpoint` then writes nothing.
+
+        Args:
+            checkpoint_dir: Folder.
+        """
+        return None if self._is_in_checkpoint else self.save(checkpoint_dir)
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Restore a checkpoint, as `restore(checkpoint_dir)`.
+
+        Where a subclass overrides it, it is called when a checkpoint has been restored, with the
+        folder of the subclass's files; `super().load_checkpoint` then does nothing.
+
+        Args:
+            checkpoint_dir: Folder.
+        """
+        if not self._is_in_checkpoint:
+            self.restore(checkpoint_dir)
+
+    def cleanup(self) -> None:
+        """End the run, as `stop()`, which calls the method of a subclass before all else."""
+        self.stop()
+
     # --- the end ---
 
     @property
@@ -923,12 +1014,14 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
 
         Safe to call more than once.
         """
-        self._use.is_stopped = True
+        was_stopped, self._use.is_stopped = self._use.is_stopped, True
         with contextlib.ExitStack() as stack:
             stack.callback(self._learners.stop)
             stack.callback(self._loop.stop)
             stack.callback(self._evaluation.stop)
             stack.callback(self._recorder.close)
+            if not was_stopped and type(self).cleanup is not Algorithm.cleanup:
+                self.cleanup()
 
     def __enter__(self) -> Self:
         return self

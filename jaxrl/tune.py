@@ -20,6 +20,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.deserialize import find_missing
 from jaxrl.config.registry import get_algorithm_config_class
+from jaxrl.config.rllib_api import CALLED_METHODS
 from jaxrl.config.serialize import serialize_for_display, serialize_restorable
 from jaxrl.envs.registry import get_registered_env, register_env
 from jaxrl.errors import ConfigError
@@ -103,7 +104,11 @@ class _TrainableType(type):
     def __new__(
         cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any
     ) -> type:
-        own = [n for n in namespace if not n.startswith("__") and hasattr(Algorithm, n)]
+        own = [
+            n
+            for n in namespace
+            if not n.startswith("__") and hasattr(Algorithm, n) and n not in CALLED_METHODS
+        ]
         registered = [base for base in bases if isinstance(base, _TrainableType)]
         if not own or not registered or not all(n not in vars(Trainable) for n in own):
             return super().__new__(cls, name, bases, namespace, **kwargs)

@@ -19,7 +19,9 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import Callbacks
+from jaxrl.config.rllib_api import UNCALLED_METHODS
 from jaxrl.errors import (
+    CheckpointError,
     ConfigError,
     EnvError,
     ModuleError,
@@ -207,12 +209,96 @@ class Twice(Algorithm):
 
 
 def test_training_step_is_the_override_point() -> None:
-    config = PPOConfig(algo_class=Twice).update_from_dict(
-        {name: value for name, value in small().items() if name in small().explicit}
-    )
-    with config.build() as algorithm:
+    with of_class(Twice).build() as algorithm:
         assert isinstance(algorithm, Twice)
         assert algorithm.train()["env_runners"]["num_env_steps_sampled"] == 256
+
+
+class Methods(Algorithm):
+    """The methods of RLlib's Trainable that are called, each with the base's, as RLlib's users write."""
+
+    def setup(self, config: Any) -> None:
+        super().setup(config)
+        assert config is self.config
+        self.called, self.mine = ["setup"], 0
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        super().log_result(result)
+        self.mine += 1
+        self.called.append(f"log_result {result['training_iteration']}")
+        result["mine"] = self.mine
+
+    def save_checkpoint(self, checkpoint_dir: str) -> str:
+        super().save_checkpoint(checkpoint_dir)
+        (Path(checkpoint_dir) / "mine.json").write_text(json.dumps(self.mine))
+        self.called.append("save_checkpoint")
+        return checkpoint_dir
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        super().load_checkpoint(checkpoint_dir)
+        self.mine = json.loads((Path(checkpoint_dir) / "mine.json").read_text())
+        self.called.append("load_checkpoint")
+
+    def cleanup(self) -> None:
+        self.called.append("cleanup")
+        super().cleanup()
+
+
+def of_class(own: type[Algorithm], **more: Any) -> PPOConfig:
+    config = PPOConfig(algo_class=own).update_from_dict(
+        {name: value for name, value in small().items() if name in small().explicit}
+    )
+    return config.update_from_dict(more)
+
+
+def test_methods_of_rllibs_trainable_are_called(tmp_path: Path) -> None:
+    with of_class(Methods, run_name="run", results_dir=str(tmp_path)).build() as algorithm:
+        assert isinstance(algorithm, Methods)
+        result = algorithm.fit({"training_iteration": 2})
+        assert result["mine"] == 2
+        path = algorithm.save(tmp_path / "elsewhere")
+        algorithm.train()
+        algorithm.restore(path)
+        assert algorithm.mine == 2
+        called = ["setup", "log_result 1", "log_result 2", "save_checkpoint", "save_checkpoint"]
+        called += ["log_result 3", "load_checkpoint"]
+        assert algorithm.called == called
+    assert algorithm.called == [*called, "cleanup"]
+    algorithm.stop()
+    assert algorithm.called == [*called, "cleanup"]
+    assert [row["mine"] for row in read_results(tmp_path / "run" / "result.json")][:2] == [1, 2]
+    for saved in (path, tmp_path / "run"):
+        with Algorithm.from_checkpoint(saved) as again:
+            assert isinstance(again, Methods)
+            assert (again.mine, again.called) == (2, ["setup", "load_checkpoint"])
+    file = Path(path) / "own" / "mine.json"
+    file.write_text("7")
+    with pytest.raises(CheckpointError, match=r"own/mine\.json was changed"):
+        Algorithm.from_checkpoint(path)
+    with pytest.raises(
+        ConfigError, match=r"Methods has a setup\(\) of its own, which is not called"
+    ):
+        of_class(Methods, seeds=2).build()
+
+
+def test_what_a_subclass_saves_are_files(tmp_path: Path) -> None:
+    class Unwritten(Methods):
+        def save_checkpoint(self, checkpoint_dir: str) -> Any:
+            return {"mine": 1}
+
+    with of_class(Unwritten).build() as algorithm:
+        with pytest.raises(CheckpointError, match="must write files into the folder"):
+            algorithm.save(tmp_path)
+        assert list_checkpoints(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", UNCALLED_METHODS)
+def test_methods_that_are_not_called_are_refused(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"Mine overrides {name}\(\), which is not called here: "
+    ):
+        type("Mine", (Algorithm,), {name: lambda self, *args: None, "__module__": "mine"})
+    assert name not in vars(Algorithm)
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ def test_a_lane_that_was_resumed_by_itself_loses_no_checkpoint(
     config = small().debugging(results_dir=str(tmp_path), run_name="lane_000")
     recorder = Recorder(config.checkpointing(max_to_keep=1), RunFolder.create(config))
     for iteration in (1, 2, 3):
-        recorder.save(iteration, {"a": np.zeros(1)}, {}, {}, wait=True)
+        recorder.save(iteration, {"a": np.zeros(1)}, {}, {}, None, wait=True)
     recorder.close()
     folder = tmp_path / "lane_000" / "checkpoints"
     assert [path.name[-1] for path in list_checkpoints(folder)] == ["1", "3"]

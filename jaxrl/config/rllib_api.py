@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxrl.config.synonyms import make_unknown_method_error
+from jaxrl.errors import ConfigError
 
 RENAMED_CONFIG_METHODS: Mapping[str, str] = {
     "rollouts": "env_runners",
@@ -16,13 +17,10 @@ RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
     "algorithm": {
         "add_policy": "add_module",
         "remove_policy": "remove_module",
-        "cleanup": "stop",
         "compute_action": "compute_single_action",
         "evaluation_workers": "eval_env_runner_group",
-        "load_checkpoint": "restore",
         "logdir": "run_dir",
         "restore_from_path": "restore",
-        "save_checkpoint": "save",
         "save_to_path": "save",
         "training_iteration": "iteration",
         "workers": "env_runner_group",
@@ -50,12 +48,10 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "get_default_config": "write PPOConfig()",
         "get_default_policy_class": "the module is config.get_default_rl_module_spec()",
         "local_replay_buffer": "add_to_buffer(batch) stores a batch and update() draws from it",
-        "log_result": "the on_train_result callback receives every result",
         "merge_algorithm_configs": "config.update_from_dict(other) merges settings",
         "reset_config": "build another algorithm from the changed config",
         "resource_help": "jaxrl.PPO.resource_help(config) describes the resources of a trial",
         "restore_env_runners": "runners restart by themselves, see fault_tolerance(...)",
-        "setup": "override get_default_learner_class() and training_step(), or write callbacks",
         "step": "train() does one iteration; training_step() may be overridden",
         "train_buffered": "train() returns the result of one iteration",
         "validate_env": "environment(validate_env=function) checks each environment",
@@ -185,6 +181,16 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
 }
 """Methods and attributes without a counterpart under another name, with what to write instead."""
 
+CALLED_METHODS = ("setup", "log_result", "save_checkpoint", "load_checkpoint", "cleanup")
+"""Methods of RLlib's Trainable that an Algorithm calls, so that a subclass may override them."""
+UNCALLED_METHODS = (
+    *("default_resource_request", "get_auto_filled_metrics", "get_checkpointable_components"),
+    *("get_ctor_args_and_kwargs", "get_default_config", "get_default_policy_class", "get_metadata"),
+    *("reset_config", "resource_help", "restore_env_runners", "restore_workers", "step"),
+    "validate_env",
+)
+"""Methods that RLlib's Algorithm calls, and an Algorithm here does not."""
+
 LEARNER_HOOKS: Mapping[str, str] = {
     "configure_optimizers_for_module": (
         "it takes (module_id, values) and returns an optax transformation, or a dictionary of them "
@@ -278,6 +284,21 @@ def get_former_attribute(owner: object, kind: str, name: str) -> Any:
     if advice is not None:
         raise AttributeError(f"{owner_name} has no '{name}': {advice}.")
     raise make_unknown_method_error(owner, name)
+
+
+def refuse_uncalled_methods(cls: type) -> None:
+    """Raise if a subclass of Algorithm overrides a method that RLlib calls and jaxrl does not.
+
+    Raises:
+        ConfigError: If it does; the message says what to write instead.
+    """
+    for name in UNCALLED_METHODS:
+        owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+        if owner is not None and not owner.__module__.startswith("jaxrl."):
+            raise ConfigError(
+                f"{cls.__name__} overrides {name}(), which is not called here: "
+                f"{METHOD_ADVICE['algorithm'][name]}."
+            )
 
 
 class FormerNames:

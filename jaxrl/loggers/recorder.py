@@ -295,6 +295,7 @@ class Recorder:
         state: PyTree,
         metadata: Mapping[str, Any],
         result: Mapping[str, Any],
+        files: Path | None,
         *,
         wait: bool,
     ) -> Path:
@@ -315,7 +316,7 @@ class Recorder:
                 protected=self._protected,
                 asynchronous=settings.async_checkpointing,
             )
-        path = writer.save(iteration, state, metadata, self._find_score(result))
+        path = writer.save(iteration, state, metadata, self._find_score(result), files)
         if wait:
             writer.wait()
         self._latest_checkpoint = path

@@ -134,9 +134,12 @@ class RunRecord:
         if decide is not None:
             decide()
 
-    def save(self, state: PyTree, metadata: Mapping[str, Any], *, wait: bool) -> Path:
+    def save(
+        self, state: PyTree, metadata: Mapping[str, Any], files: Path | None, *, wait: bool
+    ) -> Path:
         """Write a checkpoint into the run folder; see `Recorder.save`."""
-        return self.recorder.save(self.iteration, state, metadata, self.last_result, wait=wait)
+        recorder, result = self.recorder, self.last_result
+        return recorder.save(self.iteration, state, metadata, result, files, wait=wait)
 
     def resume_after(self, env_steps: int) -> None:
         """Continue after the iteration of the restored counters.

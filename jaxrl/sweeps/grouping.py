@@ -12,6 +12,7 @@ from jaxrl.assembly.env_params import can_share_program
 from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.assembly.tasks import prepare_first_task
 from jaxrl.config.offline import check_lane_storage, make_stream_lanes_error
+from jaxrl.config.rllib_api import CALLED_METHODS
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import (
     HParams,
@@ -289,13 +290,20 @@ def check_lane(lane: Lane) -> None:
     """
     lane.config.validate()
     check_lane_storage(lane.config)
-    own_class = lane.config.algo_class
-    if own_class is not None and own_class.training_step is not Algorithm.training_step:
+    own_class = lane.config.algo_class or Algorithm
+    if own_class.training_step is not Algorithm.training_step:
         raise ConfigError(
             f"{own_class.__name__} has a training_step of its own, which cannot be part of a "
             "program of several lanes: write it as compiled_training_step(flow), or train each "
             "lane by itself, e.g. with jaxrl.tune."
         )
+    for name in CALLED_METHODS:
+        if getattr(own_class, name) is not getattr(Algorithm, name):
+            raise ConfigError(
+                f"{own_class.__name__} has a {name}() of its own, which is not called for the lanes "
+                "of a sweep: write it as callbacks, or train each lane by itself, e.g. with "
+                "jaxrl.tune."
+            )
     reporting = lane.config.reporting_settings
     if reporting.min_time_s_per_iteration:
         raise ConfigError(

@@ -12,6 +12,7 @@ available at any time.
 """
 
 from jaxrl.runs.checkpoint.folders import (
+    OWN_FILES,
     SWEEP_FILE,
     SavedPath,
     describe_previous,
@@ -36,6 +37,7 @@ from jaxrl.runs.checkpoint.reader import is_own, read_leaves, read_metadata
 from jaxrl.runs.checkpoint.writer import CheckpointWriter
 
 __all__ = [
+    "OWN_FILES",
     "SWEEP_FILE",
     "CheckpointWriter",
     "SavedPath",

@@ -17,6 +17,8 @@ CHECKPOINT_PREFIX = "checkpoint"
 REPLACED_PREFIX = "replaced_"
 WRITING_PREFIX, REMOVING_PREFIX = ".writing_", ".removing_"
 SET_ASIDE_PREFIX = "set_aside_"
+OWN_FILES = "own"
+"""Folder of a checkpoint with what a subclass of Algorithm saves besides."""
 SWEEP_FILE = "sweep.json"
 """File in a sweep's folder that refers to a checkpoint of every lane, by their iteration."""
 _UNFINISHED = (REMOVING_PREFIX, ".replacing")

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import threading
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint.arrays import write_arrays
 from jaxrl.runs.checkpoint.folders import (
+    OWN_FILES,
     clean_up,
     get_checkpoint_path,
     list_checkpoints,
@@ -75,7 +77,12 @@ class CheckpointWriter:
             raise self._make_error(error) from error
 
     def save(
-        self, number: int, state: PyTree, metadata: Mapping[str, Any], score: float | None = None
+        self,
+        number: int,
+        state: PyTree,
+        metadata: Mapping[str, Any],
+        score: float | None = None,
+        files: Path | None = None,
     ) -> Path:
         """Start saving; the state may be donated as soon as this returns.
 
@@ -89,6 +96,7 @@ class CheckpointWriter:
             metadata: JSON-serializable metadata, to which the leaves' descriptions are added.
             score: Current value of the metric by which the best checkpoints are kept; None if there
                 is none yet.
+            files: Folder of more files, which are moved into the checkpoint; see `OWN_FILES`.
 
         Returns:
             The path of the checkpoint.
@@ -105,9 +113,9 @@ class CheckpointWriter:
         failure = self._join_write()
         if failure is not None:
             logger.error("%s", self._make_error(failure))
-        if _has_metadata(path, text):
+        if files is None and _has_metadata(path, text):
             return path
-        content = (path, leaves, text, score)
+        content = (path, leaves, text, score, files)
         if self._asynchronous and failure is None and not path.exists():
             self._write_thread = threading.Thread(target=self._try_write, args=content)
             self._write_thread.start()
@@ -148,20 +156,35 @@ class CheckpointWriter:
         return failure
 
     def _try_write(
-        self, path: Path, leaves: Mapping[str, np.ndarray], text: str, score: float | None
+        self,
+        path: Path,
+        leaves: Mapping[str, np.ndarray],
+        text: str,
+        score: float | None,
+        files: Path | None,
     ) -> None:
         try:
-            self._write(path, leaves, text, score)
+            self._write(path, leaves, text, score, files)
         except Exception as error:  # noqa: BLE001  (raised in the caller's thread)
             self._failure = error
+        finally:
+            if files is not None:
+                shutil.rmtree(files, ignore_errors=True)
 
     def _write(
-        self, path: Path, leaves: Mapping[str, np.ndarray], text: str, score: float | None
+        self,
+        path: Path,
+        leaves: Mapping[str, np.ndarray],
+        text: str,
+        score: float | None,
+        files: Path | None,
     ) -> None:
         with stage(path) as staging:
             (staging / METADATA).parent.mkdir(parents=True)
             (staging / METADATA).write_text(text, encoding="utf-8")
             write_arrays(staging / "state", leaves)
+            if files is not None:
+                shutil.move(files, staging / OWN_FILES)
             write_manifest(staging, score)
             publish(staging, path)
         logger.info("checkpoint %s of %d arrays", path, len(leaves))
