@@ -340,7 +340,7 @@ VALUES: dict[str, Any] = {
     "a grid of Tune's": {"grid_search": [f"{EVIL}:E"]},
     "a grid of types": {"type": {"grid_search": [f"{EVIL}:E"]}},
 }
-"""What names a stranger's module."""
+"""Values that name a stranger's module."""
 INNER_VALUES = ("a path", "an import", "a grid of Tune's")
 """Those that are tried at the places inside of other settings."""
 
@@ -493,7 +493,7 @@ DOORS: dict[str, Callable[[Path], Any]] = {
     "compile-report": lambda path: command("compile-report", path.parent.parent),
     "replay": lambda path: command("replay", path.parent.parent),
 }
-"""What reads a checkpoint, a sweep beside it, or the run that it is in."""
+"""Ways to read a checkpoint, a sweep beside it, or the run that it is in."""
 
 NAMED: dict[str, dict[str, Any]] = {
     "callbacks of evaluations": {"evaluation_config": {"callbacks_class": f"{EVIL}:E"}},

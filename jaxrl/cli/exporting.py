@@ -9,7 +9,6 @@ import numpy as np
 import typer
 
 from jaxrl.cli.errors import make_log_level_override
-from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.errors import ExportError
 from jaxrl.export import numpy_program as npp
 from jaxrl.export.parity import Check, compare, format_table
@@ -134,6 +133,7 @@ def open_checkpoint(
     from jaxrl.cli import terminal
     from jaxrl.cli.interrupts import RaiseOnInterrupt
     from jaxrl.cli.records import find_run, resolve_checkpoint
+    from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 
     path, console = resolve_checkpoint(find_run(checkpoint)), Console()
     overrides = {**WITHOUT_CALLBACKS, **make_log_level_override(log_level)}

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from jaxrl.cli.errors import set_verbosity
-from jaxrl.config.imports import SCRIPT, SCRIPT_OPTION
 from jaxrl.errors import ConfigError
 
 
@@ -18,27 +17,27 @@ def _import_script(ctx: typer.Context, given: str | None) -> str | None:
         return given
     path = Path(given).expanduser().resolve()
     if path.suffix != ".py" or not path.is_file():
-        raise ConfigError(f"{SCRIPT_OPTION} must be a Python file, got {given!r}.")
+        raise ConfigError(f"--script must be a Python file, got {given!r}.")
     sys.path.insert(0, str(path.parent))
     try:
         module = importlib.import_module(path.stem)
     except Exception as error:
         raise ConfigError(
-            f"{SCRIPT_OPTION} {given} cannot be imported: {type(error).__name__}: {error}."
+            f"--script {given} cannot be imported: {type(error).__name__}: {error}."
         ) from error
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != path:
         raise ConfigError(
-            f"{SCRIPT_OPTION} {given} has the name of another module, {found}: rename the script."
+            f"--script {given} has the name of another module, {found}: rename the script."
         )
-    sys.modules[SCRIPT] = module
+    sys.modules["__main__"] = module
     return given
 
 
 Script = Annotated[
     str | None,
     typer.Option(
-        SCRIPT_OPTION,
+        "--script",
         metavar="FILE",
         show_default=False,
         callback=_import_script,
