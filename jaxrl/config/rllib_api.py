@@ -45,7 +45,7 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "offline_data": "config.offline_data(input_=...) names the data, and learner_group.dataset has them",
         "from_state": "Algorithm.from_checkpoint(path) makes one, set_state(state) takes a state",
         "get_config": "read algorithm.config",
-        "get_default_config": "write PPOConfig()",
+        "get_default_config": "write PPOConfig(), or PPOConfig(algo_class=...) for a class of one's own",
         "get_default_policy_class": "the module is config.get_default_rl_module_spec()",
         "local_replay_buffer": "add_to_buffer(batch) stores a batch and update() draws from it",
         "merge_algorithm_configs": "config.update_from_dict(other) merges settings",
