@@ -350,6 +350,8 @@ def _decode_head(text: bytes, limits: Limits) -> Head:
         decoded = text.decode("utf-8")
         _check_depth(decoded, limits.max_depth)
         head = json.loads(decoded, parse_constant=_refuse_constant)
+        if "\\ud" in decoded.lower():  # half a character, which nothing can write or print
+            json.dumps(head, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FrameError(f"The head of a message is not valid JSON ({error}).") from None
     if not isinstance(head, dict):

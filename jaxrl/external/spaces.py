@@ -20,24 +20,28 @@ BOUNDS_TOLERANCE = 1e-4
 """Tolerance for values outside a Box's bounds, relative to the bound, to allow for rounding."""
 
 _MAX_LISTED = 1024
-"""Largest number of bounds that a description lists; of more it has a digest, and none is checked."""
+"""Largest number of bounds that clients are told; of more they get a digest, and check none."""
 
 _NARROW = {"<f8": "<f4", "<i8": "<i4", "<u8": "<u4"}
 """Types as programs of JAX have them."""
 
 
-def describe_space(space: Any) -> dict[str, Any]:
+def describe_space(space: Any, max_listed: float = _MAX_LISTED) -> dict[str, Any]:
     """Describe a space of gymnasium as JSON.
+
+    Args:
+        space: Space.
+        max_listed: Largest number of bounds that are listed, rather than their digest.
 
     Raises:
         LinkError: If spaces of this class are not supported.
     """
     kind = type(space).__name__
     if kind == "Dict":
-        parts = {name: describe_space(part) for name, part in sorted(space.spaces.items())}
-        return {"kind": kind, "spaces": parts}
+        items = sorted(space.spaces.items())
+        return {"kind": kind, "spaces": {k: describe_space(part, max_listed) for k, part in items}}
     if kind == "Tuple":
-        return {"kind": kind, "spaces": [describe_space(part) for part in space.spaces]}
+        return {"kind": kind, "spaces": [describe_space(x, max_listed) for x in space.spaces]}
     if kind == "Discrete":
         return {"kind": kind, "n": int(space.n), "start": int(space.start)}
     if kind == "MultiDiscrete":
@@ -51,8 +55,8 @@ def describe_space(space: Any) -> dict[str, Any]:
             "kind": kind,
             "dtype": dtype,
             "shape": list(space.shape),
-            "low": _describe_bounds(space.low),
-            "high": _describe_bounds(space.high),
+            "low": _describe_bounds(space.low, max_listed),
+            "high": _describe_bounds(space.high, max_listed),
         }
     raise LinkError(
         f"Spaces of class {kind} are not supported: use Box, Discrete, MultiDiscrete, MultiBinary, "
@@ -61,13 +65,13 @@ def describe_space(space: Any) -> dict[str, Any]:
 
 
 def _describe_bounds(
-    bounds: np.ndarray,
+    bounds: np.ndarray, max_listed: float
 ) -> float | str | list[float | str] | dict[str, str]:
     """Return one bound for all if they are equal, else a list or a digest; infinities as text."""
     values = np.asarray(bounds, np.float64)
     if values.size and np.all(values == values.flat[0]):
         return _to_json(float(values.flat[0]))
-    if values.size > _MAX_LISTED:
+    if values.size > max_listed:
         return {"sha256": hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()}
     return [_to_json(value) for value in values.ravel().tolist()]
 
@@ -263,22 +267,24 @@ def _find_problem(leaf: Leaf, values: np.ndarray) -> str | None:
     if np.count_nonzero(is_inside) == is_inside.size and not must_be_whole:
         return None
     if values.dtype.kind == "f" and not np.isfinite(values).all():
-        index = np.argwhere(~np.isfinite(values))[0]
-        return (
-            f"{leaf.path} is {values[tuple(index)]} at {index[1:].tolist()}, which is not finite."
-        )
+        index = tuple(np.argwhere(~np.isfinite(values))[0])
+        return f"{leaf.path} is {values[index]}{_locate(index)}, which is not finite."
     if must_be_whole and (is_part := values != np.floor(values)).any():
         index = tuple(np.argwhere(is_part)[0])
-        return (
-            f"{leaf.path} must be whole numbers, got {values[index].item()!r} at "
-            f"{[int(i) for i in index[1:]]}."
-        )
+        got = f"{values[index].item()!r}{_locate(index)}"
+        return f"{leaf.path} must be whole numbers, got {got}."
     if is_inside.all():
         return None
     index = tuple(np.argwhere(~is_inside)[0])
     low, high = (np.broadcast_to(side, leaf.shape)[index[1:]] for side in (leaf.low, leaf.high))
+    where = f"{values[index]}{_locate(index)}"
+    return f"{leaf.path} is {where}, outside its bounds [{low:g}, {high:g}]."
+
+
+def _locate(index: tuple[np.intp, ...]) -> str:
+    """Return the place in one of several values, which a single number does not need."""
     place = [int(i) for i in index[1:]]
-    return f"{leaf.path} is {values[index]} at {place}, outside its bounds [{low:g}, {high:g}]."
+    return f" at {place}" if place else ""
 
 
 def stack_rows(rows: list[np.ndarray]) -> np.ndarray:

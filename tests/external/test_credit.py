@@ -10,10 +10,13 @@ import pytest
 
 from jaxrl.external import LinkError, PolicyClient
 from jaxrl.external import connection as client_connection
+from jaxrl.external.channel import RefusedError
 from jaxrl.external.episodes import list_continued
+from jaxrl.external.frames import BusyError, Kind
 from jaxrl.external.spaces import SpaceLeaves, describe_space
 from jaxrl.runners.external.schema import Schema
 from tests.external.served import Served, make_config
+from tests.external.test_faults import Raw, connected, read_all, refusal
 
 X = np.zeros(2, np.float32)
 
@@ -290,6 +293,55 @@ def test_wrong_counts_leave_nothing_at_the_run(
         served.group._server.ask(lambda s: s.open("new", {"open_episodes": episodes}))
     assert not served.sessions._slots
     known.close()
+
+
+def expire_all(served: Served) -> None:
+    served.group._server.ask(lambda s: [s.expire(session) for session in list(s.by_id.values())])
+
+
+@pytest.mark.parametrize("num_recorded", [2**40, 2**62 - 1])
+def test_a_new_client_grants_itself_nothing(served: Served, num_recorded: int) -> None:
+    for i in range(3):
+        with pytest.raises(RefusedError, match="more than the 2080 that this run grants"):
+            Raw(served, f"greedy{i}", num_recorded=num_recorded)
+    with connected(served, secret="x", num_recorded=20) as known:
+        secret = known.welcome["secret"]
+        with pytest.raises(RefusedError, match="more than the 32 that it was granted"):
+            Raw(served, secret=secret, num_recorded=num_recorded)
+        known.send(Kind.PING, {"num_recorded": num_recorded})
+        assert "more than the 32 that it was granted" in refusal(read_all(known.channel._socket))
+    expire_all(served)
+    assert served.ledger.maybe_lost == 0
+
+
+def test_steps_recorded_elsewhere_are_no_loss_of_this_run(served: Served) -> None:
+    for i in range(3):
+        with connected(served, f"old{i}", num_recorded=1000):
+            expire_all(served)
+    assert served.ledger.maybe_lost == 0
+    with connected(served, num_recorded=20) as client:
+        client.send(Kind.PING, {"num_recorded": 30})
+        assert client.read()[0] == Kind.PONG
+        expire_all(served)
+    assert served.ledger.maybe_lost == 10
+
+
+def test_clients_that_come_and_go_do_not_fill_the_memory(served: Served) -> None:
+    for i in range(3):
+        with connected(served, f"old{i}", num_recorded=1000) as client:
+            client.send_part(served, length=1000, head={"num_recorded": 1000})
+            assert client.read()[0] == Kind.ACK
+            expire_all(served)
+    with pytest.raises(BusyError, match="queue is full of steps"):
+        Raw(served, "old3", num_recorded=1000)
+    assert served.ledger.queued == 3000
+
+
+def test_clients_that_wait_to_send_leave_no_room_for_others(served: Served) -> None:
+    with connected(served, "a", num_recorded=1500), connected(served, "b", num_recorded=1500):
+        with pytest.raises(BusyError, match="queue is full of steps"):
+            Raw(served, "c", num_recorded=1)
+        served.connect(timeout_s=5.0).close()
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201])

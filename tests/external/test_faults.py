@@ -324,6 +324,29 @@ def test_client_waits_for_room(served: Served) -> None:
             assert client.run(Walk(), num_episodes=2) == [6.0, 6.0]
 
 
+HALF = json.loads('"\\ud800"')
+
+
+@pytest.mark.parametrize("name", ["client_id", "nonce"])
+def test_half_a_character_is_refused_before_the_handshake(served: Served, name: str) -> None:
+    hello = {"client_id": "x", "nonce": "a" * 64, "minor": 0}
+    with raw(served) as sock:
+        sock.sendall(encode(Kind.HELLO, {**hello, name: HALF * len(hello[name])}))
+        assert "surrogates not allowed" in refusal(read_all(sock))
+
+
+def test_half_a_character_is_no_proof(first: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    served = serve(first)
+    with raw(served) as sock:
+        hello = {"client_id": "\U0001f600", "nonce": "a" * 64, "minor": 0}  # a whole one
+        sock.sendall(encode(Kind.HELLO, hello))
+        assert b"needs_token" in sock.recv(2**16)
+        sock.sendall(encode(Kind.AUTH, {"proof": HALF}))
+        assert "surrogates not allowed" in refusal(read_all(sock))
+    served.group.stop()
+
+
 # --- slow and half-open senders ---
 
 
@@ -411,6 +434,16 @@ def test_impossible_messages_close_the_connection(
 nan = np.asarray([1, np.nan, 1], np.float32)
 
 
+def at_1(value: float, dtype: type = np.float32) -> np.ndarray:
+    return np.asarray([0, value, 0], dtype)
+
+
+LARGE = np.full(3, 2e38, np.float32)
+TO_AND_FRO = np.asarray([2e38, 2e38, -3e38], np.float32)
+INPUTS = np.zeros((3, 3), np.float32)
+INPUTS[1, 2] = np.inf
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -420,7 +453,17 @@ nan = np.asarray([1, np.nan, 1], np.float32)
         ({"arrays": {"obs.0": np.zeros((3, 2), np.float32)}}, "0.obs.0 must be float32 of shape"),
         ({"arrays": {"obs.0": np.zeros((4, 2))}}, "got float64"),
         ({"arrays": {"obs.0": None}}, "'0.obs.0' is missing"),
-        ({"arrays": {"extras.action_logp": nan}}, "extras.action_logp"),
+        ({"arrays": {"extras.action_logp": nan}}, "action_logp is nan at [1], which is not finite"),
+        ({"arrays": {"extras.action_logp": at_1(np.inf)}}, "action_logp is inf at [1]"),
+        ({"arrays": {"extras.action_logp": at_1(-np.inf)}}, "action_logp is -inf at [1]"),
+        ({"arrays": {"extras.action_dist_inputs": INPUTS}}, "dist_inputs is inf at [1, 2]"),
+        ({"arrays": {"extras.action_dist_inputs": -INPUTS}}, "dist_inputs is -inf at [1, 2]"),
+        ({"arrays": {"action.0": at_1(99, np.int32)}}, "action is 99, outside its bounds"),
+        ({"arrays": {"action.0": at_1(-5, np.int32)}}, "action is -5, outside its bounds"),
+        ({"arrays": {"reward": LARGE}}, "the return is 4e+38 at time step 1"),
+        ({"arrays": {"reward": -LARGE}}, "the return is -4e+38 at time step 1"),
+        ({"arrays": {"reward": TO_AND_FRO}}, "the return is 4e+38 at time step 1"),
+        ({"arrays": {"reward": LARGE}, "training_enabled": False}, "the return is 4e+38"),
         ({"arrays": {"action.0": np.zeros(3, np.float32)}}, "0.action.0 must be int32"),
         ({"t_started": 7}, "is not known to the run"),
         ({"end": "done"}, "ends with 'done'"),
@@ -463,6 +506,16 @@ def test_rest_of_a_refused_episode_is_not_trained_on(served: Served) -> None:
     assert served.ledger.discarded == {"refused": 6}
 
 
+def test_return_grows_from_part_to_part(served: Served) -> None:
+    with connected(served) as client:
+        client.send_part(served, arrays={"reward": LARGE / 3})
+        assert client.read()[0] == Kind.ACK
+        changes = {"t_started": 3, "head": {"num_recorded": 6}, "end": "terminated"}
+        client.send_part(served, arrays={"reward": LARGE / 3}, **changes)
+        assert "the return is 4e+38 at time step 5" in client.read()[1]["error"]
+    assert served.ledger.discarded == {"refused": 3}
+
+
 @pytest.mark.parametrize(
     ("head", "message"),
     [
@@ -486,6 +539,14 @@ def test_bad_requests_for_actions_are_refused(served: Served, head: Head, messag
         assert message in got["error"]
         client.send(Kind.ACT, {**valid, "episode_ids": ["f"]}, arrays)
         assert client.read()[0] == Kind.ACTIONS
+
+
+def test_reward_that_is_not_finite_reaches_no_policy(served: Served) -> None:
+    arrays = {"obs.0": np.zeros((1, 2), np.float32), "reward": np.full(1, np.inf, np.float32)}
+    with connected(served) as client:
+        head = {"request": 7, "episode_ids": ["e"], "t": [0], "training_enabled": [True]}
+        client.send(Kind.ACT, head, arrays)
+        assert "a reward that is not finite" in client.read()[1]["error"]
 
 
 def test_repeated_request_gets_the_same_action(served: Served) -> None:

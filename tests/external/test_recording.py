@@ -153,7 +153,7 @@ def test_parts_that_cannot_be_recorded_are_refused(served: Served, tmp_path: Pat
         client.send_part(served, arrays={"action.0": np.full(3, 7, np.int32)})
         kind, head = client.read()
         assert kind == Kind.REFUSED
-        assert "actions is 7 at t=0, outside of the space's [0, 2]" in head["error"]
+        assert "action is 7, outside its bounds [0, 2]" in head["error"]
         client.send_part(served, episode_id="good", head={"num_recorded": 6})
         wait_for(lambda: served.ledger.queued == 3)
     served.group.stop()

@@ -94,7 +94,6 @@ class ExternalEnvRunnerGroup(FormerNames):
             self._inbox,
             may_log=why_no_own is None,
             explores=explores,
-            check=None if recorder is None else recorder.check,
         )
         self._acting = PolicyServer(
             self._schema,

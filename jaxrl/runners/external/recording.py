@@ -2,18 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.episodes.packing import EpisodePart
-from jaxrl.offline.checks import PartChecker
-from jaxrl.offline.columns import Columns
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.recording import Converter, FolderRecorder
-
-if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
 
 
 class PartRecorder(FolderRecorder):
@@ -23,25 +17,6 @@ class PartRecorder(FolderRecorder):
     simulator that has gone on cannot send them again, so they stay recorded when a run goes back to
     a checkpoint. See `Recorder`.
     """
-
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
-        super().__init__(config, assembly)
-        self._checker: tuple[Columns, PartChecker] | None = None
-
-    def check(self, part: EpisodePart) -> None:
-        """Check a part, so that one that cannot be recorded is refused and the run goes on.
-
-        Raises:
-            DataError: If a value is not finite, or not in its space.
-        """
-        if self._checker is None:
-            spaces = self._assembly.made.spaces
-            columns = Columns.from_part(part, *spaces, actions_are_normalized=True)
-            checker = PartChecker(columns, *spaces, actions_are_normalized=True)
-            self._checker = columns, checker
-        columns, checker = self._checker
-        part = dataclasses.replace(part, carry=None)
-        checker.check(part, columns.flatten(part), "")
 
     def add_parts(self, parts: Sequence[EpisodePart]) -> None:
         """Add parts of episodes, those of one episode in order of time.

@@ -1,14 +1,17 @@
 """Arrays of a step in frames, and their conversion to the trees that a rollout is made of."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.space_arrays import count_bytes
+from jaxrl.core.spaces import map_spaces
 from jaxrl.core.types import PyTree, TreeStructure
 from jaxrl.errors import ConfigError
 from jaxrl.external.frames import Arrays, Limits, LinkError
@@ -62,21 +65,23 @@ class NamedLeaves:
         """Check the arrays of several steps.
 
         Raises:
-            LinkError: If one is missing, of another type, or has NaN.
+            LinkError: If one is missing, of another type, or not finite.
         """
         for name, shape in zip(self.names, self.shapes, strict=True):
             dtype = np.dtype(shape.dtype)
             check_array(arrays, prefix + name, dtype, (number, *shape.shape))
             values = arrays[prefix + name]
-            if dtype.kind == "f" and np.isnan(values).any():
-                raise LinkError(f"{name} has NaN at {np.argwhere(np.isnan(values))[0].tolist()}.")
+            if dtype.kind == "f" and not (is_finite := np.isfinite(values)).all():
+                index = tuple(np.argwhere(~is_finite)[0].tolist())
+                raise LinkError(f"{name} is {values[index]} at {list(index)}, which is not finite.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Schema:
     """Everything about a run's steps that clients and server agree on.
 
-    `state` is empty for a policy without memory, whose `blank_carry` has no arrays either.
+    `state` is empty for a policy without memory, whose `blank_carry` has no arrays either. Boxes
+    of `module_action_leaves` have no bounds, as the module's actions are clipped after it.
     """
 
     observation: dict[str, Any]
@@ -86,6 +91,7 @@ class Schema:
     obs: NamedLeaves
     env_action: NamedLeaves
     module_action: NamedLeaves
+    module_action_leaves: SpaceLeaves
     extras: NamedLeaves
     state: NamedLeaves
     limits: Limits
@@ -117,11 +123,14 @@ class Schema:
         return Schema(
             observation=observation,
             action=action,
-            obs_leaves=SpaceLeaves(observation, "obs"),
-            env_action_leaves=SpaceLeaves(action, "env_action"),
+            obs_leaves=_make_leaves(observation_space, "obs"),
+            env_action_leaves=_make_leaves(action_space, "env_action"),
             obs=NamedLeaves.from_shapes("obs", rows.obs, 2),
             env_action=NamedLeaves.from_shapes("env_action", env_action, 1),
             module_action=NamedLeaves.from_shapes("action", rows.action, 2),
+            module_action_leaves=_make_leaves(
+                map_spaces(_remove_bounds, policy_step.action_pipeline.module_space), "action"
+            ),
             extras=_name_extras(rows.extras),
             state=NamedLeaves.from_shapes("state", rows.carry_in, 1),
             limits=limits,
@@ -164,7 +173,7 @@ class Schema:
         Raises:
             LinkError: If a value is missing or invalid.
         """
-        for leaves in (self.module_action, self.extras, self.state):
+        for leaves in (self.module_action_leaves, self.extras, self.state):
             leaves.check(arrays, prefix, number)
         return {
             "action": self.module_action.unflatten(arrays, prefix),
@@ -187,6 +196,7 @@ class Schema:
             raise LinkError(
                 f"log_action() needs action connectors with an inverse: {error}."
             ) from None
+        self.module_action_leaves.check(self.module_action.flatten(action), "", number)
         extras = {
             name: np.zeros((number, *shape.shape), shape.dtype)
             for name, shape in zip(self.extras.names, self.extras.shapes, strict=True)
@@ -196,6 +206,17 @@ class Schema:
             "extras": self.extras.unflatten(extras),
             "carry": None,
         }
+
+
+def _make_leaves(space: gymnasium.Space[Any], name: str) -> SpaceLeaves:
+    """Return the leaves of a space with all of its bounds, of which clients are not told many."""
+    return SpaceLeaves(describe_space(space, math.inf), name)
+
+
+def _remove_bounds(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    if isinstance(space, gymnasium.spaces.Box):
+        return gymnasium.spaces.Box(-np.inf, np.inf, space.shape, np.float32)
+    return space
 
 
 def _count_bytes(shapes: PyTree) -> int:

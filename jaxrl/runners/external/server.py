@@ -373,6 +373,8 @@ class ExternalServer:
             number = len(episodes)
             self._schema.obs_leaves.check(arrays, "", number)
             check_array(arrays, "reward", np.dtype("<f4"), (number,))
+            if not np.isfinite(arrays["reward"]).all():
+                raise LinkError("ACT has a reward that is not finite.")
         except BadPartError as error:
             return self._refuse(session, error, request=request, episode_id=error.episode_id)
         except LinkError as error:

@@ -7,14 +7,13 @@ import dataclasses
 import itertools
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jaxrl.episodes.packing import EpisodePart
-from jaxrl.errors import DataError
-from jaxrl.external.frames import Arrays, Head, LinkError
+from jaxrl.external.frames import Arrays, BusyError, Head, LinkError
 from jaxrl.external.spaces import check_array
 from jaxrl.runners.external.acting import ActingEpisode
 from jaxrl.runners.external.inbox import EndedStats, Inbox
@@ -54,7 +53,8 @@ class Session:
 
     `secret` is known to the connected client alone, so that nobody else takes its place.
     `num_received` counts messages, `num_steps` the steps in them, and `max_steps` those it may
-    record. `num_open` steps wait for successors and cannot be sent yet, of which the client says how
+    record. The first `num_elsewhere` of them it had recorded before it had a session here, which
+    this run did not grant. `num_open` steps wait for successors and cannot be sent yet, of which the client says how
     many when it waits. `lost_at` is the time at which its connection was lost; None while it is
     connected.
     """
@@ -64,6 +64,7 @@ class Session:
     num_received: int = 0
     num_steps: int = 0
     num_recorded: int = 0
+    num_elsewhere: int = 0
     max_steps: int = 0
     num_open: int = 0
     lost_at: float | None = None
@@ -79,7 +80,6 @@ class Sessions:
         inbox: Queue of what is trained on.
         may_log: Whether the run learns from actions that simulators choose themselves.
         explores: Whether to explore in training and in evaluation.
-        check: Function that raises DataError for parts to refuse; None for none.
     """
 
     def __init__(
@@ -89,10 +89,8 @@ class Sessions:
         *,
         may_log: bool,
         explores: Mapping[bool, bool],
-        check: Callable[[EpisodePart], None] | None = None,
     ) -> None:
         self._schema, self._inbox, self._may_log = schema, inbox, may_log
-        self._check = check
         self._explores = explores
         self._numbers = itertools.count()
         self._slots: set[int] = set()
@@ -116,9 +114,10 @@ class Sessions:
             head: Head of AUTH.
 
         Raises:
-            LinkError: If another client of that name is connected.
+            LinkError: If another client of that name is connected, or it claims steps that no run
+                has granted.
+            BusyError: If the queue has no room now for the steps that it recorded elsewhere.
         """
-        num_recorded = _get_count(head, "num_recorded")
         num_open = _get_count(head, "num_open")
         session = self.by_id.get(client_id)
         if session is not None and session.secret != head.get("secret"):
@@ -138,8 +137,8 @@ class Sessions:
                     self._close_episode(session, name)
                 raise
             self.by_id[client_id] = session
+        self.note_recorded(session, head)
         session.lost_at = None
-        session.num_recorded = max(session.num_recorded, num_recorded)
         session.num_open = self._limit_open(num_open)
         self.had_clients = True
         return session
@@ -148,9 +147,9 @@ class Sessions:
         """Accept the episodes that a client began with another server, or before it was given up."""
         session.num_received = _get_count(head, "next_number")
         session.num_steps = _get_count(head, "num_delivered")
-        session.max_steps = session.num_recorded = _get_count(head, "num_recorded")
-        if session.num_steps > session.num_recorded:
-            raise LinkError("num_delivered exceeds num_recorded.")
+        session.num_elsewhere = session.num_recorded = _get_count(head, "num_recorded")
+        session.max_steps = session.num_elsewhere
+        self._check_elsewhere(session)
         episodes = head.get("open_episodes", {})
         if not isinstance(episodes, dict) or len(episodes) > self._schema.limits.max_open_episodes:
             raise LinkError("open_episodes must map the names of open episodes to time steps.")
@@ -166,16 +165,40 @@ class Sessions:
                 self._close_episode(session, name)
             episode.acting.is_resumed = self._schema.has_state
 
+    def _check_elsewhere(self, session: Session) -> None:
+        """Check that a client brings no more steps than a run grants, and that the queue takes them.
+
+        Others' steps are sent at once, whether there is room or not: without a limit, clients that
+        come again and again would fill the memory.
+        """
+        num_unsent = session.num_elsewhere - session.num_steps
+        if num_unsent < 0:
+            raise LinkError("num_delivered exceeds num_recorded.")
+        most = self._inbox.capacity + self._limit_open(num_unsent)
+        if num_unsent > most:
+            raise LinkError(
+                f"The client says that it recorded {num_unsent} steps elsewhere and did not send "
+                f"them, more than the {most} that this run grants: connect a new client."
+            )
+        expected = sum(max(0, s.num_elsewhere - s.num_steps) for s in self.by_id.values())
+        if num_unsent and self._inbox.ledger.queued + expected >= self._inbox.capacity + 2 * (
+            self._schema.limits.max_open_episodes
+        ):
+            raise BusyError(
+                "The run's queue is full of steps that were recorded before: try again later."
+            )
+
     def disconnect(self, session: Session, now: float) -> None:
         """Note that a client's connection was lost."""
         session.lost_at = now
 
     def expire(self, session: Session) -> None:
-        """End a session: its open episodes are cut, and what it never sent is lost."""
+        """End a session: open episodes are cut; what it was granted and never sent is lost."""
         for name in list(session.episodes):
             self._inbox.cut(session.episodes[name].uid)
             self._close_episode(session, name)
-        self._inbox.lose(max(0, session.num_recorded - session.num_steps))
+        num_accounted = max(session.num_steps, session.num_elsewhere)
+        self._inbox.lose(max(0, session.num_recorded - num_accounted))
         if self.by_id.get(session.client_id) is session:
             del self.by_id[session.client_id]
 
@@ -187,12 +210,13 @@ class Sessions:
 
     def note_recorded(self, session: Session, head: Head) -> None:
         """Note the number of steps that a client says it has recorded."""
-        session.num_recorded = max(session.num_recorded, _get_count(head, "num_recorded"))
-        if session.num_recorded > session.max_steps:
+        num_recorded = _get_count(head, "num_recorded")
+        if num_recorded > session.max_steps:
             raise LinkError(
-                f"The client recorded {session.num_recorded} steps, more than the "
-                f"{session.max_steps} that it was granted."
+                f"The client recorded {num_recorded} steps, more than the {session.max_steps} that "
+                "it was granted."
             )
+        session.num_recorded = max(session.num_recorded, num_recorded)
 
     def note_open(self, session: Session, head: Head) -> None:
         """Note the number of steps that a client cannot send yet, if its message says so."""
@@ -343,12 +367,13 @@ class Sessions:
         if type(length) is not int or not 0 < length < 2**31:
             raise BadPartError(f"A part of {name!r} has the length {length!r}.", name)
         if is_training:
-            session.num_steps += length
-            if session.num_steps > session.max_steps:
+            num_steps = session.num_steps + length
+            if num_steps > session.max_steps:
                 raise LinkError(
-                    f"The client sent {session.num_steps} steps, more than the {session.max_steps} "
-                    "that it was granted."
+                    f"The client sent {num_steps} steps, more than the {session.max_steps} that it "
+                    "was granted."
                 )
+            session.num_steps = num_steps
         if end not in _ENDS or head.get("source") not in _SOURCES:
             raise BadPartError(f"A part of {name!r} ends with {end!r}.", name)
         try:
@@ -392,7 +417,8 @@ class Sessions:
         if is_own and not self._may_log:
             raise LinkError("this run cannot learn from actions that a simulator chose itself.")
         read = schema.read_own_actions if is_own else schema.read_columns
-        received = EpisodePart(
+        _check_return(episode, reward)
+        return EpisodePart(
             episode_id=episode.uid,
             t_started=episode.t,
             obs=schema.obs.unflatten(arrays, prefix),
@@ -403,13 +429,22 @@ class Sessions:
             truncated=end == "truncated",
             is_cut=end == "cut",
             **read(arrays, prefix, length),
+        ), episode
+
+
+def _check_return(episode: Episode, reward: np.ndarray) -> None:
+    """Check that the return remains one that float32 can hold, as results and learners have it.
+
+    Raises:
+        LinkError: If it does not at one of the steps.
+    """
+    returns = episode.episode_return + np.cumsum(reward, dtype=np.float64)
+    if (is_large := np.abs(returns) > np.finfo(np.float32).max).any():
+        t = int(np.argmax(is_large))
+        raise LinkError(
+            f"the return is {returns[t]:.3g} at time step {episode.t + t}, which float32 cannot "
+            "hold: scale the rewards."
         )
-        if self._check is not None and episode.training_enabled:
-            try:
-                self._check(received)
-            except DataError as error:
-                raise LinkError(str(error)) from None
-        return received, episode
 
 
 def _get_count(head: Head, name: str) -> int:
