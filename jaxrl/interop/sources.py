@@ -1,7 +1,6 @@
 """Reading of weights: files without code in them, and state dicts of the caller's."""
 
 import os
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -9,6 +8,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from jaxrl.errors import ModuleError
+from jaxrl.offline.npz import NPZ_ERRORS
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, object]
 """A file (`.npz`, `.safetensors`), or arrays and tensors by name."""
@@ -68,7 +68,7 @@ def _read_npz(path: Path) -> Mapping[str, object]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except NPZ_ERRORS as error:
         raise ModuleError(f"{path} is not an .npz file of plain arrays: {error}.") from error
 
 

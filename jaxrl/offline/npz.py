@@ -37,7 +37,11 @@ SUFFIX = ".npz"
 MAGIC = b"PK\x03\x04"
 
 _MAX_ARRAYS = 4096
-_BUILT_IN = (OSError, ValueError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError)
+NPZ_ERRORS = (
+    *(OSError, ValueError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+)
+"""Errors that NumPy and zipfile raise for damaged files."""
 
 
 class NpzSink:
@@ -128,7 +132,7 @@ def _translating_errors(path: Path) -> Generator[None]:
         yield
     except DataError:
         raise
-    except (*_BUILT_IN, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error) as error:
+    except NPZ_ERRORS as error:
         raise DataError(
             f"{path} cannot be read as .npz: {str(error)[:200].rstrip('.')}."
         ) from error

@@ -43,6 +43,7 @@ from jaxrl.offline.manifest import (
 )
 from jaxrl.offline.masks import MaskChecker
 from jaxrl.offline.sources import Source, find_files, sniff
+from jaxrl.offline.trial import find_fatal
 
 OWN = "jaxrl"
 _MAX_BLOCK, _MAX_BLOCK_BYTES = 1024, 2**24
@@ -260,7 +261,7 @@ class RecordedData:
             return
         for path in self.files:
             entry = self._entries.get(path)
-            if entry is not None and path not in self._verified:
+            if entry is not None and path not in self._verified:  # before it is parsed
                 check_file(path, entry)
                 self._verified.add(path)
             for part in _iter_own(path, self.columns, self._settings.max_group_bytes):
@@ -279,6 +280,7 @@ def open_data(
     ignore_unused_schema: bool = False,
     action_mask_key: str | None = None,
     is_transformed: bool = False,
+    is_tried: bool = False,
 ) -> RecordedData:
     """Open recorded data, of which the format is found by content.
 
@@ -303,6 +305,8 @@ def open_data(
             are read must be legal; None if they need not be.
         is_transformed: Whether a function changes the parts, so that those must be legal that
             `check_changed` is given, and not those that are read.
+        is_tried: Whether Parquet files without a recorded digest need no trial in a process of their
+            own, as another process has opened them.
 
     Raises:
         DataError: If no file matches, a format is unknown or newer, the spaces differ, a schema has
@@ -310,7 +314,10 @@ def open_data(
     """
     files = find_files(source)
     given = {"observation_space": observation_space, "action_space": action_space}
-    own = _find_own(files, max_group_bytes)
+    manifests = _read_manifests(files)
+    if not is_tried:
+        _try_unlisted(files, manifests)
+    own = _find_own(files, manifests, max_group_bytes)
     foreign = None if own else find_foreign(files, schema or {}, max_group_bytes)
     if schema and not ignore_unused_schema and not (foreign and foreign.has_schema):
         raise DataError(
@@ -321,6 +328,7 @@ def open_data(
         return _open_own(
             files,
             own,
+            manifests,
             given,
             actions_are_normalized,
             max_group_bytes,
@@ -383,15 +391,74 @@ def _merge_references(manifests: Iterable[Manifest | None]) -> ReferenceReturns 
     return references.pop() if len(references) == 1 else None
 
 
-def _find_own(files: Sequence[Path], max_group_bytes: int) -> dict[Path, Header] | None:
-    """Return the headers of files of the own format; None if they have another one."""
+def _read_manifests(files: Sequence[Path]) -> dict[Path, Manifest | DataError | None]:
+    """Return the manifest of each folder; None without one, or the reason why it cannot be read."""
+    found: dict[Path, Manifest | DataError | None] = {}
+    for folder in {path.parent: None for path in files}:
+        try:
+            found[folder] = read_manifest(folder)
+        except DataError as error:  # of no matter where the files are of another format
+            found[folder] = error
+    return found
+
+
+def _get_entry(
+    path: Path, manifests: Mapping[Path, Manifest | DataError | None]
+) -> FileEntry | None:
+    """Return the entry of a file in its folder's manifest, if there is one."""
+    manifest = manifests[path.parent]
+    return manifest.files.get(path.name) if isinstance(manifest, Manifest) else None
+
+
+def _try_unlisted(
+    files: Sequence[Path], manifests: Mapping[Path, Manifest | DataError | None]
+) -> None:
+    """Try the Parquet files of which no digest says that they are as they were written.
+
+    Raises:
+        DataError: If one would end this process.
+    """
+    unlisted = [path for path in files if _get_entry(path, manifests) is None]
+    tried = [path for path in unlisted if sniff(path) == "parquet"]
+    if not tried:
+        return
+    parquet.import_pyarrow()
+    try:
+        fatal = find_fatal(tried)
+    except OSError as error:
+        raise DataError(
+            f"{tried[0]} cannot be tried in a process of its own ({error.strerror or error}), and "
+            "no manifest has its digest: give it enough memory and processes."
+        ) from error
+    if fatal is not None:
+        path, end = fatal
+        raise DataError(f"{path} is damaged: it {end}.")
+
+
+def _find_own(
+    files: Sequence[Path],
+    manifests: Mapping[Path, Manifest | DataError | None],
+    max_group_bytes: int,
+) -> dict[Path, Header] | None:
+    """Return the headers of files of the own format; None if they have another one.
+
+    A file that a manifest lists is not opened before its digest was compared: its header is the
+    manifest's.
+    """
     headers: dict[Path, Header] = {}
     for path in files:
+        manifest = manifests[path.parent]
+        if isinstance(manifest, Manifest) and path.name in manifest.files:
+            headers[path] = manifest.header
+            continue
         kind = sniff(path)
         read = {"parquet": parquet.read_parquet_header, "zip": npz.read_npz_header}.get(kind)
         data = None if read is None else read(path, max_group_bytes)
-        if data is not None:
-            headers[path] = Header.from_data(data, path)
+        if data is None:
+            continue
+        if isinstance(manifest, DataError):
+            raise manifest
+        headers[path] = Header.from_data(data, path)
     if headers and len(headers) < len(files):
         other = next(path for path in files if path not in headers)
         raise DataError(
@@ -403,6 +470,7 @@ def _find_own(files: Sequence[Path], max_group_bytes: int) -> dict[Path, Header]
 def _open_own(
     files: Sequence[Path],
     headers: Mapping[Path, Header],
+    manifests: Mapping[Path, Manifest | DataError | None],
     given: Mapping[str, gymnasium.Space[Any] | None],
     actions_are_normalized: bool | None,
     max_group_bytes: int,
@@ -419,8 +487,8 @@ def _open_own(
         check_spaces(path, spaces, given)
         check_same(path, header, files[0], first)
         check_normalized(path, header, actions_are_normalized)
-    manifests = {folder: read_manifest(folder) for folder in {path.parent for path in files}}
-    listed, entries = _select_listed(files, manifests)
+    known = {folder: m if isinstance(m, Manifest) else None for folder, m in manifests.items()}
+    listed, entries = _select_listed(files, known)
     counts = None
     if len(entries) == len(listed):
         counts = sum_counts(entry.counts for entry in entries.values())
@@ -444,7 +512,7 @@ def _open_own(
         entries=entries,
         foreign=None,
         settings=settings,
-        reference=_merge_references(manifests.values()),
+        reference=_merge_references(known.values()),
         action_mask_key=action_mask_key,
         is_transformed=is_transformed,
     )

@@ -21,6 +21,10 @@ _NO_DATA = frozenset((MANIFEST, "metadata.json"))
 """Files that say what is in those beside them."""
 
 
+_MAX_DEEP = 2
+"""Largest number of '**' in a pattern, whose time grows with the number of folders to this power."""
+
+
 def find_files(source: Source) -> list[Path]:
     """Return the files of a source, those of a folder and of a pattern in the order of their names.
 
@@ -55,12 +59,26 @@ def _find_entry(path: Path) -> list[Path]:
     if path.is_dir():
         return _find_in_folder(path)
     if path.exists():
+        _check_regular(path)
         return [path.absolute()]
+    if path.parts.count("**") > _MAX_DEEP:
+        raise DataError(
+            f"The pattern {str(path)!r} has more than {_MAX_DEEP} '**', each of which matches all "
+            "folders beneath the others: one finds the same files."
+        )
     found: list[Path] = []
     for name in sorted(glob.glob(str(path), recursive=True)):
         matched = Path(name)
         found += _find_in_folder(matched) if matched.is_dir() else [matched.absolute()]
+    for match in found:
+        _check_regular(match)
     return [match for match in found if match.name not in _NO_DATA]
+
+
+def _check_regular(path: Path) -> None:
+    """Check that a path is that of a file, and of nothing that may be waited for."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is a pipe or a device: give a file or a folder.")
 
 
 def _find_in_folder(folder: Path) -> list[Path]:

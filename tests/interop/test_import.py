@@ -12,6 +12,7 @@ import pytest
 from jaxrl import import_weights
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.interop import convert_weights
+from jaxrl.interop.sources import read_arrays
 from tests.helpers import small
 from tests.interop.test_parity import FIXTURES, init, load_expected, make_module
 
@@ -276,6 +277,22 @@ def test_a_damaged_file_is_an_error(algorithm: Any, tmp_path: Path, suffix: str)
     path.write_bytes((FIXTURES / f"sb3-ppo.{suffix}").read_bytes()[:500])
     with pytest.raises(ModuleError, match=f"policy.{suffix} is not"):
         import_weights(algorithm, path, "sb3")
+
+
+def test_compressed_weights_with_other_bits_are_an_error(tmp_path: Path) -> None:
+    path, rng = tmp_path / "policy.npz", np.random.default_rng(0)
+    np.savez_compressed(path, weight=np.zeros((5, 5), np.float32), bias=np.ones(7))
+    content, num_refused = path.read_bytes(), 0
+    for _ in range(200):
+        damaged = bytearray(content)
+        for i in rng.integers(len(content), size=3):
+            damaged[i] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        try:
+            read_arrays(path)
+        except ModuleError:
+            num_refused += 1
+    assert num_refused > 100
 
 
 def test_no_pickle_in_an_npz_file_is_loaded(algorithm: Any, tmp_path: Path) -> None:

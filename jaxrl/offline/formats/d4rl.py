@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import did_you_mean
-from jaxrl.offline.formats.hdf5 import get_member, open_hdf5, read_node
+from jaxrl.offline.formats.hdf5 import get_member, list_names, open_hdf5, read_node
 from jaxrl.offline.formats.rows import (
     ACTIONS,
     EPS_ID,
@@ -91,7 +91,7 @@ def _open(
             return {name: read_node(get_member(file, name, path), path, limit) for name in names}
 
     with open_hdf5(path) as file:
-        return list(file), read
+        return list_names(file, path), read
 
 
 def is_of_arrays(names: Sequence[str], schema: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@ from typing import Protocol
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline.formats import d4rl, minari, rllib_columns, rllib_episodes, rllib_json
-from jaxrl.offline.formats.hdf5 import open_hdf5
+from jaxrl.offline.formats.hdf5 import list_names, open_hdf5
 from jaxrl.offline.formats.rows import EPS_ID
 from jaxrl.offline.formats.settings import ImportSettings, Spaces
 from jaxrl.offline.manifest import Origin
@@ -102,7 +102,7 @@ def _find_json(path: Path, schema: Mapping[str, str], max_group_bytes: int) -> F
 def _find_hdf5(path: Path, schema: Mapping[str, str], max_group_bytes: int) -> Foreign:
     del max_group_bytes
     with open_hdf5(path) as file:
-        names = list(file)
+        names = list_names(file, path)
     if any(name.startswith("episode_") for name in names):
         return Foreign(
             kind="minari",

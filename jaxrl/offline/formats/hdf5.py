@@ -90,7 +90,8 @@ def _read_members(node: Group, path: Path, budget: _Budget, depth: int) -> Any:
         budget.num_bytes -= array.nbytes
         return array
     return {
-        name: _read_members(_get_own(node, name, path), path, budget, depth - 1) for name in node
+        name: _read_members(_get_own(node, name, path), path, budget, depth - 1)
+        for name in list_names(node, path)
     }
 
 
@@ -107,6 +108,20 @@ def _get_own(group: Group, name: str, path: Path) -> Group:
     return member
 
 
+def list_names(group: Group, path: Path) -> list[str]:
+    """Return the names of the members of a group.
+
+    Raises:
+        DataError: If one is not text.
+    """
+    names: list[str | bytes] = list(group)
+    texts = [name for name in names if isinstance(name, str)]
+    if len(texts) < len(names):
+        (other, *_) = (name for name in names if isinstance(name, bytes))
+        raise DataError(f"{path} is damaged: {group.name} has a member named {other[:40]!r}.")
+    return texts
+
+
 def get_member(group: Group, name: str, path: Path) -> Group:
     """Return a member of a group.
 
@@ -114,5 +129,7 @@ def get_member(group: Group, name: str, path: Path) -> Group:
         DataError: If there is none, or it is in another file.
     """
     if name not in group:
-        raise DataError(f"{path}: {group.name} has no {name!r}, but {sorted(group)[:20]}.")
+        raise DataError(
+            f"{path}: {group.name} has no {name!r}, but {sorted(list_names(group, path))[:20]}."
+        )
     return _get_own(group, name, path)

@@ -13,7 +13,14 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline.checks import convert_rewards, describe_episode
 from jaxrl.offline.columns import parse_dtype
-from jaxrl.offline.formats.hdf5 import Group, get_member, open_hdf5, read_array, read_node
+from jaxrl.offline.formats.hdf5 import (
+    Group,
+    get_member,
+    list_names,
+    open_hdf5,
+    read_array,
+    read_node,
+)
 from jaxrl.offline.formats.settings import ImportSettings, Spaces, unknown_versions
 from jaxrl.offline.formats.values import read_tree, to_flags
 from jaxrl.offline.manifest import Origin
@@ -42,7 +49,8 @@ def read_minari(
     for path in files:
         dataset = _get_text(_read_metadata(path), "dataset_id") or path.stem
         with open_hdf5(path) as file:
-            numbers = [int(n.removeprefix(_PREFIX)) for n in file if n.startswith(_PREFIX)]
+            names = [name for name in list_names(file, path) if name.startswith(_PREFIX)]
+            numbers = [int(name.removeprefix(_PREFIX)) for name in names]
             for number in sorted(numbers):
                 group = get_member(file, f"{_PREFIX}{number}", path)
                 yield path, _read_episode(group, f"{dataset}/{number}", settings, path)

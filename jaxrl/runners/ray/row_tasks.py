@@ -123,6 +123,7 @@ class RowTask:
             ignore_unused_schema=True,
             action_mask_key=self.action_mask_key,
             is_transformed=self.settings.input_transform is not None,
+            is_tried=True,
         )
 
     def _iter_chunks(self, path: str) -> Iterator[Dataset]:
