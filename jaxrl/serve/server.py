@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.serve.app import Message, PolicyApp, Receive, Send
@@ -19,8 +23,87 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 60
+HEADER_S = 10.0
+"""Seconds from the beginning of a connection, or of a further request on it, to the end of a header."""
 GRACE_S = 10
 """Seconds for requests to be answered after a stop."""
+
+_OWN_FILES = 64
+"""Number of files that are open beside connections."""
+_MAX_FILES = 2**16
+
+
+class _Connection(HttpToolsProtocol):
+    """Connection that ends without a header in time, and that gives way to a new one while it is idle.
+
+    Otherwise, those on which nothing is asked would keep out all that ask: uvicorn counts them, and
+    has a time limit for none before its first response.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_in_header = False
+        self._has_answered = False
+        self._idle_since = self.loop.time()
+
+    @property
+    def _is_idle(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        self._make_room()
+        self._wait_for_header()
+
+    def _make_room(self) -> None:
+        """Close the connections that were idle for longest, first those that never asked anything."""
+        limit = self.limit_concurrency
+        while limit is not None and len(self.connections) >= limit:
+            others = [
+                other
+                for other in self.connections
+                if isinstance(other, _Connection) and other is not self and other._is_idle
+            ]
+            if not others:
+                return  # all are asking: a further request is answered by 503
+            longest = min(others, key=lambda x: (x._has_answered, x._idle_since))
+            self.connections.discard(longest)
+            longest.transport.abort()
+
+    def _wait_for_header(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEADER_S, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_idle:
+            self._wait_for_header()
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        self._is_in_header = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_header = False
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._has_answered, self._idle_since = True, self.loop.time()
+        if self._is_in_header:  # of a request that began before this response
+            self._wait_for_header()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
 
 
 class PolicyServer:
@@ -33,6 +116,9 @@ class PolicyServer:
         get_newest: Function that returns the name of the newest policy without loading it; it is
             asked every `follow_interval_s`. None follows nothing.
         follow_interval_s: Seconds between two questions.
+
+    Raises:
+        ConfigError: If the certificate and its key cannot be used.
     """
 
     def __init__(
@@ -44,6 +130,7 @@ class PolicyServer:
         get_newest: Callable[[], str] | None = None,
         follow_interval_s: float = 2.0,
     ) -> None:
+        _check_certificate(settings)
         self.app = PolicyApp(backend, settings)
         self._settings = settings
         self._load, self._get_newest = load, get_newest
@@ -57,7 +144,7 @@ class PolicyServer:
                 self._answer,
                 host=settings.host,
                 port=settings.port,
-                http="httptools",
+                http=_Connection,
                 interface="asgi3",
                 ws="none",
                 loop="asyncio",
@@ -67,7 +154,7 @@ class PolicyServer:
                 server_header=False,
                 proxy_headers=False,
                 backlog=BACKLOG,
-                limit_concurrency=settings.max_connections,
+                limit_concurrency=_limit_connections(settings.max_connections),
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=GRACE_S,
                 ssl_certfile=settings.certfile,
@@ -204,6 +291,46 @@ class PolicyServer:
             if newest not in (self.app.backend.version, self._failed_version):
                 is_served = await asyncio.to_thread(self.reload)
                 self._failed_version = None if is_served else newest
+
+
+def _check_certificate(settings: ServeSettings) -> None:
+    """Check that the files for TLS, if there are any, are a certificate and its key."""
+    if settings.certfile is None:
+        return
+
+    def refuse() -> str:
+        raise ValueError("the key is protected by a password")
+
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(settings.certfile, settings.keyfile, refuse)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"certfile={settings.certfile} and keyfile={settings.keyfile} cannot be used for TLS "
+            f"({str(error)[:200]}): give a certificate and its key, both as PEM, without a password."
+        ) from error
+
+
+def _limit_connections(wanted: int) -> int:
+    """Return how many connections may be open, after a raise of the limit of open files.
+
+    It is raised further than to their number, as those that still shake hands for TLS do not count.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or hard > _MAX_FILES:
+        allowed = _MAX_FILES if 0 <= soft < _MAX_FILES else soft
+    else:
+        allowed = hard
+    if soft != allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    number = wanted if allowed < 0 else min(wanted, max(2, allowed - _OWN_FILES))
+    if number < wanted:
+        logger.warning(
+            "%d connections are kept open in place of %d, as this process may have %d open files "
+            "(ulimit -n).",
+            *(number, wanted, allowed),
+        )
+    return number
 
 
 async def _call(function: Callable[[], None]) -> None:

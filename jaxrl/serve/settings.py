@@ -28,7 +28,8 @@ class ServeSettings:
         max_sessions: Maximum number of episodes whose memories are kept.
         max_body_bytes: Maximum size of a request's body; None for what a batch of the policy's
             spaces needs as JSON.
-        max_connections: Maximum number of requests at once; beyond it, they are answered by 503.
+        max_connections: Maximum number of open connections. Idle ones give way to new ones, and
+            requests on more are answered by 503.
         body_timeout_s: Maximum time for a body to arrive.
         token: Token that requests must have; None for none.
         certfile: Certificate for TLS.

@@ -1,7 +1,9 @@
 """The server around a policy: memories, batches, limits, tokens, TLS, reloads, metrics."""
 
+import contextlib
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from jaxrl.errors import CheckpointError
+from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.serve.server import PolicyServer
 from jaxrl.serve.settings import ServeSettings
 from tests.serve.client import Client, running
@@ -305,17 +307,96 @@ def test_an_overload_is_answered_at_once() -> None:
             client.close()
 
 
-def test_more_connections_than_allowed_are_refused() -> None:
+def test_more_requests_than_allowed_are_refused() -> None:
     backend = Counting(memory=0)
-    with serving(backend, max_connections=4) as port:
-        answers = post_together(port, [{"observation": 1.0}], backend)
-        assert answers[0][0] == 200
+    with serving(backend, max_connections=4) as port, ThreadPoolExecutor(3) as pool:
+        backend.may_act.clear()
         clients = [Client(port) for _ in range(6)]
-        statuses = [client.request("GET", "/healthz")[0] for client in clients]
-        assert statuses[0] == 200
-        assert statuses[-1] == 503
+        waiting = [pool.submit(client.post, {"observation": 1.0}) for client in clients[:3]]
+        assert backend.entered.wait(20)
+        time.sleep(0.2)  # until all have arrived
+        statuses = [client.request("GET", "/healthz")[0] for client in clients[3:]]
+        assert statuses == [503] * 3
+        backend.may_act.set()
+        assert [answer.result()["action"][0] for answer in waiting] == [1.0] * 3
         for client in clients:
             client.close()
+
+
+def connect(port: int, data: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port), timeout=10)
+    sock.sendall(data)
+    return sock
+
+
+def read_all(sock: socket.socket) -> bytes:
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while block := sock.recv(2**16):
+            data += block
+    return data
+
+
+HALF = b"POST /v1/actions HTTP/1.1\r\nHost: x\r\nContent-"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def test_idle_connections_give_way() -> None:
+    """Silent ones, halves of a header, and kept ones, many more of each than there is room for."""
+    with serving(Counting(memory=0), max_connections=8) as port, contextlib.ExitStack() as stack:
+        kept = Client(port)
+        for data in (b"", HALF, HEALTH, HEALTH + HALF):
+            for number in range(24):
+                stack.enter_context(connect(port, data))
+                if number % 4 == 0:
+                    assert kept.post({"observation": 2.0})["action"][0] == 2.0
+            fresh = Client(port)
+            assert fresh.get("/healthz") == {"status": "ok"}
+            fresh.close()
+        kept.close()
+
+
+def test_the_least_useful_connection_gives_way_first() -> None:
+    with serving(Counting(memory=0), max_connections=5) as port, contextlib.ExitStack() as stack:
+        kept, silent = Client(port), stack.enter_context(connect(port))
+        assert kept.get("/healthz") == {"status": "ok"}
+        half, later = (stack.enter_context(connect(port, data)) for data in (HALF, HEALTH))
+        assert b"200 OK" in later.recv(2**16)
+        for closed in (silent, half):
+            other = stack.enter_context(connect(port, HEALTH))
+            assert b"200 OK" in other.recv(2**16)
+            assert read_all(closed) == b""
+        sock = kept.connection.sock
+        assert kept.get("/healthz") == {"status": "ok"}
+        assert kept.connection.sock is sock
+        kept.close()
+
+
+@pytest.mark.parametrize("data", [b"", HALF, HEALTH + HALF, HEALTH[:1]])
+def test_a_header_that_never_ends_is_not_waited_for(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxrl.serve.server.HEADER_S", 0.3)
+    with serving(Counting(memory=0)) as port, connect(port, data) as sock:
+        answer = read_all(sock)
+        assert answer.startswith(b"HTTP/1.1 200 OK") if HEALTH in data else answer == b""
+
+
+def test_a_request_that_is_being_answered_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxrl.serve.server.HEADER_S", 0.3)
+    backend = Counting(memory=0)
+    with serving(backend, max_connections=3) as port, contextlib.ExitStack() as stack:
+        backend.may_act.clear()
+        with ThreadPoolExecutor(1) as pool:
+            client = Client(port)
+            answer = pool.submit(client.post, {"observation": 1.0})
+            assert backend.entered.wait(20)
+            for _ in range(6):
+                stack.enter_context(connect(port))
+            time.sleep(0.5)
+            backend.may_act.set()
+            assert answer.result()["action"][0] == 1.0
+        client.close()
 
 
 def test_a_token_opens_everything_but_the_health(tmp_path: Path) -> None:
@@ -358,6 +439,26 @@ def test_tls_is_spoken_and_checked(certificate: dict[str, str]) -> None:
         with pytest.raises(ssl.SSLCertVerificationError):
             stranger.get("/healthz")
         stranger.close()
+
+
+def test_files_that_are_no_certificate_are_one_sentence(
+    certificate: dict[str, str], tmp_path: Path
+) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_bytes(b"\x00junk")
+    secret = tmp_path / "secret.pem"
+    program = str(shutil.which("openssl"))
+    command = [program, "rsa", "-aes256", "-passout", "pass:word", "-in", certificate["keyfile"]]
+    subprocess.run([*command, "-out", str(secret)], check=True, capture_output=True)
+    for changes, reason in (
+        ({"certfile": str(junk)}, "PEM"),
+        ({"keyfile": str(junk)}, "PEM"),
+        ({"keyfile": certificate["certfile"]}, "PEM"),
+        ({"keyfile": str(secret)}, "the key is protected by a password"),
+    ):
+        settings = ServeSettings(port=0, **{**certificate, **changes})
+        with pytest.raises(ConfigError, match=rf"cannot be used for TLS \(.*{reason}.*\): give a"):
+            PolicyServer(Counting(), settings)
 
 
 def test_metrics_count_what_happens() -> None:
