@@ -102,7 +102,9 @@ class Export:
         for name, blob in self.blobs.items():
             (folder / name).write_bytes(blob)
         files = {path.name: npp.hash_file(str(path)) for path in sorted(folder.iterdir())}
-        (folder / npp.MANIFEST).write_text(_to_json({**self.manifest, "files": files}, indent=1))
+        manifest = {**self.manifest, "files": files}
+        manifest = {**manifest, npp.SHA256: npp.hash_manifest(manifest)}
+        (folder / npp.MANIFEST).write_text(_to_json(manifest, indent=1))
 
 
 def _get_umask() -> int:

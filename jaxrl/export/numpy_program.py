@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import zipfile
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Union
@@ -32,10 +33,14 @@ MANIFEST, PROGRAM, WEIGHTS, CONSTANTS = (
     "weights.npz",
     "constants.npz",
 )
+SHA256 = "sha256"
+"""Entry of the manifest with the hash of all others."""
 MAX_FILE_BYTES, MAX_JSON_BYTES = 2**31, 2**26
 MAX_ELEMENTS, MAX_TOTAL_ELEMENTS = 2**27, 2**29
 """Largest value, and all values together, of a program for one observation."""
 MAX_OPERATIONS, MAX_ARRAYS, MAX_DEPTH = 100_000, 10_000, 32
+CHECKED_BATCHES = 2, 3
+"""Sizes of batches that a program is checked with: sizes that fit both, fit all."""
 BOUNDS_TOLERANCE = 1e-4
 GREEDY, SAMPLE, SET_PREVIOUS_ACTION = "greedy", "sample", "set_previous_action"
 """Programs: the most likely action, a sampled one, and a past action that was another one."""
@@ -413,6 +418,9 @@ def make_operation(
     Elementwise functions take their inputs alone; see `ELEMENTWISE`.
     """
     if name in ELEMENTWISE:
+        number = 1 if name in UNARY else 2 if name in BINARY else 3
+        if len(inputs) != number:
+            raise ValueError(f"it has {len(inputs)} inputs, and takes {number}")
         return ELEMENTWISE[name]
     if name in _SHAPED:
         return _SHAPED[name](attributes, inputs, out)
@@ -636,7 +644,7 @@ class Program:
         function = make_operation(name, attributes, specs, out)
         if output in self._views:
             function = _make_view(attributes, specs, out)
-        for batch in (1, 2):
+        for batch in (1, *CHECKED_BATCHES):
             shapes = [tuple(get_size(dim, batch) for dim in spec.dims) for spec in specs]
             result = tuple(get_size(dim, batch) for dim in out.dims)
             check_growth(name, attributes, shapes, result, batch)
@@ -700,7 +708,11 @@ class Program:
         Raises:
             PolicyFileError: If one is not.
         """
-        values, batch = prepared.copy(), 2
+        for batch in CHECKED_BATCHES:
+            self._check_batch(prepared, batch)
+
+    def _check_batch(self, prepared: list[Any], batch: int) -> None:
+        values = prepared.copy()
         values[0] = batch
         for number in self._given.values():
             spec = self._specs[number - 1]
@@ -771,13 +783,39 @@ def explaining(problem: str) -> Generator[None]:
         raise PolicyFileError(f"{problem}: {reason[:300]}.") from error
 
 
+def check_regular(path: str, max_bytes: int = MAX_FILE_BYTES) -> None:
+    """Check that a path is that of a regular file of limited size: reading a pipe would wait.
+
+    Raises:
+        OSError: If there is nothing.
+        ValueError: If it is something else, or larger.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a regular file")
+    if status.st_size > max_bytes:
+        raise ValueError(f"it has more than {max_bytes} bytes")
+
+
 def hash_file(path: str) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a regular file.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is no file, or too large.
+    """
+    check_regular(path)
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         for block in iter(lambda: file.read(2**20), b""):
             digest.update(block)
     return digest.hexdigest()
+
+
+def hash_manifest(manifest: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a manifest says, other than its own."""
+    content = {name: value for name, value in manifest.items() if name != SHA256}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_json(folder: str, name: str) -> dict[str, Any]:
@@ -788,8 +826,7 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
     """
     path = os.path.join(folder, name)
     with explaining(f"{path} cannot be read as a file of an exported policy"):
-        if os.path.getsize(path) > MAX_JSON_BYTES:
-            raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
+        check_regular(path, MAX_JSON_BYTES)
         with open(path, encoding="utf-8") as file:
             data = json.load(file)
         if not isinstance(data, dict):
@@ -805,8 +842,7 @@ def read_arrays(folder: str, name: str) -> dict[str, Array]:
     """
     path = os.path.join(folder, name)
     with explaining(f"{path} cannot be read as arrays of an exported policy"):
-        if os.path.getsize(path) > MAX_FILE_BYTES:
-            raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
+        check_regular(path)
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             if len(entries) > MAX_ARRAYS:
@@ -834,7 +870,9 @@ def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
 
 
 def check_manifest(manifest: Mapping[str, Any], folder: str) -> None:
-    """Check the format of an export, and the hash of each of its files.
+    """Check the format of an export, its own hash, and that of each of its files.
+
+    Exports of before manifests had a hash of their own have none.
 
     Raises:
         PolicyFileError: If the format is unknown, or a file is missing or was changed.
@@ -850,6 +888,8 @@ def check_manifest(manifest: Mapping[str, Any], folder: str) -> None:
             "use the numpy_program.py of the jaxrl that wrote it."
         )
     with explaining(f"{folder} is damaged"):
+        if SHA256 in manifest and hash_manifest(manifest) != manifest[SHA256]:
+            raise ValueError(f"{MANIFEST} was changed after the export")
         for name, digest in manifest["files"].items():
             if os.path.basename(name) != name:
                 raise ValueError(f"{name!r} is not a file of the folder")
@@ -977,6 +1017,37 @@ def walk_space(space: Mapping[str, Any], path: str, depth: int = 0) -> Iterator[
     parts = sorted(space["spaces"]) if is_dict else list(enumerate(space["spaces"]))
     for key, part in parts:
         yield from walk_space(part, f"{path}.{key}" if is_dict else f"{path}[{key}]", depth + 1)
+
+
+def check_space(space: Mapping[str, Any], path: str) -> None:
+    """Check that a description is one of a space, of which a value could be made.
+
+    Raises:
+        ValueError: If it has an unknown kind, or sizes or bounds that no space has.
+    """
+    for place, leaf in walk_space(space, path):
+        kind, shape, dtype = leaf["kind"], leaf["shape"], leaf["dtype"]
+        if kind not in _SPACE_KINDS:
+            raise ValueError(f"{place} has the unknown kind {kind!r:.80}")
+        is_shape = isinstance(shape, list) and len(shape) <= MAX_DEPTH
+        if not is_shape or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"{place} has the shape {shape!r:.80}")
+        if math.prod(shape) > MAX_ELEMENTS or (kind == "Discrete" and shape):
+            raise ValueError(f"{place} has the shape {shape!r:.80}, which it cannot have")
+        if dtype not in _DTYPES:
+            raise ValueError(f"{place} has the type {dtype!r:.80}")
+        low, high = (np.asarray(leaf[name], np.float64) for name in ("low", "high"))
+        for bound in (low, high):
+            if bound.shape not in ((), tuple(shape)) or np.isnan(bound).any():
+                raise ValueError(f"{place} has bounds of the shape {bound.shape}, or NaN")
+        if (low > high).any() or (low == np.inf).any() or (high == -np.inf).any():
+            raise ValueError(f"{place} has a lower bound above its upper one, so it has no values")
+        for bound in (low, high) if kind != "Box" else ():
+            if (bound != np.floor(bound)).any() or (np.abs(bound) >= 2**31).any():
+                raise ValueError(f"{place} has bounds that are no whole numbers of int32")
+
+
+_SPACE_KINDS = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
 
 
 def split_value(space: Mapping[str, Any], value: Tree, path: str) -> list[Any]:
@@ -1145,6 +1216,9 @@ class NumpyPolicy:
             self.state_names = [entry["name"] for entry in signature["state"]]
             self._leaves = _make_leaves(self._obs_space, "obs", signature["obs"])
             self._past = _make_leaves(self._action_space, "prev_action", signature["prev_action"])
+            for name in ("actions", "module_actions"):
+                if len(signature[name]) != len(self._past):
+                    raise ValueError(f"{name} are not as many as the parts of the action space")
             self._initial = [constants[f"initial/{name}"] for name in self.state_names]
             _check_draws(signature["draws"])
         self._get_program(explore)
@@ -1152,7 +1226,8 @@ class NumpyPolicy:
             name: any(key.startswith("draws/") for key in checked.input_names)
             for name, checked in self._programs.items()
         }
-        self.set_weights(weights)
+        with explaining(f"{WEIGHTS} or {PROGRAM} is damaged"):
+            self.set_weights(weights)
         for name, checked in self._programs.items():
             checked.check_run(self._prepared[name])
         outputs = {*signature["actions"], *(f"next/{name}" for name in self.state_names)}
@@ -1424,9 +1499,15 @@ class NumpyPolicy:
 def _make_leaves(
     space: Mapping[str, Any], root: str, entries: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, Leaf]]:
+    check_space(space, root)
     spaces = list(walk_space(space, root))
     if len(spaces) != len(entries):
         raise ValueError(f"{root} has {len(entries)} arrays, but {len(spaces)} spaces")
+    for (path, leaf), entry in zip(spaces, entries):
+        if leaf["shape"] != entry["shape"]:
+            raise ValueError(
+                f"{path} has the shape {leaf['shape']}, but its array {entry['shape']}"
+            )
     return [
         (entry["name"], Leaf(leaf, path, entry["dtype"], entry["shape"]))
         for (path, leaf), entry in zip(spaces, entries)

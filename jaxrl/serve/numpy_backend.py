@@ -1,6 +1,5 @@
 """Exported policies as backends, which run with NumPy alone."""
 
-import hashlib
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from jaxrl.export.numpy_program import (
     NumpyPolicy,
     PolicyFileError,
     PolicyInputError,
+    hash_file,
     join_value,
     split_value,
     walk_space,
@@ -129,9 +129,10 @@ def get_version(folder: str | os.PathLike[str]) -> str:
     """
     path = Path(folder) / MANIFEST
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise ExportError(f"{path} cannot be read: {error.strerror}.") from error
+        digest = hash_file(str(path))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ExportError(f"{path} cannot be read: {reason}.") from error
     return f"{Path(folder).resolve().name}@{digest[:12]}"
 
 

@@ -1,6 +1,5 @@
 """`jaxrl export` and `jaxrl parity`."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typer.testing import CliRunner
 
 from jaxrl.cli.app import app
 from jaxrl.export.numpy_program import NumpyPolicy
+from tests.export.exports import replace, rewrite
 from tests.helpers import small
 
 
@@ -70,18 +70,13 @@ def test_parity_without_a_checkpoint_needs_no_jax(exported: Path) -> None:
 
 
 def test_a_number_that_is_off_is_exit_code_1(exported: Path, tmp_path: Path) -> None:
-    import hashlib
-
     folder = copy(exported, tmp_path / "policy")
     with np.load(folder / "weights.npz") as archive:
         weights = {name: archive[name] for name in archive.files}
     name = next(name for name in weights if name.endswith("mean"))
     weights[name] = weights[name] + np.float32(100)
     np.savez(folder / "weights.npz", **weights)
-    manifest = json.loads((folder / "policy.json").read_text())
-    digest = hashlib.sha256((folder / "weights.npz").read_bytes()).hexdigest()
-    manifest["files"]["weights.npz"] = digest
-    (folder / "policy.json").write_text(json.dumps(manifest))
+    replace(folder, "weights.npz", (folder / "weights.npz").read_bytes())
     code, printed, _ = jaxrl("parity", folder)
     assert code == 1
     assert "DIFFERENT" in printed
@@ -127,9 +122,7 @@ def with_onnx(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def use_onnx_alone(folder: Path) -> None:
-    manifest = json.loads((folder / "policy.json").read_text())
-    manifest["formats"] = ["onnx"]
-    (folder / "policy.json").write_text(json.dumps(manifest))
+    rewrite(folder, lambda manifest: manifest.update(formats=["onnx"]))
 
 
 def test_onnx_is_compared_as_well(with_onnx: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -139,10 +132,7 @@ def test_onnx_is_compared_as_well(with_onnx: Path, checkpoint: Path, tmp_path: P
     assert f"onnx: {with_onnx}\n" in printed
     assert printed.count("dist_inputs") == 4
     folder = copy(with_onnx, tmp_path / "policy")
-    manifest = json.loads((folder / "policy.json").read_text())
-    (folder / "greedy.onnx").write_bytes((folder / "sample.onnx").read_bytes())
-    manifest["files"]["greedy.onnx"] = manifest["files"]["sample.onnx"]
-    (folder / "policy.json").write_text(json.dumps(manifest))
+    replace(folder, "greedy.onnx", (folder / "sample.onnx").read_bytes())
     code, printed, _ = jaxrl("parity", folder)
     assert code == 1
     assert "of the program 'greedy'" in printed.splitlines()[-1]

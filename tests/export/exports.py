@@ -1,13 +1,17 @@
 """Exported policies of shipped configs, built once for all tests."""
 
 import functools
+import hashlib
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.load import load_experiments
 from jaxrl.config.registry import resolve_config_path
 from jaxrl.export.artifact import Export, make_export
-from jaxrl.export.numpy_program import NumpyPolicy
+from jaxrl.export.numpy_program import NumpyPolicy, hash_manifest
 from jaxrl.policy.policy import Policy
 
 CARTPOLE, SAC, LSTM = "classic/cartpole-ppo", "classic/pendulum-sac", "memory/statelesscartpole-ppo"
@@ -46,3 +50,18 @@ def get_onnx_export(config_id: str) -> Export:
 
 def load(export: Export, folder: Path, explore: bool = False, seed: int = 0) -> NumpyPolicy:
     return NumpyPolicy(export.write(folder), explore=explore, seed=seed)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a manifest and its hash, as who wants to do harm would."""
+    manifest = json.loads((folder / "policy.json").read_text())
+    change(manifest)
+    manifest["sha256"] = hash_manifest(manifest)
+    (folder / "policy.json").write_text(json.dumps(manifest))
+
+
+def replace(folder: Path, name: str, content: bytes) -> None:
+    """Replaces a file and its hash, as who wants to do harm would."""
+    (folder / name).write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    rewrite(folder, lambda manifest: manifest["files"].update({name: digest}))

@@ -2,9 +2,10 @@
 
 import copy
 import dataclasses
-import hashlib
 import json
+import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.export.numpy_program import NumpyPolicy, PolicyFileError, PolicyInputError
-from tests.export.exports import CARTPOLE, LSTM, MASKED, get_export, load
+from jaxrl.errors import ExportError
+from jaxrl.export.numpy_program import (
+    NumpyPolicy,
+    PolicyFileError,
+    PolicyInputError,
+    join_value,
+)
+from jaxrl.serve.numpy_backend import load_export
+from tests.export.exports import CARTPOLE, LSTM, MASKED, get_export, load, replace, rewrite
 
 Manifest = dict[str, Any]
 
@@ -34,25 +42,70 @@ def refused(folder: Path) -> str:
     return message
 
 
-def rewrite(folder: Path, change: Callable[[Manifest], object]) -> None:
-    manifest = json.loads((folder / "policy.json").read_text())
-    change(manifest)
-    (folder / "policy.json").write_text(json.dumps(manifest))
-
-
-def replace(folder: Path, name: str, content: bytes) -> None:
-    """Replaces a file and its hash, as who wants to do harm would."""
-    (folder / name).write_bytes(content)
-    digest = hashlib.sha256(content).hexdigest()
-    rewrite(folder, lambda manifest: manifest["files"].update({name: digest}))
-
-
 @pytest.mark.parametrize("name", ["weights.npz", "program.json", "constants.npz", "examples.npz"])
 def test_one_flipped_bit(folder: Path, name: str) -> None:
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / name).write_bytes(content)
     assert f"{name} was changed after the export" in refused(folder)
+
+
+def test_a_manifest_that_was_changed(folder: Path) -> None:
+    path = folder / "policy.json"
+    content = path.read_text()
+    for old, new in (('"high":1', '"high":0'), ("-4.8", "-4.9"), ('"gumbel"', '"normal"')):
+        assert old in content
+        path.write_text(content.replace(old, new, 1))
+        assert "policy.json was changed after the export" in refused(folder)
+    manifest = json.loads(content)
+    del manifest["sha256"]  # as exports of before had none
+    path.write_text(json.dumps(manifest))
+    NumpyPolicy(folder)
+
+
+NAMES = ["policy.json", "weights.npz", "program.json", "constants.npz", "examples.npz"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", NAMES)
+def test_pipes_are_not_read(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert "it is not a regular file" in refused(folder)
+    with pytest.raises(ExportError, match="is not a regular file"):
+        load_export(folder)
+
+
+def set_space(name: str, **entries: object) -> Callable[[Manifest], object]:
+    return lambda manifest: manifest[name].update(entries)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (set_space("action_space", high=-1), "so it has no values"),
+        (set_space("action_space", high=10**30), "no whole numbers of int32"),
+        (set_space("action_space", high=0.5), "no whole numbers of int32"),
+        (set_space("action_space", high=[1, 2]), "bounds of the shape"),
+        (set_space("action_space", low=None), "NaN"),
+        (set_space("action_space", kind="os:system"), "the unknown kind 'os:system'"),
+        (set_space("action_space", kind=["Box"]), "the unknown kind"),
+        (set_space("action_space", shape=[2]), "shape"),
+        (set_space("action_space", dtype="O"), "the type 'O'"),
+        (set_space("observation_space", shape=[10**12]), "which it cannot have"),
+        (set_space("observation_space", shape=[-4]), r"the shape \[-4\]"),
+        (set_space("observation_space", shape="4"), "the shape '4'"),
+        (set_space("observation_space", shape=[5], low=0, high=1), r"\[5\], but its array \[4\]"),
+        (set_space("observation_space", low="inf", high="inf"), "so it has no values"),
+        (lambda m: m["signature"]["actions"].clear(), "not as many as the parts"),
+        (lambda m: m["signature"]["module_actions"].append("actions"), "not as many as the parts"),
+    ],
+)
+def test_spaces_that_nothing_is_in(
+    folder: Path, change: Callable[[Manifest], object], match: str
+) -> None:
+    rewrite(folder, change)
+    assert re.search(match, refused(folder))
 
 
 def test_missing_files(folder: Path, tmp_path: Path) -> None:
@@ -206,6 +259,62 @@ def test_results_larger_than_declared_are_refused_before_they_are_computed(tmp_p
     constants = {**damaged.constants, "initial/one": np.zeros(1, np.float32)}
     with pytest.raises(PolicyFileError, match="its result has the shape"):
         load(dataclasses.replace(damaged, constants=constants), tmp_path / "exported")
+
+
+def list_nodes(tree: Any) -> list[tuple[Any, Any]]:
+    """The containers of a tree with each of their keys."""
+    found: list[tuple[Any, Any]] = []
+    for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
+        found.append((tree, key))
+        if isinstance(value, dict | list):
+            found += list_nodes(value)
+    return found
+
+
+HOSTILE = (None, True, -1, 0, 2, 10**6, 10**30, 0.5, np.inf, "x", "inf", [], {}, [1], "int8", "obs")
+
+
+def edit(tree: Any, rng: np.random.Generator) -> None:
+    """Remove, shorten, or replace a part of a tree of JSON."""
+    nodes = list_nodes(tree)
+    owner, key = nodes[rng.integers(len(nodes))]
+    value = owner[key]
+    match rng.integers(5):
+        case 0:
+            del owner[key]
+        case 1 if isinstance(value, int):
+            owner[key] = int(value) + int(rng.integers(-2, 3))
+        case 2 if isinstance(value, list):
+            owner[key] = value[:-1]
+        case 3:
+            other, name = nodes[rng.integers(len(nodes))]
+            owner[key] = copy.deepcopy(other[name])
+        case _:
+            owner[key] = copy.deepcopy(HOSTILE[rng.integers(len(HOSTILE))])
+
+
+@pytest.mark.parametrize("config_id", [CARTPOLE, MASKED])
+def test_edits_are_refused_or_make_a_policy_that_acts(config_id: str) -> None:
+    export = get_export(config_id)
+    policy = NumpyPolicy.from_parts(
+        export.manifest, export.program or {}, export.weights, export.constants
+    )
+    names = [entry["name"] for entry in export.manifest["signature"]["obs"]]
+    rows = [export.examples[name][:2] for name in names]
+    obs = join_value(export.manifest["observation_space"], iter([row[:, 0] for row in rows]))
+    policy.step(obs)
+    rng, sentences = np.random.default_rng(0), list[str]()
+    for i in range(250):
+        manifest, program = copy.deepcopy(export.manifest), copy.deepcopy(export.program)
+        edit(manifest if i % 2 else program, rng)
+        try:
+            made = NumpyPolicy.from_parts(manifest, program or {}, export.weights, export.constants)
+            made.step(obs)
+            made.step(obs, explore=True)
+        except (PolicyFileError, PolicyInputError) as error:
+            sentences.append(str(error))
+    assert len(sentences) > 50
+    assert not [sentence for sentence in sentences if "\n" in sentence]
 
 
 def test_random_damage_is_one_sentence(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """ONNX files of an export compute what the original computes, and what is wrong with one is said."""
 
 import dataclasses
-import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -40,6 +39,7 @@ from tests.export.exports import (
     build_once,
     get_onnx_export,
     get_policy,
+    replace,
 )
 from tests.export.test_numpy_program import VECTORS, _images, _integers, trace
 from tests.export.test_parity import batch_of
@@ -255,13 +255,6 @@ def change_model(folder: Path, name: str, change: Callable[[onnx.ModelProto], ob
     model = onnx.load(folder / name)
     change(model)
     replace(folder, name, model.SerializeToString())
-
-
-def replace(folder: Path, name: str, content: bytes) -> None:
-    (folder / name).write_bytes(content)
-    manifest = json.loads((folder / "policy.json").read_text())
-    manifest["files"][name] = hashlib.sha256(content).hexdigest()
-    (folder / "policy.json").write_text(json.dumps(manifest))
 
 
 def shift(ending: str) -> Callable[[onnx.ModelProto], None]:
