@@ -53,7 +53,8 @@ logger = logging.getLogger("jaxrl")
 
 JOIN_TIMEOUT_S = 120
 STEP_TIMEOUT_S = 3600.0
-"""Maximum duration of a dispatch before the learners count as hung."""
+"""Maximum duration of a dispatch whose learners all answer their health probes, as those that compute or
+compile do: a frozen one is found within `learner_health_probe_timeout_s`."""
 
 
 class RayLearnerGroup:

@@ -88,6 +88,27 @@ def test_a_frozen_learner_is_noticed_within_the_settings_seconds(tmp_path: Any) 
         assert path in str(error.value)
 
 
+def compute_for(seconds: float) -> int:
+    """Keep Python busy, then XLA, which has the processor for as long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+    compute = jax.jit(lambda x: jax.lax.fori_loop(0, 10**8, lambda i, y: y * 3 + i, x))
+    end += seconds
+    while time.monotonic() < end:
+        compute(0).block_until_ready()
+    return os.getpid()
+
+
+def test_learners_that_compute_for_long_are_not_frozen(
+    two: Algorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = two.learner_group
+    brief = config_of("auto", 2, **ONE).fault_tolerance(learner_health_probe_timeout_s=8.0)
+    monkeypatch.setattr(group, "_config", brief)
+    assert len(set(group.foreach_learner(lambda learner: compute_for(5.0)))) == 2
+
+
 def test_learners_must_divide_the_shards() -> None:
     config = small("PPO").learners(num_learners=2, num_shards=1, num_cpus_per_learner=0.5)
     with pytest.raises(ConfigError, match="num_shards=1 is not a multiple of num_learners=2"):
