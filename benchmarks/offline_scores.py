@@ -28,8 +28,8 @@ INTRODUCTION = """# Returns from recorded data
 
 What the configs in `configs/offline` reach on [data sets](guides/recorded_data.md#data-sets-to-try) that
 are made from shipped configs: five seeds, 100 episodes of the last policy, never of the best one.
-Budgets are rows that are trained on. The interquartile mean over the seeds has its 95 % bootstrap
-interval. A threshold is met if the *worst* seed is at it or above; a ceiling, if the best one is at it
+Budgets are rows that are trained on. The [interquartile mean](guides/benchmarks.md#metrics) over the seeds
+has its 95 % interval, which is symmetric: it may end above what an environment can pay. A threshold is met if the *worst* seed is at it or above; a ceiling, if the best one is at it
 or below: runs with a ceiling lack what the others have, and must fail. "Above BC" is the difference of
 the interquartile means on the same data, and is in bold if its interval is above 0.
 """
@@ -127,7 +127,7 @@ def _compare(cell: Cell, others: Sequence[Cell]) -> str:
     if name == BASELINE or baseline is None:
         return "-"
     difference = estimate_difference(cell, baseline)
-    text = format_interval({x: getattr(difference, x) for x in ("value", "low", "high")})
+    text = format_interval(difference.to_data())
     return f"**{text}**" if difference.get_side(0.0) == "above" else text
 
 

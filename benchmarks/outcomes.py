@@ -17,16 +17,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from benchmarks import machine
 from benchmarks.commands import parse_names
 from jaxrl import Algorithm, AlgorithmConfig
-from jaxrl.bench.scores import iqm
 from jaxrl.config.load import Experiment, load_experiment
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.sweeps.population import Population
-from jaxrl.sweeps.statistics import Interval, compute_interval
+from jaxrl.sweeps.statistics import estimate_iqm, interquartile_mean
 
 SEEDS = tuple(range(5))
 NUM_EPISODES = 1000
@@ -211,7 +208,7 @@ def run_sweep(experiment: Experiment) -> tuple[dict[str, float], float]:
             played = result["lanes"][i]["env_runners"]
             scores = found.setdefault(lane.values["lr"], {})
             scores[str(lane.config.debugging_settings.seed)] = float(played["episode_return_mean"])
-    best = max(found, key=lambda lr: iqm({lr: np.array([*found[lr].values()])}))
+    best = max(found, key=lambda lr: float(interquartile_mean([*found[lr].values()])))
     print(f"best lr: {best}", flush=True)
     return found[best], seconds
 
@@ -257,10 +254,9 @@ def _write(
     cell["scores"].update(scores)
     cell["seconds"] = round(cell["seconds"] + seconds, 1)
     if len(cell["scores"]) >= len(SEEDS):  # before that, the page has no row
-        values = np.array([*cell["scores"].values()])
-        interval: Interval = compute_interval(iqm, {cell["name"]: values})
-        cell["return"] = {"value": interval.value, "low": interval.low, "high": interval.high}
-        cell["min"] = float(values.min())
+        values = [*cell["scores"].values()]
+        cell["return"] = estimate_iqm(values).to_data()
+        cell["min"] = min(values)
     summary["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
     print(f"{cell['name']}: {scores} in {seconds:.0f} s", flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,9 +25,9 @@ NOTES = ROOT / "benchmarks" / "scores_notes.md"
 INTRODUCTION = """# Returns of the shipped configs
 
 Returns of the shipped configs with five seeds: greedy evaluation of 100 episodes (2,000 in Foraging)
-after the given environment steps, interquartile mean over the seeds with its 95 % bootstrap interval, and the
-minimum. References are published returns; a row is above or below its reference only if the whole
-interval is. Seconds are for all five seeds, without compilation, on the given machine, which was
+after the given environment steps, [interquartile mean](guides/benchmarks.md#metrics) over the seeds with its
+95 % interval, and the minimum. The interval is symmetric: it may end above what an environment can pay.
+References are published returns; a row is above or below its reference only if the whole interval is. Seconds are for all five seeds, without compilation, on the given machine, which was
 also running other work; see [Performance](performance.md) for speed.
 
 `jaxrl train file NAME` trains the config of a row with one seed. `jaxrl benchmark SUITE` reproduces

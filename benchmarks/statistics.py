@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.stats
 
-from jaxrl.sweeps.statistics import CONFIDENCE, Groups, Interval, compute_interval
+from jaxrl.sweeps.statistics import CONFIDENCE, MIN_RUNS, Groups, Interval, Statistic
 
 NUM_RESAMPLES = 10_000
 NUM_GROUPS = 10
@@ -21,18 +21,17 @@ MIN_POINTS = 2 * NUM_GROUPS
 
 def to_dict(interval: Interval, name: str = "median") -> dict[str, Any]:
     """Return an interval as plain data, with its value under a name."""
-    values = dataclasses.asdict(interval)
+    values = interval.to_data()
     return {name: values.pop("value"), **values}
 
 
 def from_dict(data: Mapping[str, Any], name: str = "median") -> Interval:
     """Restore an interval from plain data."""
-    values = {**data}
-    return Interval(value=values.pop(name), **values)
+    return Interval.from_data({**data, "value": data[name]})
 
 
 def estimate_median(values: Sequence[float]) -> Interval:
-    """Compute the median with its interval.
+    """Compute the median with its interval, which less than three values do not have.
 
     Raises:
         ValueError: If there is no value, or one is not finite.
@@ -40,9 +39,25 @@ def estimate_median(values: Sequence[float]) -> Interval:
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0 or not np.isfinite(data).all():
         raise ValueError(f"a median needs at least one value, all of them finite, got {values}")
-    return compute_interval(
-        lambda x: np.median(x[0], axis=-1), {0: data}, num_resamples=NUM_RESAMPLES
-    )
+    return _bootstrap_percentiles(lambda x: np.median(x[0], axis=-1), {0: data})
+
+
+def _bootstrap_percentiles(statistic: Statistic, groups: Groups) -> Interval:
+    """Compute a statistic with the percentiles of its resamples, drawn within each group.
+
+    `count` is the number of values in all groups.
+    """
+    value, count = float(statistic(groups)), sum(x.size for x in groups.values())
+    if min(x.size for x in groups.values()) < MIN_RUNS:
+        return Interval(value=value, low=math.nan, high=math.nan, count=count)
+    generator = np.random.default_rng(0)
+    resampled = {
+        name: x[generator.integers(x.size, size=(NUM_RESAMPLES, x.size))]
+        for name, x in groups.items()
+    }
+    tail = (1.0 - CONFIDENCE) / 2.0
+    low, high = np.quantile(statistic(resampled), [tail, 1.0 - tail])
+    return Interval(value=value, low=float(low), high=float(high), count=count)
 
 
 def estimate_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
@@ -76,7 +91,7 @@ def estimate_geometric_mean(groups: Sequence[Sequence[float]]) -> Interval:
     def compute_log_mean(x: Groups) -> np.ndarray:
         return np.mean([np.log(np.median(values, axis=-1)) for values in x.values()], axis=0)
 
-    found = compute_interval(compute_log_mean, data, num_resamples=NUM_RESAMPLES)
+    found = _bootstrap_percentiles(compute_log_mean, data)
     value, low, high = (float(np.exp(x)) for x in (found.value, found.low, found.high))
     return Interval(value=value, low=low, high=high, count=found.count)
 

@@ -5,11 +5,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from jaxrl.loggers.plots import format_steps
+from jaxrl.sweeps.statistics import Interval
 
 Row = Mapping[str, Any]
 
@@ -67,9 +69,7 @@ def draw_curve(
         alpha: Opacity of the band.
     """
     curve = cell["curve"]
-    axes.fill_between(
-        curve["steps"], curve["low"], curve["high"], color=color, alpha=alpha, linewidth=0
-    )
+    _draw_band(axes, curve["steps"], curve, color, alpha)
     (line,) = axes.plot(curve["steps"], curve["value"], style, color=color)
     if cell["threshold"] is not None:
         axes.axhline(cell["threshold"], color="0.5", linewidth=0.8, linestyle=(0, (2, 3)))
@@ -77,6 +77,12 @@ def draw_curve(
     axes.xaxis.set_major_formatter(lambda value, _: format_steps(value))
     axes.grid(alpha=0.25)
     return line
+
+
+def _draw_band(axes: Axes, x: Sequence[float], data: Row, color: str, alpha: float) -> None:
+    """Draw the intervals between `low` and `high`; bounds that are None, of too few runs, have none."""
+    low, high = (np.array(data[name], np.float64) for name in ("low", "high"))
+    axes.fill_between(x, low, high, color=color, alpha=alpha, linewidth=0)
 
 
 def _select_cells(summary: Row, env: str) -> list[Row]:
@@ -95,9 +101,7 @@ def plot_performance_profiles(summary: Row) -> str:
     axes = figure.add_subplot()
     for name, profile in summary["profiles"].items():
         color, style = style_by_name[name]
-        axes.fill_between(
-            profile["taus"], profile["low"], profile["high"], color=color, alpha=0.18, linewidth=0
-        )
+        _draw_band(axes, profile["taus"], profile, color, 0.18)
         axes.plot(profile["taus"], profile["share"], style, color=color, label=name)
     axes.set(xlabel="score", ylabel="share of runs above it", ylim=(-0.02, 1.02))
     axes.grid(alpha=0.25)
@@ -114,11 +118,12 @@ def plot_aggregates(summary: Row, names: Sequence[str]) -> str:
     for i, name in enumerate(names):
         axes = figure.add_subplot(1, len(names), i + 1)
         for position, entrant in enumerate(reversed(entrants)):
-            value, low, high = summary["aggregates"][entrant][name]
+            found = Interval.from_data(summary["aggregates"][entrant][name])
             color, _ = style_by_name[entrant]
-            axes.barh(position, high - low, left=low, height=0.6, color=color, alpha=0.5)
+            width = found.high - found.low
+            axes.barh(position, width, left=found.low, height=0.6, color=color, alpha=0.5)
             axes.plot(
-                [value, value], [position - 0.3, position + 0.3], color="black", linewidth=1.5
+                [found.value] * 2, [position - 0.3, position + 0.3], color="black", linewidth=1.5
             )
         axes.use_sticky_edges = False  # keeps a margin between bars and frame
         axes.set(title=name, ylim=(-0.6, len(entrants) - 0.4))

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from jaxrl.sweeps.statistics import Interval
 
@@ -85,12 +86,13 @@ def format_short(value: float | None) -> str:
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
 
 
-def format_interval(bounds: Mapping[str, float] | Sequence[float] | None) -> str:
-    """Format an interval of plain data as `value [low, high]`; None is a dash."""
-    if bounds is None:
+def format_interval(data: Mapping[str, Any] | None) -> str:
+    """Format plain data of an interval as `value [low, high]`, or `value (1 run)`; None is a dash."""
+    if data is None:
         return "-"
-    value, low, high = bounds.values() if isinstance(bounds, Mapping) else bounds
-    return f"{format_short(value)} [{format_short(low)}, {format_short(high)}]"
+    interval = Interval.from_data(data)
+    value, low, high = map(format_short, (interval.value, interval.low, interval.high))
+    return f"{value} [{low}, {high}]" if interval.is_bounded else f"{value} ({interval.size})"
 
 
 def format_optional(value: float | str | None, spec: str) -> str:
@@ -99,7 +101,9 @@ def format_optional(value: float | str | None, spec: str) -> str:
 
 
 def format_range(interval: Interval, spec: str) -> str:
-    """Format the bounds of an interval as `low - high`."""
+    """Format the bounds of an interval as `low - high`, or the number of runs without bounds."""
+    if not interval.is_bounded:
+        return interval.size
     return f"{interval.low:{spec}} - {interval.high:{spec}}"
 
 

@@ -11,7 +11,12 @@ from jaxrl.bench import figures
 from jaxrl.bench.compare import SUMMARY_FILE, Change
 from jaxrl.bench.markdown import Table, render_document
 from jaxrl.bench.scores import AGGREGATES
-from jaxrl.bench.tables import build_changes_table, build_tables, has_aggregates
+from jaxrl.bench.tables import (
+    build_changes_table,
+    build_tables,
+    describe_seeds,
+    has_aggregates,
+)
 from jaxrl.runtime import files
 
 MARKDOWN_FILE, PAGE_FILE = "report.md", "report.html"
@@ -49,7 +54,12 @@ def _format_introduction(summary: Mapping[str, Any]) -> list[str]:
         f"{machine['cpu']}, {machine['cores']} cores; {devices}, {machine['system']}, "
         f"Python {machine['python']}; {versions}."
     )
-    paragraphs = [summary["about"], _format_unfinished(summary), f"{summary['date']}; {setup}"]
+    paragraphs = [
+        summary["about"],
+        _format_unfinished(summary),
+        describe_seeds(len(summary["seeds"])),
+        f"{summary['date']}; {setup}",
+    ]
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
@@ -86,7 +96,7 @@ def render_page(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
     *about, setup = _format_introduction(summary)
     lead = "".join(f"<p>{_render_inline(paragraph)}</p>" for paragraph in about)
     where = f'<p class="where">{_render_inline(setup)}</p>'
-    plots = [("Learning curves", CURVES_TEXT, figures.plot_learning_curves(summary))]
+    plots = [("Learning curves", summary["curves"], figures.plot_learning_curves(summary))]
     if has_aggregates(summary):
         plots.append(("Aggregates", "", figures.plot_aggregates(summary, list(AGGREGATES))))
         plots.append(("Performance profiles", "", figures.plot_performance_profiles(summary)))
@@ -99,12 +109,6 @@ def render_page(summary: Mapping[str, Any], tables: Sequence[Table]) -> str:
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
-
-
-CURVES_TEXT = (
-    "Mean return of recent training episodes: interquartile mean over the seeds, with its 95 % "
-    "bootstrap interval as a band. A dotted line marks the return that counts as learned."
-)
 
 
 def _render_plot(title: str, text: str, svg: str) -> str:

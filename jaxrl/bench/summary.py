@@ -2,20 +2,35 @@
 
 import dataclasses
 import datetime
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from jaxrl.bench import machine, metrics, scores
 from jaxrl.bench.markdown import Table
 from jaxrl.bench.metrics import Outcome
 from jaxrl.bench.suite import Suite, SuiteCell
-from jaxrl.sweeps.statistics import Groups, Interval, compute_interval, estimate_iqm
+from jaxrl.sweeps.statistics import (
+    Groups,
+    Interval,
+    bound_interquartile_mean,
+    compute_interval,
+    estimate_iqm,
+    interquartile_mean,
+)
 
 MAX_CURVE_POINTS = 200
 NUM_TAUS = 51
+
+CURVES_TEXT = (
+    "Mean return of recent training episodes: interquartile mean over the seeds, with its 95 % "
+    "interval at each step as a band. A dotted line marks the return that counts as learned."
+)
+"""Description of the learning curves, kept with them: it stays true of results of another version."""
 
 
 def summarize(
@@ -52,6 +67,7 @@ def summarize(
         "seeds": list(suite.seeds),
         "metrics": list(suite.metrics),
         "cells": cells,
+        "curves": CURVES_TEXT,
         "winners": {
             env: find_winner([c for c in cells if c["environment"] == env]) for env in suite.tasks
         },
@@ -96,13 +112,17 @@ def _summarize_cell(
         return row
     outcomes = list(good.values())
     finals = list(row["returns"].values())
-    training = [r for r in map(metrics.get_training_return, outcomes) if r is not None]
+    final = estimate_iqm(finals)
+    training = {seed: metrics.get_training_return(outcome) for seed, outcome in good.items()}
+    row["training_returns"] = {seed: x for seed, x in training.items() if x is not None}
     row |= {
-        "return": _compute_interval(finals),
+        "return": final.to_data(),
         "mean": float(np.mean(finals)),
         "min": min(finals),
         "max": max(finals),
-        "training_return": _compute_interval(training) if training else None,
+        "training_return": estimate_iqm([*row["training_returns"].values()]).to_data()
+        if row["training_returns"]
+        else None,
         "curve": _aggregate_curves([outcome["curve"] for outcome in outcomes]),
         "num_lanes": outcomes[0]["num_lanes"],
         **{
@@ -111,11 +131,11 @@ def _summarize_cell(
         },
     }
     if cell.threshold is not None:
-        row |= _summarize_threshold(cell.threshold, outcomes, row["return"])
+        row |= _summarize_threshold(cell.threshold, outcomes, final)
     if cell.ceiling is not None:
-        row["stays_below"] = Interval(**row["return"]).judge_at_most(cell.ceiling)
+        row["stays_below"] = final.judge_at_most(cell.ceiling)
     if cell.reference is not None:
-        row["against_reference"] = Interval(**row["return"]).get_side(cell.reference)
+        row["against_reference"] = final.get_side(cell.reference)
     return row
 
 
@@ -124,17 +144,11 @@ def _get_env_config(cell: SuiteCell) -> dict[str, Any]:
     return {} if cell.settings is None else dict(cell.settings["settings"]["env_config"])
 
 
-def _compute_interval(values: Sequence[float]) -> dict[str, float]:
-    """Compute the interquartile mean with its interval."""
-    interval = estimate_iqm(values)
-    return {"value": interval.value, "low": interval.low, "high": interval.high}
-
-
 def _summarize_threshold(
-    threshold: float, outcomes: Sequence[Outcome], final: Mapping[str, Any]
+    threshold: float, outcomes: Sequence[Outcome], final: Interval
 ) -> dict[str, Any]:
     """Summarize whether a threshold was reached, and the medians of when, over runs that did."""
-    row: dict[str, Any] = {"learned": Interval(**final).judge_at_least(threshold)}
+    row: dict[str, Any] = {"learned": final.judge_at_least(threshold)}
     for unit in ("steps", "seconds"):
         when = [metrics.find_threshold_crossing(outcome, threshold, unit) for outcome in outcomes]
         reached = [x for x in when if x is not None]
@@ -143,7 +157,7 @@ def _summarize_threshold(
     return row
 
 
-def _aggregate_curves(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def _aggregate_curves(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Compute the interquartile mean of the seeds' curves, with its interval, at common steps."""
     curves = [curve for curve in curves if curve["steps"]]
     if not curves:
@@ -153,9 +167,14 @@ def _aggregate_curves(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[flo
     longest = max(curves, key=lambda curve: len(curve["steps"]))
     steps = [s for s in metrics.thin(longest["steps"], MAX_CURVE_POINTS) if first <= s <= last]
     steps = steps or [last]
-    values = np.array([np.interp(steps, c["steps"], c["returns"]) for c in curves])
-    intervals = [_compute_interval(column.tolist()) for column in values.T]
-    return {"steps": steps, **{k: [x[k] for x in intervals] for k in ("value", "low", "high")}}
+    values = np.array([np.interp(steps, c["steps"], c["returns"]) for c in curves]).T
+    low, high = map(_list_known, bound_interquartile_mean(values))
+    return {"steps": steps, "value": interquartile_mean(values).tolist(), "low": low, "high": high}
+
+
+def _list_known(values: Float[np.ndarray, " values"]) -> list[float | None]:
+    """Return values as plain data, with None for NaN."""
+    return [None if math.isnan(x) else x for x in values.tolist()]
 
 
 def find_comparable(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -164,15 +183,28 @@ def find_comparable(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return [row for row in measured if row.get("env_config") == measured[0].get("env_config")]
 
 
-def find_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the entrant whose interval lies above all comparable ones; None if there is none."""
+def judge_best(rows: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Return the entrant with the highest return, and whether its interval is above all others.
+
+    Args:
+        rows: Cells of an environment, of which the comparable ones are compared.
+
+    Returns:
+        The entrant, and "above" or "undecided" as `Interval.compare` says; None if there are fewer
+        than two comparable rows.
+    """
     comparable = find_comparable(rows)
     if len(comparable) < 2:
         return None
-    best = max(comparable, key=lambda row: row["return"]["value"])
-    others = [row for row in comparable if row is not best]
-    is_clear = all(Interval(**best["return"]).is_above(Interval(**row["return"])) for row in others)
-    return best["entrant"] if is_clear else None
+    best, *others = sorted(comparable, key=lambda row: -row["return"]["value"])
+    intervals = [Interval.from_data(row["return"]) for row in others]
+    return best["entrant"], Interval.from_data(best["return"]).compare_to_all(intervals)
+
+
+def find_winner(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the entrant whose interval lies above all comparable ones; None if there is none."""
+    found = judge_best(rows)
+    return found[0] if found is not None and found[1] == "above" else None
 
 
 def _collect_scores(
@@ -192,19 +224,19 @@ def _collect_scores(
 
 
 def _compute_aggregates(by_task: Groups) -> dict[str, Any]:
-    intervals = {
-        name: compute_interval(statistic, by_task) for name, statistic in scores.AGGREGATES.items()
-    }
     return {
         "tasks": list(by_task),
-        **{name: [x.value, x.low, x.high] for name, x in intervals.items()},
+        **{
+            name: compute_interval(statistic, by_task).to_data()
+            for name, statistic in scores.AGGREGATES.items()
+        },
     }
 
 
-def _compute_profile(by_task: Groups) -> dict[str, list[float]]:
+def _compute_profile(by_task: Groups) -> dict[str, list[Any]]:
     profile = scores.performance_profile(by_task, np.linspace(0.0, 1.0, NUM_TAUS))
     names = ("taus", "share", "low", "high")
-    return {name: getattr(profile, name).tolist() for name in names}
+    return {name: _list_known(getattr(profile, name)) for name in names}
 
 
 def _compare_pairs(entrants: Mapping[str, Groups]) -> list[dict[str, Any]]:
@@ -220,6 +252,6 @@ def _compare_pairs(entrants: Mapping[str, Groups]) -> list[dict[str, Any]]:
                 {task: entrants[one][task] for task in common},
                 {task: entrants[other][task] for task in common},
             )
-            values = [interval.value, interval.low, interval.high]
-            rows.append({"better": one, "than": other, "tasks": common, "probability": values})
+            probability = interval.to_data()
+            rows.append({"better": one, "than": other, "tasks": common, "probability": probability})
     return rows

@@ -7,8 +7,8 @@ from jaxrl.bench.compare import Change
 from jaxrl.bench.markdown import Table, format_interval, format_optional, format_short
 from jaxrl.bench.metrics import METRICS
 from jaxrl.bench.scores import AGGREGATES
-from jaxrl.bench.summary import find_comparable
-from jaxrl.sweeps.statistics import Interval
+from jaxrl.bench.summary import find_comparable, judge_best
+from jaxrl.sweeps.statistics import MIN_RUNS, UNDECIDED, Interval
 
 Row = Mapping[str, Any]
 
@@ -53,12 +53,12 @@ def _build_environment_table(summary: Row, env: str) -> Table:
     unit = "recorded rows" if any(cell.get("is_offline") for cell in cells) else "environment steps"
     text = (
         f"Greedy evaluation of {episodes} episodes after {budgets} {unit}; "
-        f"interquartile mean over {len(summary['seeds'])} seeds with its 95 % bootstrap interval. "
+        f"interquartile mean over {len(summary['seeds'])} seeds with its 95 % interval. "
     )
     modules = sorted({cell["module"] for cell in measured if cell.get("module")})
     if modules:
         text += f"Returns are those of {' and '.join(modules)}. "
-    text += _describe_winner(cells, winner)
+    text += _describe_winner(cells)
     has_ceiling = any(cell.get("ceiling") is not None for cell in measured)
     if has_ceiling or any(cell["threshold"] is not None for cell in measured):
         text += " " + _describe_threshold(summary["metrics"], has_ceiling=has_ceiling)
@@ -80,16 +80,32 @@ def _build_environment_table(summary: Row, env: str) -> Table:
     )
 
 
-def _describe_winner(cells: Sequence[Row], winner: str | None) -> str:
+def describe_seeds(number: int) -> str:
+    """Say that a number of seeds has no verdicts; "" if it has."""
+    if number >= MIN_RUNS:
+        return ""
+    seeds = "one seed" if number == 1 else f"{number} seeds"
+    return f"No verdict is possible with {seeds}: intervals need at least {MIN_RUNS}."
+
+
+def format_best(entrant: str, verdict: str) -> str:
+    """Name an entrant if it is above all others, or say why there is no winner."""
+    if verdict == "above":
+        return entrant
+    return f"no winner, {'the intervals overlap' if verdict == UNDECIDED else verdict}"
+
+
+def _describe_winner(cells: Sequence[Row]) -> str:
     """Name the best entrant, and the entrants that are not compared; "" if nothing is."""
-    comparable = find_comparable(cells)
-    if len(comparable) < 2:
+    found = judge_best(cells)
+    if found is None:
         return ""
     text = (
-        f"**{winner}** is best: its interval lies above all others."
-        if winner
-        else "No winner: the intervals of the best overlap."
+        f"**{found[0]}** is best: its interval lies above all others."
+        if found[1] == "above"
+        else f"{format_best(*found).capitalize()}."
     )
+    comparable = find_comparable(cells)
     others = [cell for cell in cells if cell not in comparable]
     missing = [cell["entrant"] for cell in others if "return" not in cell]
     if missing:
@@ -193,7 +209,7 @@ def _build_aggregates_table(summary: Row) -> Table:
     return Table(
         title="Over all environments",
         text="Returns as scores, 0 at an environment's low mark and 1 at its high one; 95 % "
-        "intervals by the stratified bootstrap (Agarwal et al. 2021, "
+        "intervals by Student's quantile and the stratified bootstrap (Agarwal et al. 2021, "
         "https://arxiv.org/abs/2108.13264). A lower optimality gap is better. Aggregates over "
         "different sets of environments are not comparable.",
         header=("algorithm", "environments", *AGGREGATES),
@@ -204,10 +220,9 @@ def _build_aggregates_table(summary: Row) -> Table:
 def _build_improvement_table(summary: Row) -> Table:
     rows = []
     for pair in summary["improvement"]:
-        value, low, high = pair["probability"]
-        side = Interval(value=value, low=low, high=high).get_side(0.5)
+        side = Interval.from_data(pair["probability"]).get_side(0.5)
         verdict = {"above": "yes", "below": "no"}.get(side, side)
-        probability = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+        probability = format_interval(pair["probability"])
         num_tasks = str(len(pair["tasks"]))
         rows.append((pair["better"], pair["than"], num_tasks, probability, verdict))
     return Table(
@@ -248,7 +263,8 @@ def build_changes_table(changes: Sequence[Change]) -> Table:
     ]
     return Table(
         title="Comparison with earlier results",
-        text="Better or worse only if the intervals do not overlap. The speed is the ratio of "
+        text="Better or worse only if the intervals do not overlap, which both results have from "
+        "their returns. The speed is the ratio of "
         "steps per second of runs at different times and does not affect the verdict.",
         header=("run", "return before", "return now", "verdict", "speed"),
         rows=rows,

@@ -15,7 +15,8 @@ from jaxrl.bench.peers import get_checkout
 from jaxrl.bench.report import MARKDOWN_FILE, write_report
 from jaxrl.bench.speed import measure_speed, read_speed_tables
 from jaxrl.bench.suite import Suite, find_suite_file, load_suite
-from jaxrl.bench.summary import find_comparable, summarize
+from jaxrl.bench.summary import judge_best, summarize
+from jaxrl.bench.tables import describe_seeds, format_best
 from jaxrl.cli.interrupts import RaiseOnInterrupt
 from jaxrl.errors import RunFolderError
 from jaxrl.loggers import text
@@ -30,6 +31,8 @@ def run(given: str, out: str | None, compare: str | None) -> int:
     suite = load_suite(find_suite_file(given))
     previous = None if compare is None else read_summary(Path(compare).expanduser())
     folder = runner.get_default_folder(suite) if out is None else Path(out).expanduser()
+    if note := describe_seeds(len(suite.seeds)):
+        typer.echo(f"seeds             {note}")
     with runner.lock_folder(folder.absolute()) as claimed:
         _write_suite(suite, claimed)
         with RaiseOnInterrupt(), _Display() as display:
@@ -86,10 +89,10 @@ def _format_outcome(
     summary: Mapping[str, Any], failures: Mapping[str, str], changes: Sequence[Change]
 ) -> list[str]:
     lines = [f"failed            {name}: {why}" for name, why in failures.items()]
-    for env, winner in summary["winners"].items():
+    for env in summary["winners"]:
         rows = [cell for cell in summary["cells"] if cell["environment"] == env]
-        if len(find_comparable(rows)) > 1:
-            lines.append(f"best              {env}: {winner or 'no winner, the intervals overlap'}")
+        if found := judge_best(rows):
+            lines.append(f"best              {env}: {format_best(*found)}")
     lines += [f"{change.verdict:<17} {change.name}" for change in changes]
     return lines
 

@@ -16,7 +16,7 @@ from jaxrl.loggers.display import Display
 from jaxrl.runs.exploits import SCHEDULE_FILE
 from jaxrl.sweeps.base import SweepRuns
 from jaxrl.sweeps.plot import draw_sweep
-from jaxrl.sweeps.points import SweepPoint
+from jaxrl.sweeps.points import SweepPoint, judge_first
 from jaxrl.sweeps.state import is_sweep_folder, read_sweep
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def train_sweep(
     if not math.isnan(best.score):
         lane = max(best.lanes, key=lambda i: (i in sweep.active_indices, -i))
         lines.append(f"best point        {format_point(best)}")
+        if verdict := judge_first(points):
+            lines.append(f"                  {verdict}")
         lines.append(f"one of its lanes  {sweep.folder.path / sweep.format_lane_name(lane)}")
     if sweep.schedule:
         lines.append(f"schedule          {sweep.folder.path / SCHEDULE_FILE}")
@@ -68,11 +70,10 @@ def format_point(point: SweepPoint) -> str:
         f"{name}={text.format_number(x) if isinstance(x, float) else x}"
         for name, x in point.values.items()
     )
-    low, high = point.interval
-    score = (
-        f"{text.format_number(point.score)} [{text.format_number(low)}, {text.format_number(high)}]"
-    )
-    return f"{values or 'only point'}: {score} over {len(point.scores)} lanes"
+    score = text.format_number(point.score)
+    if point.estimate.is_bounded:
+        score += " [{}, {}]".format(*map(text.format_number, point.interval))
+    return f"{values or 'only point'}: {score}, {point.estimate.size}"
 
 
 def _format_table(points: list[SweepPoint]) -> list[str]:
@@ -80,7 +81,7 @@ def _format_table(points: list[SweepPoint]) -> list[str]:
     names = ("point", *points[0].values, "lanes", "return (IQM)", "95 % interval")
     table = Table(*(Column(escape(name), overflow="fold") for name in names), box=None)
     for point in points:
-        low, high = point.interval
+        low, high = map(text.format_number, point.interval)
         table.add_row(
             str(point.number),
             *(
@@ -89,7 +90,7 @@ def _format_table(points: list[SweepPoint]) -> list[str]:
             ),
             str(len(point.lanes)),
             text.format_number(point.score),
-            f"{text.format_number(low)} - {text.format_number(high)}",
+            f"{low} - {high}" if point.estimate.is_bounded else "-",
         )
     console = open_console()
     with console.capture() as printed:

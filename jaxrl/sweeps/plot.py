@@ -17,8 +17,8 @@ from jaxrl.loggers.plots import (
     save_figure,
 )
 from jaxrl.sweeps.base import SweepRuns
-from jaxrl.sweeps.points import SweepPoint
-from jaxrl.sweeps.statistics import estimate_iqm
+from jaxrl.sweeps.points import SweepPoint, judge_first
+from jaxrl.sweeps.statistics import bound_interquartile_mean, interquartile_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,8 +33,8 @@ CURVE_POINTS = 200
 def draw_sweep(sweep: SweepRuns) -> Path | None:
     """Draw `plots/sweep.png` in a sweep's folder.
 
-    Curves are interquartile means of the lanes' training returns with their 95 % bootstrap
-    intervals, colored by rank. For each swept number, a panel shows the points' scores against it.
+    Curves are interquartile means of the lanes' training returns with their 95 % intervals, from
+    three lanes on, colored by rank. For each swept number, a panel shows the points' scores against it.
     Runs on recorded data have no training returns: curves are of the returns in evaluations or,
     without them, of the losses, which are no scores.
 
@@ -131,16 +131,12 @@ def _format_label(point: SweepPoint) -> str:
 
 
 def _compute_band(lines: Sequence[Points]) -> tuple[Any, Any, Any, Any]:
-    """Return the steps common to all curves, the interquartile mean and its lower and upper bounds.
-
-    The bounds are those of a 95 % bootstrap interval; for a single curve they equal the mean.
-    """
+    """Return the steps common to all curves, the interquartile mean and its lower and upper bounds."""
     columns = [np.array(points, np.float64).T for points in lines]
     first, last = max(x[0] for x, _ in columns), min(x[-1] for x, _ in columns)
     steps = np.unique(np.linspace(first, last, CURVE_POINTS).astype(np.int64))
     values = np.array([np.interp(steps, x, y) for x, y in columns]).T
-    found = [estimate_iqm(row.tolist(), num_resamples=500) for row in values]
-    return steps, *np.array([(point.value, point.low, point.high) for point in found]).T
+    return steps, interquartile_mean(values), *bound_interquartile_mean(values)
 
 
 def _draw_scores(axes: "Axes", points: Sequence[SweepPoint], name: str) -> None:
@@ -154,8 +150,9 @@ def _draw_scores(axes: "Axes", points: Sequence[SweepPoint], name: str) -> None:
     axes.errorbar(
         x, y, yerr=np.abs(bounds - y), fmt="o", color="C0", ecolor="0.6", capsize=2, markersize=4
     )
-    best = points[0]
-    axes.plot([best.values[name]], [best.score], "D", color="C3", label="best point")
+    best, verdict = points[0], judge_first(points)
+    label = f"best point, {verdict}" if verdict else "best point"
+    axes.plot([best.values[name]], [best.score], "D", color="C3", label=label)
     if x.min() > 0 and x.max() / x.min() >= 10:
         axes.set_xscale("log")
     axes.set(xlabel=name, ylabel="return (IQM, 95 % interval)")

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import get_score
-from jaxrl.sweeps.statistics import estimate_iqm
+from jaxrl.sweeps.statistics import UNDECIDED, Interval, estimate_iqm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class SweepPoint:
         values: Values of the swept settings.
         lanes: Indices of the point's lanes.
         scores: Scores of the lanes that have one.
-        score: Interquartile mean of the scores (Agarwal et al. 2021); NaN without any.
-        interval: 95 % bootstrap interval over the lanes; has zero width for a single one.
+        score: Interquartile mean of the scores, rliable's (Agarwal et al. 2021); NaN without any.
+        interval: Its 95 % interval over the lanes; NaN for less than three of them.
     """
 
     number: int
@@ -30,6 +30,12 @@ class SweepPoint:
     scores: tuple[float, ...]
     score: float
     interval: tuple[float, float]
+
+    @property
+    def estimate(self) -> Interval:
+        """Return the score with its interval, which decides between points."""
+        low, high = self.interval
+        return Interval(value=self.score, low=low, high=high, count=len(self.scores))
 
     @staticmethod
     def from_scores(
@@ -69,6 +75,16 @@ def group_points(
         points.append(SweepPoint.from_scores(number, lanes[indices[0]][1], indices, scores))
     sign = 1.0 if mode == "max" else -1.0
     return sorted(points, key=lambda point: (math.isnan(point.score), -sign * point.score))
+
+
+def judge_first(points: Sequence[SweepPoint]) -> str:
+    """Say whether the first point's interval lies beside all others; "" if no other has a score."""
+    estimates = [point.estimate for point in points if point.scores]
+    if len(estimates) < 2:
+        return ""
+    verdict = estimates[0].compare_to_all(estimates[1:])
+    decided = {side: f"{side} all others" for side in ("above", "below")}
+    return {**decided, UNDECIDED: f"{UNDECIDED}: the intervals overlap"}.get(verdict, verdict)
 
 
 def check_mode(mode: str) -> None:

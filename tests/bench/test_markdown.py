@@ -4,7 +4,7 @@ import pytest
 
 from jaxrl.bench import markdown
 from jaxrl.bench.markdown import Table, parse_tables, render_document
-from jaxrl.sweeps.statistics import Interval
+from jaxrl.sweeps.statistics import Interval, estimate_iqm
 
 
 def test_a_document_leaves_out_what_is_missing() -> None:
@@ -37,6 +37,13 @@ def test_intervals_have_the_digits_asked_for() -> None:
     interval = Interval(value=1234.5, low=-1.0, high=2000.0)
     assert markdown.format_range(interval, ",.0f") == "-1 - 2,000"
     assert markdown.format_estimate(interval, ",.1f") == "1,234.5 (-1.0 - 2,000.0)"
-    assert markdown.format_interval([0.5, 0.25, 1.0]) == "0.5 [0.25, 1]"
+    data = {"value": 0.5, "low": 0.25, "high": 1.0, "count": 5}
+    assert markdown.format_interval(data) == "0.5 [0.25, 1]"
+
+
+def test_without_an_interval_there_is_the_number_of_runs() -> None:
+    few = estimate_iqm([1234.5])
+    assert markdown.format_estimate(few, ",.1f") == "1,234.5 (1 run)"
+    assert markdown.format_interval(few.to_data()) == "1,234 (1 run)"
     assert markdown.format_optional(None, ".1f") == "-"
     assert markdown.format_optional(0.0, ".1f") == "0.0"

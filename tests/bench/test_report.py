@@ -1,21 +1,26 @@
 """Content of a report, from a summary that is made up."""
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxrl.bench import figures
+from jaxrl.bench.compare import compare_summaries, read_summary
 from jaxrl.bench.metrics import METRICS
-from jaxrl.bench.report import render_markdown, render_page
+from jaxrl.bench.report import render_markdown, render_page, write_report
 from jaxrl.bench.scores import AGGREGATES
-from jaxrl.bench.summary import find_winner
-from jaxrl.bench.tables import build_tables
+from jaxrl.bench.suite import load_suite
+from jaxrl.bench.summary import CURVES_TEXT, find_winner, summarize
+from jaxrl.bench.tables import build_tables, describe_seeds
 from jaxrl.cli.benchmarks import _format_outcome
+from jaxrl.errors import ConfigError
 
 
 def cell(env: str, entrant: str, **more: Any) -> dict[str, Any]:
-    interval = {"value": 496.6, "low": 473.0, "high": 503.2}
+    interval = {"value": 496.6, "low": 473.0, "high": 503.2, "count": 3}
     return {
         "name": f"{env}--{entrant}",
         "entrant": entrant,
@@ -27,7 +32,7 @@ def cell(env: str, entrant: str, **more: Any) -> dict[str, Any]:
         "source": "",
         "failure": None,
         "lost_seeds": {},
-        "returns": {"0": 473.0, "1": 503.2},
+        "returns": {"0": 473.0, "1": 503.2, "2": 496.0},
         "return": interval,
         "min": 473.0,
         "training_return": interval,
@@ -48,7 +53,8 @@ def cell(env: str, entrant: str, **more: Any) -> dict[str, Any]:
 def summary(envs: int, entrants: int, **more: Any) -> dict[str, Any]:
     names = [f"entrant {i}" for i in range(entrants)]
     tasks = [f"Env{i}-v0" for i in range(envs)]
-    aggregates = {"tasks": tasks, **{name: [0.9, 0.8, 1.0] for name in AGGREGATES}}
+    interval = {"value": 0.9, "low": 0.8, "high": 1.0, "count": 3}
+    aggregates = {"tasks": tasks, **dict.fromkeys(AGGREGATES, interval)}
     profile = {"taus": [0, 1], "share": [1, 0], "low": [1, 0], "high": [1, 0]}
     return {
         "suite": "made up",
@@ -62,9 +68,10 @@ def summary(envs: int, entrants: int, **more: Any) -> dict[str, Any]:
             "devices": ["cpu"],
             "versions": {},
         },
-        "seeds": [0, 1],
+        "seeds": [0, 1, 2],
         "metrics": list(METRICS),
         "cells": [cell(env, name) for env in tasks for name in names],
+        "curves": CURVES_TEXT,
         "winners": dict.fromkeys(tasks),
         "aggregates": dict.fromkeys(names, aggregates),
         "profiles": dict.fromkeys(names, profile),
@@ -105,7 +112,8 @@ def test_a_legend_of_many_has_a_place_beside_the_profiles() -> None:
 
 
 def test_a_winner_says_whom_it_was_not_compared_with() -> None:
-    made_up = summary(1, 3, winners={"Env0-v0": "entrant 0"})
+    made_up = summary(1, 3)
+    made_up["cells"][0]["return"] = {"value": 900.0, "low": 899.0, "high": 901.0, "count": 3}
     assert "Not compared" not in build_tables(made_up)[0].text
     del made_up["cells"][1]["return"]
     text = build_tables(made_up)[0].text
@@ -116,7 +124,8 @@ def test_a_winner_says_whom_it_was_not_compared_with() -> None:
 def test_rows_with_other_rules_are_not_compared() -> None:
     made_up = summary(1, 3)
     for row, value in zip(made_up["cells"], (300.0, 100.0, 900.0), strict=True):
-        row |= {"return": {"value": value, "low": value - 1, "high": value + 1}, "env_config": {}}
+        interval = {"value": value, "low": value - 1, "high": value + 1, "count": 3}
+        row |= {"return": interval, "env_config": {}}
     assert find_winner(made_up["cells"]) == "entrant 2"
     made_up["cells"][2]["env_config"] = {"sticky_action_prob": 0.0}
     assert find_winner(made_up["cells"]) == "entrant 0"
@@ -137,6 +146,100 @@ def test_an_entrant_by_itself_is_neither_best_nor_undecided() -> None:
     assert two == ["best              Env0-v0: no winner, the intervals overlap"]
 
 
+def outcome(value: float) -> dict[str, Any]:
+    """Return a run that ends at a return."""
+    curve = {"steps": [50, 100], "returns": [value / 2, value], "seconds": [1.0, 2.0]}
+    numbers = {"seconds": 2.0, "compile_s": 1.0, "memory_gib": 0.5, "num_lanes": 1}
+    return {"evaluated": value, "env_steps": 100, "curve": curve, "devices": ["cpu"], **numbers}
+
+
+def summarize_runs(folder: Path, returns: dict[str, list[float]]) -> dict[str, Any]:
+    """Summarize a suite whose entrants ended at these returns, one for each seed."""
+    (num_seeds,) = {len(values) for values in returns.values()}
+    file = folder / "suite.yaml"
+    file.write_text(
+        f"seeds: {num_seeds}\nenvironments: {{CartPole-v1: {{budget: 100, threshold: 50, ceiling: 60, "
+        "low: 0, high: 500, reference: 50, source: nobody}}\n"
+        f"algorithms: {{{', '.join(f'{name}: {{algorithm: PPO}}' for name in returns)}}}\n"
+    )
+    suite = load_suite(file)
+    for suite_cell in suite.cells:
+        job = suite.make_job(suite_cell, folder)
+        Path(job.folder).mkdir(parents=True)
+        for seed, value in enumerate(returns[suite_cell.entrant]):
+            job.write_outcome(seed, outcome(value))
+    return summarize(suite, folder, {})
+
+
+@pytest.mark.parametrize(("num_seeds", "words"), [(1, "1 run"), (2, "2 runs")])
+def test_less_than_three_seeds_decide_nothing(tmp_path: Path, num_seeds: int, words: str) -> None:
+    """Not a winner, nor a threshold, a reference, an improvement, or a regression."""
+    runs = {"A": [100.0, 100.1], "B": [10.0, 10.1]}
+    found = summarize_runs(tmp_path, {name: x[:num_seeds] for name, x in runs.items()})
+    undecided = f"undecided ({words})"
+    for row in found["cells"]:
+        assert (row["learned"], row["return"]["low"]) == (undecided, None)
+    assert found["winners"] == {"CartPole-v1": None}
+    (pair,) = found["improvement"]
+    assert pair["probability"]["low"] is None
+    worse = {**found, "cells": [{**row, "returns": {"0": 0.0}} for row in found["cells"]]}
+    changes = compare_summaries(found, worse)
+    assert {change.verdict for change in changes} == {"undecided (1 run)"}
+    assert not any(change.is_regression for change in changes)
+    assert f"best              CartPole-v1: no winner, {undecided}" in _format_outcome(
+        found, {}, []
+    )
+    write_report(found, tmp_path, changes)
+    text, page = ((tmp_path / name).read_text() for name in ("report.md", "report.html"))
+    for shown in (text, page):
+        assert f"No winner, {undecided}." in shown
+        assert describe_seeds(num_seeds) in shown
+        for verdict in ("is best", "| yes |", ">yes<", "[-", "nan", "NaN", "worse |"):
+            assert verdict not in shown
+    assert "NaN" not in (tmp_path / "summary.json").read_text()
+
+
+def test_three_seeds_decide(tmp_path: Path) -> None:
+    found = summarize_runs(tmp_path, {"A": [100.0, 100.1, 100.2], "B": [10.0, 10.1, 10.2]})
+    assert found["winners"] == {"CartPole-v1": "A"}
+    assert [row["learned"] for row in found["cells"]] == ["yes", "no"]
+    assert found["cells"][0]["training_returns"] == {0: 100.0, 1: 100.1, 2: 100.2}
+    assert found["cells"][0]["curve"]["low"][-1] == pytest.approx(
+        found["cells"][0]["return"]["low"]
+    )
+    worse = {
+        **found,
+        "cells": [{**x, "returns": dict(enumerate((1, 2, 3)))} for x in found["cells"]],
+    }
+    assert {change.verdict for change in compare_summaries(found, worse)} == {"worse"}
+    assert {change.verdict for change in compare_summaries(worse, found)} == {"better"}
+    assert describe_seeds(3) == ""
+    write_report(found, tmp_path)
+    assert "No verdict" not in (tmp_path / "report.md").read_text()
+
+
+def test_an_earlier_interval_of_another_kind_is_computed_again(tmp_path: Path) -> None:
+    """Summaries of former versions have other intervals, beside the same returns."""
+    found = summarize_runs(tmp_path, {"A": [100.0, 110.0, 120.0]})
+    narrow = {"value": 110.0, "low": 109.9, "high": 110.1}
+    earlier = {**found, "cells": [{**row, "return": narrow} for row in found["cells"]]}
+    (change,) = compare_summaries(earlier, found)
+    assert change.before == change.now == found["cells"][0]["return"]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [{}, ["A"], [{"returns": {"0": 1.0}}], [{"name": "A", "returns": [1.0]}]]
+    + [[{"name": "A", "returns": {"0": x}}] for x in ("1", None, True, [1])]
+    + [[{"name": "A", "returns": {}, "steps_per_second": "fast"}]],
+)
+def test_an_earlier_summary_is_validated_before_anything_runs(tmp_path: Path, cells: Any) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text(json.dumps({"cells": cells}))
+    with pytest.raises(ConfigError, match="--compare"):
+        read_summary(path)
+
+
 def test_headings_can_be_read_by_themselves() -> None:
     table = build_tables(summary(1, 1))[0]
     assert table.header[4:] == (
@@ -148,7 +251,7 @@ def test_headings_can_be_read_by_themselves() -> None:
         "seconds to compile",
         "memory GiB",
     )
-    assert table.rows[0][4:7] == ("undecided (450)", "49,333 (1 of 2)", "114 (1 of 2)")
+    assert table.rows[0][4:7] == ("undecided (450)", "49,333 (1 of 3)", "114 (1 of 3)")
     assert "Steps and seconds to threshold: the median over the seeds" in table.text
     assert "  " not in table.text
     without = build_tables(summary(1, 1, metrics=["return", "steps_to_threshold"]))[0]
@@ -163,7 +266,7 @@ def test_a_wide_table_fits_since_its_cells_break_but_not_within_brackets() -> No
     style = whole[whole.index("<style>") : whole.index("</style>")]
     assert re.findall(r"([^{}]+) {[^{}]*nowrap[^{}]*}", style)[0].strip() == "td:first-child"
     assert "<td>497 [473,&nbsp;503], min 473</td>" in whole
-    assert "<td>49,333 (1&nbsp;of&nbsp;2)</td>" in whole
+    assert "<td>49,333 (1&nbsp;of&nbsp;3)</td>" in whole
     assert "&nbsp;" not in render_markdown(of, build_tables(of))
 
 

@@ -30,7 +30,7 @@ from tests.recorded_data import make_part
 SUITE = """
 name: tiny
 about: One short run.
-seeds: 2
+seeds: 3
 episodes: 5
 environments:
   CartPole-v1: {budget: 8_192, threshold: 30, low: 9, high: 500}
@@ -87,8 +87,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_seed_leaves_an_outcome(finished: Path) -> None:
     summary = read_summary(finished / "out")
     (cell,) = summary["cells"]
-    assert sorted(cell["returns"]) == ["0", "1"]
-    assert cell["num_lanes"] == 2
+    assert sorted(cell["returns"]) == ["0", "1", "2"]
+    assert cell["num_lanes"] == 3
     assert cell["curve"]["steps"][-1] == 8_192
     assert cell["steps_per_second"] > 0
     assert cell["compile_s"] > 0
@@ -108,7 +108,7 @@ def test_a_second_call_runs_nothing(finished: Path) -> None:
 
 def test_other_settings_run_anew(finished: Path, tmp_path: Path) -> None:
     suite = suite_of(tmp_path, lr=1e-9)
-    assert suite.make_job(suite.cells[0], finished / "out").find_missing_seeds() == [0, 1]
+    assert suite.make_job(suite.cells[0], finished / "out").find_missing_seeds() == [0, 1, 2]
 
 
 def test_the_page_stands_by_itself(finished: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert job.find_missing_seeds() == [0, 1]
+    assert job.find_missing_seeds() == [0, 1, 2]
     steps = json.loads(saved.read_text())["curves"]["0"]["steps"]
     assert 0 < steps[-1] < 60_000
     _, failures = told(suite, out)
@@ -170,6 +170,39 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     assert sorted(set(outcome["curve"]["steps"])) == outcome["curve"]["steps"]
     assert len(outcome["resumed_at"]) == 1
     assert outcome["resumed_at"][0] >= 1
+
+
+def leave_outcomes(job: Job) -> None:
+    """Write the outcomes of a run that ends at 20, 21, and so on."""
+    Path(job.folder).mkdir(parents=True)
+    curve = Curve([job.budget], [1.0], [2.0])
+    outcome = {"env_steps": job.budget, "curve": curve.to_data(), "seconds": 2.0, "num_lanes": 1}
+    for seed in job.seeds:
+        more = {"evaluated": 20.0 + seed, "compile_s": 0.0, "memory_gib": 0.1}
+        job.write_outcome(seed, outcome | more)
+
+
+def test_a_suite_of_two_seeds_runs_and_says_that_it_decides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "suites" / "two.yaml"
+    path.parent.mkdir()
+    text = SUITE.replace("LR", "3e-3").replace("seeds: 3", "seeds: 2").replace("tiny", "two")
+    path.write_text(text + "  Other: {algorithm: PPO}\n")
+    monkeypatch.setattr(runner, "_run_cell", lambda suite, cell, job, *_: leave_outcomes(job))
+    out = str(tmp_path / "out")
+    assert benchmarks.run(str(path), out, None) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = "No verdict is possible with 2 seeds: intervals need at least 3."
+    assert lines[0] == f"seeds             {said}"
+    assert "best              CartPole-v1: no winner, undecided (2 runs)" in lines
+    summary = tmp_path / "out" / "summary.json"
+    better = json.loads(summary.read_text())
+    for cell in better["cells"]:
+        cell["returns"] = dict.fromkeys(cell["returns"], 500.0)
+    (tmp_path / "better.json").write_text(json.dumps(better))
+    assert benchmarks.run(str(path), out, str(tmp_path / "better.json")) == 0
+    assert "undecided (2 runs) CartPole-v1--PPO" in capsys.readouterr().out
 
 
 def test_an_interrupted_suite_leaves_a_report_of_what_it_finished(
@@ -188,17 +221,7 @@ def test_an_interrupted_suite_leaves_a_report_of_what_it_finished(
             raise PeerError("exit code 3")
         if cell.entrant != "PPO":
             raise KeyboardInterrupt
-        Path(job.folder).mkdir(parents=True)
-        curve = Curve([job.budget], [1.0], [2.0])
-        outcome = {
-            "env_steps": job.budget,
-            "curve": curve.to_data(),
-            "seconds": 2.0,
-            "num_lanes": 1,
-        }
-        for seed in job.seeds:
-            more = {"evaluated": 20.0 + seed, "compile_s": 0.0, "memory_gib": 0.1}
-            job.write_outcome(seed, outcome | more)
+        leave_outcomes(job)
 
     monkeypatch.setattr(runner, "_run_cell", run_first)
     with pytest.raises(KeyboardInterrupt):
@@ -207,10 +230,10 @@ def test_an_interrupted_suite_leaves_a_report_of_what_it_finished(
     page = (tmp_path / "out" / "report.html").read_text()
     for report in (text, page):
         assert "Not finished: PPO without one on CartPole-v1." in report
-    assert "| PPO | 2 | 20.5 [20, 21]" in text
+    assert "| PPO | 3 | 21 [18.5, 23.5]" in text
     assert "exit code 3" in text
     cells = read_summary(tmp_path / "out")["cells"]
-    assert [len(cell["returns"]) for cell in cells] == [2, 0, 0]
+    assert [len(cell["returns"]) for cell in cells] == [3, 0, 0]
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -243,7 +266,7 @@ def test_a_peer_that_crashes_is_a_row_and_the_suite_goes_on(
     assert code == 1
     page = (tmp_path / "out" / "report.md").read_text()
     assert "exit code 3: no such luck" in page
-    assert "| fine PPO | 2 | 0.25 [0.25, 0.25]" in page
+    assert "| fine PPO | 3 | 0.25 [0.25, 0.25]" in page
     summary = read_summary(tmp_path / "out")
     assert summary["winners"] == {"CartPole-v1": "PPO"}
     assert [row["better"] for row in summary["improvement"]] == ["PPO"]
@@ -266,14 +289,15 @@ def test_a_nonsense_comparison_is_refused(tmp_path: Path) -> None:
         read_summary(tmp_path)
 
 
-def row(name: str, low: float, high: float) -> dict[str, Any]:
-    found = {"value": (low + high) / 2, "low": low, "high": high}
-    return {"name": name, "return": found, "steps_per_second": 10.0}
+def row(name: str, *returns: float) -> dict[str, Any]:
+    return {"name": name, "returns": dict(enumerate(returns)), "steps_per_second": 10.0}
 
 
 def test_verdicts_need_intervals_apart() -> None:
-    before = {"cells": [row("a", 1, 2), row("b", 1, 2), row("c", 1, 2), row("d", 1, 2)]}
-    now = {"cells": [row("a", 2, 3), row("b", 0, 0.5), row("c", 3, 4), {"name": "d"}]}
+    before = {"cells": [row(name, 10.0, 10.1, 10.2) for name in "abcd"]}
+    now = {
+        "cells": [row("a", 10.2, 10.3, 10.4), row("b", 1, 1, 1), row("c", 20, 20.1, 20.2), row("d")]
+    }
     verdicts = {change.name: change.verdict for change in compare_summaries(before, now)}
     assert verdicts == {"a": "no clear difference", "b": "worse", "c": "better", "d": "failed"}
 

@@ -24,7 +24,7 @@ def cell(file: str, **more: Any) -> dict[str, Any]:
         "budget": 500_000,
         "failure": None,
         "lost_seeds": {},
-        "return": {"value": 498.0, "low": 480.0, "high": 500.0},
+        "return": {"value": 498.0, "low": 480.0, "high": 500.0, "count": 5},
         "min": 471.0,
         "seconds": 61.2,
         "reference": 490.0,

@@ -41,8 +41,12 @@ def test_a_ratio_is_taken_within_a_round() -> None:
     assert estimate_ratio([4.0, 9.0, 1.0], [2.0, 1.0, 1.0]).value == pytest.approx(2.0)
 
 
-def test_two_values_have_their_range() -> None:
-    assert estimate_median([1.0, 3.0]) == Interval(value=2.0, low=1.0, high=3.0, count=2)
+@pytest.mark.parametrize("values", [[2.0], [1.0, 3.0]])
+def test_less_than_three_values_have_no_interval(values: list[float]) -> None:
+    found = estimate_median(values)
+    assert (found.value, found.is_bounded, found.count) == (2.0, False, len(values))
+    assert to_dict(found) == {"median": 2.0, "low": None, "high": None, "count": len(values)}
+    assert from_dict(to_dict(found)).judge_at_least(0.0).startswith("undecided (")
 
 
 @pytest.mark.parametrize("values", [[], [1.0, float("nan")], [float("inf")]])
@@ -106,7 +110,7 @@ def test_a_geometric_mean_is_of_the_medians() -> None:
 
 
 def test_a_geometric_mean_of_equal_ratios_is_exact_whatever_their_order() -> None:
-    estimate = estimate_geometric_mean([[2.0] * 7, [0.5] * 7, [3.0]])
+    estimate = estimate_geometric_mean([[2.0] * 7, [0.5] * 7, [3.0] * 3])
     assert (estimate.value, estimate.low, estimate.high) == pytest.approx((3.0 ** (1 / 3),) * 3)
 
 
