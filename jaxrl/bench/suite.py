@@ -397,6 +397,8 @@ class _SuiteReader:
             budget=parse_positive(f"environments: {env}: budget", task.budget),
             threshold=task.threshold,
             ceiling=task.ceiling,
+            reference=task.reference,
+            source=task.source,
             module=task.module,
             episodes=task.episodes or self._episodes,
         )

@@ -53,7 +53,8 @@ def _build_environment_table(summary: Row, env: str) -> Table:
     unit = "recorded rows" if any(cell.get("is_offline") for cell in cells) else "environment steps"
     text = (
         f"Greedy evaluation of {episodes} episodes after {budgets} {unit}; "
-        f"interquartile mean over {len(summary['seeds'])} seeds with its 95 % interval. "
+        f"interquartile mean over {len(summary['seeds'])} seeds"
+        f"{' with its 95 % interval' if len(summary['seeds']) >= MIN_RUNS else ''}. "
     )
     modules = sorted({cell["module"] for cell in measured if cell.get("module")})
     if modules:

@@ -178,7 +178,8 @@ def test_less_than_three_seeds_decide_nothing(tmp_path: Path, num_seeds: int, wo
     found = summarize_runs(tmp_path, {name: x[:num_seeds] for name, x in runs.items()})
     undecided = f"undecided ({words})"
     for row in found["cells"]:
-        assert (row["learned"], row["return"]["low"]) == (undecided, None)
+        assert (row["learned"], row["stays_below"]) == (undecided, undecided)
+        assert (row["against_reference"], row["return"]["low"]) == (undecided, None)
     assert found["winners"] == {"CartPole-v1": None}
     (pair,) = found["improvement"]
     assert pair["probability"]["low"] is None
@@ -194,7 +195,7 @@ def test_less_than_three_seeds_decide_nothing(tmp_path: Path, num_seeds: int, wo
     for shown in (text, page):
         assert f"No winner, {undecided}." in shown
         assert describe_seeds(num_seeds) in shown
-        for verdict in ("is best", "| yes |", ">yes<", "[-", "nan", "NaN", "worse |"):
+        for verdict in ("95 % interval.", "is best", "| yes |", ">yes<", "[-", "nan", "NaN", "worse |"):
             assert verdict not in shown
     assert "NaN" not in (tmp_path / "summary.json").read_text()
 
@@ -203,6 +204,7 @@ def test_three_seeds_decide(tmp_path: Path) -> None:
     found = summarize_runs(tmp_path, {"A": [100.0, 100.1, 100.2], "B": [10.0, 10.1, 10.2]})
     assert found["winners"] == {"CartPole-v1": "A"}
     assert [row["learned"] for row in found["cells"]] == ["yes", "no"]
+    assert [row["against_reference"] for row in found["cells"]] == ["above", "below"]
     assert found["cells"][0]["training_returns"] == {0: 100.0, 1: 100.1, 2: 100.2}
     assert found["cells"][0]["curve"]["low"][-1] == pytest.approx(
         found["cells"][0]["return"]["low"]
