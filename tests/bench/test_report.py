@@ -195,7 +195,16 @@ def test_less_than_three_seeds_decide_nothing(tmp_path: Path, num_seeds: int, wo
     for shown in (text, page):
         assert f"No winner, {undecided}." in shown
         assert describe_seeds(num_seeds) in shown
-        for verdict in ("95 % interval.", "is best", "| yes |", ">yes<", "[-", "nan", "NaN", "worse |"):
+        for verdict in (
+            "95 % interval.",
+            "is best",
+            "| yes |",
+            ">yes<",
+            "[-",
+            "nan",
+            "NaN",
+            "worse |",
+        ):
             assert verdict not in shown
     assert "NaN" not in (tmp_path / "summary.json").read_text()
 

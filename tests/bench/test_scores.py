@@ -67,7 +67,7 @@ def test_the_probability_of_improvement_is_mann_whitneys() -> None:
     [(1, "undecided (1 run)"), (2, "undecided (2 runs)"), (3, "undecided"), (5, "above")],
 )
 def test_runs_that_are_all_better_may_be_so_by_chance(runs: int, verdict: str) -> None:
-    """Of three and three equal runs, all of the one are better or worse in one of ten samples."""
+    """All of three runs are better or worse than three equal ones in one of ten samples."""
     worse = {"a": np.arange(float(runs))}
     better = {"a": worse["a"] + 100.0}
     found = scores.probability_of_improvement(better, worse)

@@ -343,9 +343,11 @@ SWEEP = {
 def test_a_table_that_is_piped_is_whole_and_shows_brackets() -> None:
     values = {f"replay_buffer_config.{name}": "a[b]c" for name in ("alpha", "beta", "capacity")}
     point = SweepPoint.from_scores(0, {**values, "sizes": [256, 256]}, (0, 1), [1.0, 2.0])
-    head, row = _format_table([point])
+    wide = SweepPoint.from_scores(1, point.values, (2, 3, 4), [3.0, 3.0, 3.0])
+    head, row, last = _format_table([point, wide])
     assert head.split()[1:5] == [*values, "sizes"]
-    assert row.split() == ["0", *["a[b]c"] * 3, "[256,", "256]", "2", "1.5", "1", "-", "2"]
+    assert row.split() == ["0", *["a[b]c"] * 3, "[256,", "256]", "2", "1.5", "-"]
+    assert last.split()[-5:] == ["3", "3", "3", "-", "3"]
 
 
 @pytest.mark.allow_key_reuse  # taken for that of vmapped runs
