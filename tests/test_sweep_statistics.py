@@ -50,9 +50,12 @@ POPULATIONS: dict[str, Any] = {
     "normal, one of ten runs fails": fail(0.1),
     "capped, reached by 9 of 10 runs": cap(0.9),
     "capped, reached by 8 of 10 runs": cap(0.8),
-    "capped, reached by half of the runs": cap(0.5),
+    "capped, reached by 7 of 10 runs": cap(0.7),
+    "capped, reached by 5 of 10 runs": cap(0.5),
 }
 """Quantile functions of the populations in the guide's table."""
+HIDDEN = ("capped, reached by 7 of 10 runs", "capped, reached by 5 of 10 runs")
+"""Populations of which many samples are equal, and so do not show that others are lower."""
 
 
 def draw(population: str, size: int, seed: int = 0) -> np.ndarray:
@@ -103,7 +106,7 @@ def test_95_percent_intervals_hold_the_true_value_as_often_as_the_guide_says(
     found = {size: measure_coverage(population, size) for size in SIZES if size >= MIN_RUNS}
     print(f"| {population} | " + " | ".join(f"{x:.0f}" for x in found.values()) + " |")
     assert [int(x) for x in row.split("|")] == pytest.approx([*found.values()], abs=1.0)
-    if population != "capped, reached by half of the runs":  # equal values have no width
+    if population not in HIDDEN:
         assert min(found.values()) >= 91.5
     assert np.isnan(bound_interquartile_mean(draw(population, 2))).all()
 

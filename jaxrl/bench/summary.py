@@ -28,7 +28,7 @@ NUM_TAUS = 51
 
 CURVES_TEXT = (
     "Mean return of recent training episodes: interquartile mean over the seeds, with its 95 % "
-    "interval at each step as a band. A dotted line marks the return that counts as learned."
+    "interval at each step as a band, from three seeds on. A dotted line marks the return that counts as learned."
 )
 """Description of the learning curves, kept with them: it stays true of results of another version."""
 
