@@ -133,7 +133,7 @@ def test_fewer_rows_than_none_are_refused(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_report_has_a_table_of_the_reading(tmp_path: Path) -> None:
-    reading = offline.measure_reading(make_readers()[0], tmp_path, 2 * EPISODE_LENGTH, 2)
+    reading = offline.measure_reading(make_readers()[0], tmp_path, 2 * EPISODE_LENGTH, 3)
     results = {
         "machine": {"cpu": "C", "cores": 2, "memory_gib": 4, "system": "L", "python": "3"},
         "load": {"before": 0.0, "after": 0.0},
