@@ -62,8 +62,20 @@ class HostVector(Protocol):
         """
         ...
 
-    def step(self, action: PyTree) -> HostStep:
-        """Step every copy with the environment's actions, `[B, ...]` NumPy arrays."""
+    def get_reset_info(self, row: int) -> dict[str, Any]:
+        """Return the info of the latest reset of one copy."""
+        ...
+
+    def step(
+        self, action: PyTree, on_step: Callable[[HostStep], None] | None = None
+    ) -> HostStep:
+        """Step every copy, and reset those whose episode ended.
+
+        Args:
+            action: Actions of the environment, `[B, ...]` NumPy arrays.
+            on_step: Function that is called in between with the step, whose `obs` and `starts` are
+                not yet those of the resets; copies that reset themselves are reset already.
+        """
         ...
 
     def pause(self, paused: Bool[np.ndarray, " B"]) -> None:

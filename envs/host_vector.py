@@ -146,10 +146,13 @@ def make_gym_vector(
     plans: list[SubEnvSpec],
     *,
     mode: str,
-    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP,
+    autoreset_mode: AutoresetMode | None = None,
     timeout_s: float | None = None,
 ) -> GymVector:
     """Make copies behind barriers, in this process ("sync") or in one process each ("async").
+
+    Copies in this process are reset after a step, those in others by themselves within it, unless
+    `autoreset_mode` says otherwise.
 
     Raises:
         EnvError: If the copies cannot be pickled, or their processes do not start.
@@ -157,11 +160,14 @@ def make_gym_vector(
     barriers = [functools.partial(FaultBarrier, plan) for plan in plans]
     first = plans[0]
     if mode == "sync":
-        same_step = autoreset_mode is AutoresetMode.SAME_STEP
-        kind = FastSyncVectorEnv if same_step else SyncVectorEnv
-        vector: VectorEnv[Any, Any, Any] = kind(barriers, autoreset_mode=autoreset_mode)
+        vector: VectorEnv[Any, Any, Any] = (
+            FastSyncVectorEnv(barriers)
+            if autoreset_mode is None
+            else SyncVectorEnv(barriers, autoreset_mode=autoreset_mode)
+        )
     else:
-        vector = start_processes(first.id, barriers, autoreset_mode)
+        mode_of_processes = autoreset_mode or AutoresetMode.SAME_STEP
+        vector = start_processes(first.id, barriers, mode_of_processes)
     return GymVector(
         vector,
         name=f"{first.id} (worker_index={first.context.worker_index})",

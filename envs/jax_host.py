@@ -1,6 +1,6 @@
 """JAX environments stepped from the host, with the random draws of the compiled loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -59,7 +59,13 @@ class JaxHostVector:
             self._state = self._jit_reset_to_seeds(words, self._index, self._params)
         return jax.device_get(self._current_state().obs)
 
-    def step(self, action: PyTree) -> HostStep:
+    def get_reset_info(self, row: int) -> dict[str, Any]:
+        del row
+        return {}
+
+    def step(
+        self, action: PyTree, on_step: Callable[[HostStep], None] | None = None
+    ) -> HostStep:
         current = self._current_state()
         if self._paused.any():
             state, step = self._jit_step_with_paused(current, action, self._params, self._paused)
@@ -67,7 +73,7 @@ class JaxHostVector:
             state, step = self._jit_step(current, action, self._params)
         self._state = state
         obs, starts, step = jax.device_get((state.obs, state.is_first, step))
-        return HostStep(
+        host_step = HostStep(
             obs=obs,
             reward=step.reward,
             terminated=step.terminated,
@@ -77,6 +83,9 @@ class JaxHostVector:
             starts=starts,
             faults=() if step.mask.all() else self._build_faults(step),
         )
+        if on_step is not None:
+            on_step(host_step)
+        return host_step
 
     def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
         self._paused = np.asarray(paused, np.bool_)

@@ -41,7 +41,7 @@ class GymVector:
 
     A copy whose episode ended is reset within the step (SAME_STEP), right after it (DISABLED, by a
     reset mask), or by the next step (NEXT_STEP), whose row is then no transition. The transitions
-    are the same in all three modes.
+    are the same in all three modes. In the first, `on_step` is called after the reset.
 
     A copy that returns a non-finite reward or observation is reset, and its row is no transition,
     as in `jaxrl.envs.vector`; the same holds for a copy that its barrier restarted.
@@ -90,6 +90,7 @@ class GymVector:
         self._faulty = self._no_rows
         self._paused, self._is_quiet = self._no_rows, True
         self._pending_faults: list[HostFault] = []
+        self._reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self._closed = False
         self._failed = False
 
@@ -99,12 +100,19 @@ class GymVector:
             chosen = chosen[0]
         obs, infos = self._call(lambda: self._reset_vector(seed=chosen))
         self._to_reset = self._no_rows
-        self._pending_faults = self._collect_restarts(split_infos(infos, self.num_envs))
+        split = split_infos(infos, self.num_envs)
+        self._pending_faults = self._collect_restarts(split)
+        self._keep_reset_infos(self._all_rows, split)
         self._obs, self._faulty = replace_non_finite(self._to_runner_obs(obs))
         self._update_is_quiet()
         return self._obs
 
-    def step(self, action: PyTree) -> HostStep:
+    def get_reset_info(self, row: int) -> dict[str, Any]:
+        return self._reset_infos[row]
+
+    def step(
+        self, action: PyTree, on_step: Callable[[HostStep], None] | None = None
+    ) -> HostStep:
         space: gymnasium.Space[Any] = self.vector.single_action_space
         action = map_leaves(_action_batch, space, action)
         obs, reward, terminated, truncated, infos = self._call(lambda: self._step_vector(action))
@@ -115,9 +123,11 @@ class GymVector:
             truncated=np.asarray(truncated),
             infos=split_infos(infos, self.num_envs),
         )
-        return self._step_quiet(result) or self._step_eventful(result)
+        return self._step_quiet(result, on_step) or self._step_eventful(result, on_step)
 
-    def _step_quiet(self, result: "_Result") -> HostStep | None:
+    def _step_quiet(
+        self, result: "_Result", on_step: Callable[[HostStep], None] | None
+    ) -> HostStep | None:
         """Return a step in which at most some episodes ended, at low cost; None for any other."""
         if not self._is_quiet or result.infos.faults:
             return None
@@ -130,10 +140,10 @@ class GymVector:
             final_obs = self._get_final_obs(result, ended)
             if not all_finite(final_obs):
                 return None
-        else:
+            self._keep_reset_infos(ended, result.infos)
+        elif self._mode is AutoresetMode.NEXT_STEP:
             return None
-        self._obs = result.obs
-        return HostStep(
+        step = HostStep(
             obs=result.obs,
             reward=result.reward,
             terminated=result.terminated,
@@ -143,6 +153,15 @@ class GymVector:
             starts=ended,
             infos=result.infos,
         )
+        if on_step is not None:
+            on_step(step)
+        self._obs = result.obs
+        if self._mode is not AutoresetMode.DISABLED or ended is self._no_rows:
+            return step
+        fresh = self._reset_rows(ended)
+        self._obs, self._faulty = replace_non_finite(where_rows(ended, fresh.obs, result.obs))
+        self._update_is_quiet()
+        return dataclasses.replace(step, obs=self._obs, faults=tuple(fresh.faults))
 
     def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
         if not isinstance(self.vector, SyncVectorEnv | AsyncVectorEnv):
@@ -211,7 +230,9 @@ class GymVector:
         else:
             close_quietly(self._name, self.vector)
 
-    def _step_eventful(self, result: "_Result") -> HostStep:
+    def _step_eventful(
+        self, result: "_Result", on_step: Callable[[HostStep], None] | None
+    ) -> HostStep:
         """Return a step in which a copy failed, was paused, or has to be reset."""
         prev_obs, was_reset, paused = self._obs, self._to_reset, self._paused
         faults = [*self._pending_faults, *self._collect_restarts(result.infos)]
@@ -225,29 +246,39 @@ class GymVector:
         bad_reward = ~np.isfinite(result.reward) & is_valid & ~bad_obs
         faults += self._nonfinite_faults(bad_reward, "reward")
         faults += self._nonfinite_faults(bad_obs, "observation")
-        mask = is_valid & ~bad_reward & ~bad_obs
-        fresh = self._reset_where(ended, bad_reward | bad_obs)
-        mask = mask & ~(fresh.rows & ~ended)
-        obs = result.obs if fresh.obs is None else where_rows(fresh.rows, fresh.obs, result.obs)
-        starts = was_reset | was_replaced | fresh.rows
-        if self._mode is AutoresetMode.SAME_STEP:
-            starts = starts | ended
-        self._obs, is_bad = replace_non_finite(obs)
-        self._faulty = is_bad & (starts | paused)
-        self._to_reset = ended if self._mode is AutoresetMode.NEXT_STEP else self._no_rows
-        self._pending_faults = fresh.faults
-        self._update_is_quiet()
-        return HostStep(
-            obs=self._obs,
+        to_reset = self._find_rows_to_reset(ended, bad_reward | bad_obs)
+        mask = is_valid & ~bad_reward & ~bad_obs & ~(to_reset & ~ended)
+        step = HostStep(
+            obs=result.obs,
             reward=np.where(mask, result.reward, np.float32(0.0)),
             terminated=result.terminated & mask,
             truncated=(result.truncated | ~mask) & ~was_reset & ~paused,
             final_obs=where_rows(mask, final_obs, prev_obs),
             mask=mask,
-            starts=starts,
-            faults=tuple(faults),
+            starts=self._no_rows,
             infos=result.infos,
         )
+        if on_step is not None:
+            on_step(step)
+        was_reset_within = was_reset | was_replaced
+        if self._mode is AutoresetMode.SAME_STEP:
+            was_reset_within = was_reset_within | ended
+        self._keep_reset_infos(was_reset_within, result.infos)
+        fresh = self._reset_rows(to_reset)
+        obs = result.obs if fresh.obs is None else where_rows(fresh.rows, fresh.obs, result.obs)
+        starts = was_reset_within | fresh.rows
+        self._obs, is_bad = replace_non_finite(obs)
+        self._faulty = is_bad & (starts | paused)
+        self._to_reset = ended if self._mode is AutoresetMode.NEXT_STEP else self._no_rows
+        self._pending_faults = []
+        self._update_is_quiet()
+        faults = (*fresh.faults, *faults)  # a row has the code of its last fault
+        return dataclasses.replace(step, obs=self._obs, starts=starts, faults=faults)
+
+    def _keep_reset_infos(self, rows: Bool[np.ndarray, " B"], infos: SubEnvInfos) -> None:
+        """Keep the infos of copies that were reset."""
+        for row in np.flatnonzero(rows):
+            self._reset_infos[row] = infos.get_first(int(row))
 
     def _update_is_quiet(self) -> None:
         """Update whether the next step needs no special handling."""
@@ -277,21 +308,27 @@ class GymVector:
             jax.tree.map(lambda target, x, row=row: target.__setitem__(row, x), final, one)
         return final
 
-    def _reset_where(
+    def _find_rows_to_reset(
         self, ended: Bool[np.ndarray, " B"], bad: Bool[np.ndarray, " B"]
-    ) -> "_ResetRows":
-        """Reset the copies that the vector environment does not reset by itself."""
+    ) -> Bool[np.ndarray, " B"]:
+        """Return which copies to reset, as the vector environment does not do so by itself."""
         rows = bad & ~ended
         if self._mode is AutoresetMode.DISABLED:
             rows = rows | ended
+        if not rows.any() or self._takes_mask:
+            return rows
+        return self._all_rows if self._mode is AutoresetMode.SAME_STEP else ~ended
+
+    def _reset_rows(self, rows: Bool[np.ndarray, " B"]) -> "_ResetRows":
+        """Reset copies."""
         if not rows.any():
             return _ResetRows(rows=rows)
-        if not self._takes_mask:
-            rows = self._all_rows if self._mode is AutoresetMode.SAME_STEP else ~ended
         mask = {"reset_mask": rows.copy()}
         options = mask if self._takes_mask else None
-        obs, infos = self._call(lambda: self._reset_vector(options=options))
-        faults = self._collect_restarts(split_infos(infos, self.num_envs))
+        obs, merged = self._call(lambda: self._reset_vector(options=options))
+        infos = split_infos(merged, self.num_envs)
+        faults = self._collect_restarts(infos)
+        self._keep_reset_infos(rows, infos)
         return _ResetRows(rows=rows, obs=self._to_runner_obs(obs), faults=faults)
 
     def _collect_restarts(self, infos: SubEnvInfos) -> list[HostFault]:

@@ -65,17 +65,27 @@ def replace_non_finite(obs: PyTree) -> tuple[PyTree, Bool[np.ndarray, " B"]]:
 class SubEnvInfos:
     """Infos of the copies at a step, with final observations and faults.
 
-    `rows` are the infos of the successors, `final_obs` the observations that a reset within the
-    step replaced, `faults` the reports of barriers, the latter two by row.
+    `rows` are the infos of the successors, `first_rows` those of the observations returned, which
+    a reset within the step replaced. `final_obs` are the observations that it replaced, `faults`
+    the reports of barriers, the latter two by row.
     """
 
     rows: Sequence[dict[str, Any]]
+    first_rows: Sequence[dict[str, Any]]
     final_obs: dict[int, PyTree] = dataclasses.field(default_factory=dict)
     faults: dict[int, SubEnvFault] = dataclasses.field(default_factory=dict)
 
     def __call__(self, row: int) -> dict[str, Any]:
         """Return the info of one copy's successor."""
-        return {key: value for key, value in self.rows[row].items() if key != FAULT_KEY}
+        return _drop_fault(self.rows[row])
+
+    def get_first(self, row: int) -> dict[str, Any]:
+        """Return the info of the reset of a copy that was reset."""
+        return _drop_fault(self.first_rows[row])
+
+
+def _drop_fault(info: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in info.items() if key != FAULT_KEY}
 
 
 def split_infos(infos: dict[str, Any] | SubEnvInfos, num_envs: int) -> SubEnvInfos:
@@ -83,8 +93,10 @@ def split_infos(infos: dict[str, Any] | SubEnvInfos, num_envs: int) -> SubEnvInf
     if isinstance(infos, SubEnvInfos):
         return infos
     ended = _rows_with_key(infos, "final_obs", num_envs)
+    last = _rows_with_key(infos, "final_info", num_envs)
     return SubEnvInfos(
-        rows=_MergedRows(infos, num_envs),
+        rows=_MergedRows(infos, last),
+        first_rows=_MergedRows(infos, np.zeros(num_envs, np.bool_)),
         final_obs={int(row): infos["final_obs"][row] for row in np.flatnonzero(ended)},
         faults={
             int(row): infos[FAULT_KEY][row]
@@ -94,17 +106,19 @@ def split_infos(infos: dict[str, Any] | SubEnvInfos, num_envs: int) -> SubEnvInf
 
 
 class _MergedRows(Sequence[dict[str, Any]]):
-    """The successors' infos, split on access."""
+    """Infos of rows, split on access; the marked ones are those below `final_info`."""
 
-    def __init__(self, infos: dict[str, Any], num_envs: int) -> None:
-        self._infos = infos
-        self._ended = _rows_with_key(infos, "final_info", num_envs)
+    def __init__(self, infos: dict[str, Any], is_final: Bool[np.ndarray, " B"]) -> None:
+        self._infos, self._is_final = infos, is_final
 
     def __len__(self) -> int:
-        return len(self._ended)
+        return len(self._is_final)
 
     def __getitem__(self, row: Any) -> Any:
-        return _info_row(self._infos["final_info"] if self._ended[row] else self._infos, row)
+        if self._is_final[row]:
+            return _info_row(self._infos["final_info"], row)
+        own = _info_row(self._infos, row)
+        return {key: own[key] for key in own if key not in ("final_obs", "final_info")}
 
 
 def _info_row(infos: dict[str, Any], row: int) -> dict[str, Any]:

@@ -125,15 +125,23 @@ class EnvCopy:
 
     def advance(self, actions: Mapping[str, PyTree]) -> CopyStep:
         """Take a step, and begin the next episode if the step ends one."""
+        return self.begin_next(self.step(actions))
+
+    def step(self, actions: Mapping[str, PyTree]) -> CopyStep:
+        """Take a step, which begins an episode only after a fault."""
         faults, self._pending_faults = self._pending_faults, []
         outcome, found = self._step(actions)
-        faults = [*faults, *found]
+        faults = (*faults, *found)
         if isinstance(outcome, HostMultiStart):
-            return CopyStep(start=outcome, faults=tuple(faults))
-        if not outcome.is_over:
-            return CopyStep(step=outcome, faults=tuple(faults))
+            return CopyStep(start=outcome, faults=faults)
+        return CopyStep(step=outcome, faults=faults)
+
+    def begin_next(self, copy: CopyStep) -> CopyStep:
+        """Begin the next episode if a step of this copy ended one; return it with the start."""
+        if copy.step is None or not copy.step.is_over:
+            return copy
         start, found = self._reset(None)
-        return CopyStep(step=outcome, start=start, faults=(*faults, *found))
+        return dataclasses.replace(copy, start=start, faults=(*copy.faults, *found))
 
     def get_own_id(self, agent: str) -> AgentID:
         """Return the environment's own id of an agent, which may be an int."""

@@ -4,13 +4,14 @@ import multiprocessing
 import time
 import traceback
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, NoReturn
 
 import cloudpickle
 
+from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.gym_processes import (
     RemoteTraceback,
     block_terminal_signals,
@@ -19,7 +20,7 @@ from jaxrl.envs.adapters.gym_processes import (
     end_processes,
     make_start_error,
 )
-from jaxrl.envs.multi.host_copy import CopySpec, EnvCopy
+from jaxrl.envs.multi.host_copy import CopySpec, CopyStep, EnvCopy
 from jaxrl.errors import EnvError, summarize_exception
 
 
@@ -93,6 +94,16 @@ class ProcessCopies:
         if failures:
             self._raise(*failures[0])
         return {row: value for row, (_, value) in replies.items()}
+
+    def advance(
+        self,
+        actions: Mapping[int, Mapping[str, PyTree]],
+        on_steps: Callable[[Mapping[int, CopyStep]], None],
+    ) -> dict[int, CopyStep]:
+        """Take steps and begin episodes in one message each; see `Copies`."""
+        steps = self.call("advance", {row: (own,) for row, own in actions.items()})
+        on_steps(steps)
+        return steps
 
     def _receive(self, row: int, deadline: float | None) -> tuple[bool, Any]:
         pipe = self._pipes[row]

@@ -1,8 +1,8 @@
 """Copies of a Python environment of several agents, in this process or in one process each."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -25,11 +25,24 @@ _CHECK_ATTEMPTS = 3
 """Number of checks of an environment that may raise at times."""
 
 
+OnSteps: TypeAlias = Callable[[Mapping[int, CopyStep]], None]
+"""Function of the steps of copies by row."""
+
+
 class Copies(Protocol):
     """Copies of an environment, wherever they are."""
 
     def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of copies, given their arguments by row; return the results by row."""
+        ...
+
+    def advance(
+        self, actions: Mapping[int, Mapping[str, PyTree]], on_steps: OnSteps
+    ) -> dict[int, CopyStep]:
+        """Take a step of copies, given their agents' actions by row, and begin their next episodes.
+
+        `on_steps` is called in between if the copies are in this process, else afterwards.
+        """
         ...
 
     def get_sub_environments(self) -> list[Any]:
@@ -49,6 +62,13 @@ class LocalCopies:
 
     def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         return {row: getattr(self._copies[row], method)(*own) for row, own in arguments.items()}
+
+    def advance(
+        self, actions: Mapping[int, Mapping[str, PyTree]], on_steps: OnSteps
+    ) -> dict[int, CopyStep]:
+        steps: dict[int, CopyStep] = self.call("step", {row: (x,) for row, x in actions.items()})
+        on_steps(steps)
+        return self.call("begin_next", {row: (step,) for row, step in steps.items()})
 
     def get_sub_environments(self) -> list[Any]:
         return [copy.env.env for copy in self._copies]
@@ -84,10 +104,18 @@ class MultiHostVector:
         chosen = self._first_seeds if seeds is None else seeds
         return self._call_all("begin", [(seed,) for seed in chosen])
 
-    def step(self, actions: Sequence[Mapping[str, PyTree]]) -> list[CopyStep]:
-        """Step every copy that is not paused with the actions of its agents that act."""
-        going = {row: (actions[row],) for row in range(self.num_envs) if not self._paused[row]}
-        steps = self._copies.call("advance", going)
+    def step(
+        self, actions: Sequence[Mapping[str, PyTree]], on_steps: OnSteps = lambda steps: None
+    ) -> list[CopyStep]:
+        """Step every copy that is not paused, and begin the episodes that follow those that ended.
+
+        Args:
+            actions: Actions of the agents that act, of every copy.
+            on_steps: Function that is called in between with the steps by row; copies in other
+                processes have begun their episodes by then.
+        """
+        going = {row: actions[row] for row in range(self.num_envs) if not self._paused[row]}
+        steps = self._copies.advance(going, on_steps)
         return [steps.get(row, CopyStep()) for row in range(self.num_envs)]
 
     def pause(self, paused: Bool[np.ndarray, " B"]) -> None:

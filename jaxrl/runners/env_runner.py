@@ -1,13 +1,14 @@
 """`EnvRunner`, which steps environments on the host and returns rollouts of the compiled form."""
 
 import dataclasses
+import functools
 import time
 from typing import TYPE_CHECKING, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, UInt32
 
 from jaxrl.assembly.assemble import make_env, make_policy_step
 from jaxrl.assembly.connector_env import Spaces, get_rllib_spaces
@@ -15,7 +16,7 @@ from jaxrl.assembly.multi_agent import make_multi_host_env
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
-from jaxrl.envs.host import HostFault, HostVector, MadeHostEnv
+from jaxrl.envs.host import HostFault, HostStep, HostVector, MadeHostEnv
 from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeEnv
@@ -220,15 +221,23 @@ class EnvRunner(FormerNames):
         last = self._last
         words = self._policy.act(rows.get_current_obs(), last)
         action = self._policy.unpack_env_action(words)
+        track = None if self.tracker is None else functools.partial(self._track, words)
         begin = time.perf_counter()
-        step = self.vector.step(action)
+        step = self.vector.step(action, track)
         self._env_seconds += time.perf_counter() - begin
         rows.add(words, step)
         self._last = self._make_last(rows, last)
         if step.faults:
             self._faults += [self._make_runner_fault(fault) for fault in step.faults]
         if self.tracker is not None:
-            self.tracker.add_step(self._policy.unpack_recorded(words), step, last.paused)
+            self.tracker.begin_episodes(step, last.paused)
+
+    def _track(self, words: UInt32[np.ndarray, "B width"], step: HostStep) -> None:
+        """Call the hooks of a step, whose time is not that of the environments."""
+        assert self.tracker is not None
+        begin = time.perf_counter()
+        self.tracker.add_step(self._policy.unpack_recorded(words), step, self._last.paused)
+        self._env_seconds -= time.perf_counter() - begin
 
     def _make_last(self, rows: FragmentBuilder, before: PrevStep) -> PrevStep:
         """Return the reward and flags of the latest step, unchanged for paused environments."""

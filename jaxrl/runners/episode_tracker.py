@@ -197,7 +197,7 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
     def start_episodes(self, obs: PyTree) -> None:
         """Start all episodes with the observations of the reset."""
         for row in range(self._runner.num_envs):
-            self._start_episode(row, obs, {})
+            self._start_episode(row, obs)
 
     def resume_episodes(self, obs: PyTree, lengths: np.ndarray) -> None:
         """Continue episodes that began before the environments' state was restored."""
@@ -212,7 +212,7 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
     def add_step(
         self, outputs: dict[str, PyTree], step: HostStep, paused: Bool[np.ndarray, " B"]
     ) -> None:
-        """Add a vector step.
+        """Add a vector step, before copies whose episodes it ended are reset.
 
         Args:
             outputs: Outputs of the module by column, `[B, ...]`.
@@ -232,8 +232,11 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
                 if self._ongoing[row].is_done:
                     self._end_episode(row, self._earlier_chunks[row])
                     self._replace_episode(row)
-            if step.starts[row]:
-                self._start_episode(row, step.obs, {} if step.mask[row] else step.infos(row))
+
+    def begin_episodes(self, step: HostStep, paused: Bool[np.ndarray, " B"]) -> None:
+        """Start the episodes that began with the observations of a vector step."""
+        for row in np.flatnonzero(step.starts & ~paused):
+            self._start_episode(int(row), step.obs)
 
     def _get(self, row: int) -> SingleAgentEpisode:
         return self._ongoing[row]
@@ -259,8 +262,9 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
         self._ongoing[row], self._earlier_chunks[row] = self._make_episode(), []
         self._call_hook("on_episode_created", row)
 
-    def _start_episode(self, row: int, obs: PyTree, infos: dict[str, Any]) -> None:
-        self._ongoing[row].add_env_reset(_copy_row(obs, row), infos)
+    def _start_episode(self, row: int, obs: PyTree) -> None:
+        info = self._runner.vector.get_reset_info(row)
+        self._ongoing[row].add_env_reset(_copy_row(obs, row), info)
         self._call_hook("on_episode_start", row)
 
     def _add_step(self, row: int, outputs: dict[str, PyTree], step: HostStep) -> None:

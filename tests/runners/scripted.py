@@ -61,7 +61,10 @@ class Scripted:
     def _obs(self) -> np.ndarray:
         return np.stack([self._episode, self._step], axis=1).astype(np.float32)
 
-    def step(self, action: PyTree) -> HostStep:
+    def get_reset_info(self, row: int) -> dict[str, Any]:
+        return {"reset": int(self._episode[row])}
+
+    def step(self, action: PyTree, on_step: Any = None) -> HostStep:
         assert action.shape == (self.num_envs,)
         before = self._obs()
         live = ~self._to_reset & ~self._held
@@ -80,9 +83,7 @@ class Scripted:
             fresh = fresh | np.array([True, *[False] * (self.num_envs - 1)])
             faults = (HostFault(row=0, what="raised", detail="boom"),)
         self._total += 1
-        self._episode = np.where(fresh, self._episode + 1, self._episode)
-        self._step = np.where(fresh, 0, self._step)
-        return HostStep(
+        told = HostStep(
             obs=self._obs(),
             reward=reward,
             terminated=over & even & mask,
@@ -93,6 +94,11 @@ class Scripted:
             faults=faults,
             infos=lambda row: {"step": int(final[row, 1])},
         )
+        if on_step is not None:
+            on_step(told)
+        self._episode = np.where(fresh, self._episode + 1, self._episode)
+        self._step = np.where(fresh, 0, self._step)
+        return dataclasses.replace(told, obs=self._obs())
 
     def pause(self, held: np.ndarray) -> None:
         self._held = held

@@ -73,13 +73,13 @@ def test_the_order_of_hooks() -> None:
     assert told.calls == []
     runner.sample(3)
     step = [("step", 0), ("step", 1)]
-    end = [("end", 0, 2, 3.0), ("created", 0), ("start", 0)]
+    end = [("end", 0, 2, 3.0), ("created", 0)]
     begin = [("created", 0), ("created", 1), ("start", 0), ("start", 1)]
-    assert told.calls == [*begin, *step, ("step", 0), *end, ("step", 1), *step]
+    assert told.calls == [*begin, *step, ("step", 0), *end, ("step", 1), ("start", 0), *step]
     told.calls.clear()
     runner.sample(2)
     last = [("step", 1), ("end", 1, 5, 15.0), ("created", 1), ("start", 1)]
-    assert told.calls == [("step", 0), *end, ("step", 1), ("step", 0), *last]
+    assert told.calls == [("step", 0), *end, ("step", 1), ("start", 0), ("step", 0), *last]
 
 
 def test_a_reset_that_takes_a_step_is_no_step_of_an_episode() -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -229,12 +229,19 @@ class MultiEnvRunner(MultiRunnerParts):
         if self.tracker is not None:
             self.tracker.begin_steps(actions, outputs)
         begin = time.perf_counter()
-        steps = self.vector.step(actions)
+        steps = self.vector.step(actions, self._track)
         self._env_seconds += time.perf_counter() - begin
         if self.policy_step.rows.may_change:
             for m, own in self._groups.items():
                 part.plays[m].append(own.plays.copy())
         self._finish_step(t, part, acted, steps)
+
+    def _track(self, steps: Mapping[int, CopyStep]) -> None:
+        """Call the hooks of steps, whose time is not that of the environments."""
+        if self.tracker is not None:
+            begin = time.perf_counter()
+            self.tracker.add_steps(steps)
+            self._env_seconds -= time.perf_counter() - begin
 
     def _begin_rows(
         self, part: _Part, acted: dict[str, Bool[np.ndarray, " R"]], outputs: dict[str, PyTree]
@@ -282,8 +289,6 @@ class MultiEnvRunner(MultiRunnerParts):
                 part.records.add_fault(t, fault)
                 self._faults.append(self._make_runner_fault(fault))
         self._tallies.clear_ended(happened, failed)
-        if self.tracker is not None:
-            self.tracker.add_steps(steps, self._paused)
         for env, copy in enumerate(steps):
             self._observe_next(env, copy)
 

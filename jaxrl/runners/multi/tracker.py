@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool
 
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.multi.base import ALL
@@ -64,10 +63,10 @@ class MultiEpisodeTracker(TrackerBase["MultiEnvRunner", MultiAgentEpisode]):
                 self._actions[row][name] = own.pop(Columns.ACTIONS)
                 self._outputs[row][name] = own
 
-    def add_steps(self, steps: Sequence[CopyStep], paused: Bool[np.ndarray, " B"]) -> None:
-        """Add the results of a vector step; the episodes that it ends are still the current ones."""
-        for row, copy in enumerate(steps):
-            if paused[row] or copy.step is None:
+    def add_steps(self, steps: Mapping[int, CopyStep]) -> None:
+        """Add the results of steps by copy; the episodes that they end are the current ones."""
+        for row, copy in steps.items():
+            if copy.step is None:
                 continue
             self._add_step(row, copy.step)
             self._call_hook("on_episode_step", row)
