@@ -377,13 +377,23 @@ def run_custom_evaluation(
 ) -> dict[str, Any]:
     """Call the user's function of `(algorithm)` or `(algorithm, eval_workers)`; return its metrics.
 
+    It may return RLlib's `(metrics, env_steps, agent_steps)`, whose numbers become metrics.
+
     Raises:
-        ConfigError: If it does not return a dictionary.
+        ConfigError: If it returns neither that nor a dictionary.
     """
-    metrics = function(algorithm, *[runners] * (count_evaluation_arguments(function) - 1))
+    returned = function(algorithm, *[runners] * (count_evaluation_arguments(function) - 1))
+    match returned:
+        case (metrics, int(env_steps), int(agent_steps)):
+            counts = {
+                "num_env_steps_sampled_this_iter": env_steps,
+                "num_agent_steps_sampled_this_iter": agent_steps,
+            }
+        case metrics:
+            counts = {}
     if not isinstance(metrics, Mapping):
         raise ConfigError(
             "custom_evaluation_function must return a dictionary of metrics, such as "
-            f"{{'custom_metrics': {{...}}}}, got {metrics!r}."
+            f"{{'custom_metrics': {{...}}}}, or (metrics, env_steps, agent_steps), got {returned!r}."
         )
-    return dict(cast(Mapping[str, Any], metrics))
+    return {**counts, **cast(Mapping[str, Any], metrics)}

@@ -326,7 +326,7 @@ class HostEpisodeRecording:
         self._frames.clear()
         runner.restart(policy.seed, np.array([episode], np.int32))
         for _ in range(self._made.max_episode_steps or DEFAULT_MAX_EPISODE_STEPS):
-            runner.sample(1)
+            runner.sample_fragment(1)
             for frame in self._frames.take():
                 yield check_frame(self._id, frame)
             if self._frames.num_episodes > 1:

@@ -81,8 +81,8 @@ class _RecordingPlayer:
     def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
         self._runner.pause(paused)
 
-    def sample(self, num_steps: int) -> Fragment:
-        self.fragments.append(self._runner.sample(num_steps))
+    def sample_fragment(self, num_steps: int) -> Fragment:
+        self.fragments.append(self._runner.sample_fragment(num_steps))
         return self.fragments[-1]
 
 

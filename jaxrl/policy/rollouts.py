@@ -102,6 +102,6 @@ def play_on_host(
     try:
         runner.set_weights(Weights(version=0, actor=to_host(inputs.actor), task=inputs.task))
         while True:
-            yield runner.sample(length)
+            yield runner.sample_fragment(length)
     finally:
         runner.close()

@@ -14,15 +14,16 @@ from jaxrl.assembly.assemble import make_env, make_policy_step
 from jaxrl.assembly.connector_env import Spaces, get_rllib_spaces
 from jaxrl.assembly.multi_agent import make_multi_host_env
 from jaxrl.callbacks import CallbackList
-from jaxrl.config.rllib_api import FormerNames
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.host import HostFault, HostStep, HostVector, MadeHostEnv
 from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeEnv
+from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.errors import EnvError
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
+from jaxrl.runners.episode_sampling import MAX_EPISODE_STEPS, EpisodeSampler, RandomActions
 from jaxrl.runners.episode_tracker import (
     EnvsView,
     EpisodeTracker,
@@ -30,7 +31,7 @@ from jaxrl.runners.episode_tracker import (
     is_tracking,
 )
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
-from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.hooks import NoHooks, RunnerHooks
 from jaxrl.runners.host_policy import HostPolicy, PrevStep
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.factory import make_multi_env_runner
@@ -42,11 +43,8 @@ from jaxrl.training.rollout import PolicyStep
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-MAX_EPISODE_STEPS = 100_000
-"""Maximum steps to wait for the end of an episode if the environment has no time limit."""
 
-
-class EnvRunner(FormerNames):
+class EnvRunner(EpisodeSampler[SingleAgentEpisode]):
     """Runner that steps its environments with one compiled call per vector step.
 
     A fragment continues where the previous one ended, possibly within an episode. With equal seed,
@@ -65,8 +63,6 @@ class EnvRunner(FormerNames):
         hooks: Callbacks; None for none.
     """
 
-    _former_kind = "env_runner"
-
     def __init__(
         self,
         *,
@@ -81,6 +77,7 @@ class EnvRunner(FormerNames):
         max_episode_steps: int | None = None,
         hooks: RunnerHooks | None = None,
     ) -> None:
+        super().__init__()
         debugging = config.debugging_settings
         self.config = config
         self.vector = vector
@@ -91,13 +88,13 @@ class EnvRunner(FormerNames):
         self.policy_step, self.module = policy_step, policy_step.module
         self.weights_version = -1
         self._max_episode_steps = max_episode_steps
-        self._policy = HostPolicy(
-            policy_step,
-            self.env_index,
-            explore=config.env_runners_settings.explore if explore is None else explore,
-            max_retraces=debugging.max_retraces,
-            jit=debugging.compiles,
-        )
+        self._explore = config.env_runners_settings.explore if explore is None else explore
+        self._policies: dict[bool, HostPolicy] = {}
+        self._policy = self._get_policy(self._explore)
+        self._weights: Weights | None = None
+        self._drawn: RandomActions | None = None
+        self._random: RandomActions | None = None
+        """Random actions that replace those of the policy, None for none."""
         self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
         self._obs: list[np.ndarray] | None = None
         self._next_number = 0
@@ -113,10 +110,23 @@ class EnvRunner(FormerNames):
                 self.tracker = EpisodeTracker(self, hooks, lookback)
             announce_envs(self, hooks)
 
+    def _get_policy(self, explore: bool) -> HostPolicy:
+        """Return what acts with or without exploring."""
+        if explore not in self._policies:
+            debugging = self.config.debugging_settings
+            self._policies[explore] = HostPolicy(
+                self.policy_step,
+                self.env_index,
+                explore=explore,
+                max_retraces=debugging.max_retraces,
+                jit=debugging.compiles,
+            )
+        return self._policies[explore]
+
     @property
     def programs(self) -> list[Program]:
         """Compiled programs of the runner."""
-        return self._policy.programs
+        return [program for policy in self._policies.values() for program in policy.programs]
 
     @property
     def spaces(self) -> dict[str, Spaces]:
@@ -132,6 +142,7 @@ class EnvRunner(FormerNames):
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights to act with, and the task if they come with one."""
+        self._weights = weights
         self._policy.set_actor(weights.actor)
         self.weights_version = weights.version
         if weights.task is not None:
@@ -141,7 +152,30 @@ class EnvRunner(FormerNames):
         """Change the task of the environments; see `HostVector.set_task`."""
         self.vector.set_task(task)
 
-    def sample(self, num_steps: int) -> Fragment:
+    def _set_acting(self, explore: bool | None, random_actions: bool) -> None:
+        policy, before = (
+            self._get_policy(self._explore if explore is None else explore),
+            self._policy,
+        )
+        if policy is not before:
+            if self._weights is not None:
+                policy.set_actor(self._weights.actor)
+            policy.set_carry(before.carry)
+            self._policy = policy
+        if random_actions and self._drawn is None:
+            seed = make_episode_seeds(self.seed, self.env_index)[0]
+            pipeline = self.policy_step.action_pipeline
+            self._drawn = RandomActions(pipeline, self.num_envs, seed, policy.device)
+        self._random = self._drawn if random_actions else None
+
+    def _make_tracker(self) -> EpisodeTracker:
+        lookback = self.config.env_runners_settings.episode_lookback_horizon
+        tracker = EpisodeTracker(self, NoHooks(), lookback)
+        if self._obs is not None:
+            tracker.resume_episodes(self._policy.unflatten_obs(self._obs), self._episode_length)
+        return tracker
+
+    def sample_fragment(self, num_steps: int) -> Fragment:
         """Sample the next `num_steps` steps of every environment."""
         part = self._begin_fragment(num_steps)
         for _ in range(num_steps):
@@ -202,8 +236,7 @@ class EnvRunner(FormerNames):
     def _begin_fragment(self, num_steps: int) -> PartialFragment:
         """Prepare a fragment of `num_steps` steps."""
         begin = time.perf_counter()
-        if self._obs is None:
-            self._reset(None)
+        self._begin_episodes_if_due()
         assert self._obs is not None
         carry = self._policy.begin_fragment(
             self._env_keys, self._transition_count, num_steps, self._last
@@ -220,8 +253,11 @@ class EnvRunner(FormerNames):
         """Act once in every environment and add the results to `rows`."""
         last = self._last
         words = self._policy.act(rows.get_current_obs(), last)
-        action = self._policy.unpack_env_action(words)
-        track = None if self.tracker is None else functools.partial(self._track, words)
+        if self._random is None:
+            action, chosen = self._policy.unpack_env_action(words), None
+        else:
+            action, chosen = self._random.draw()
+        track = functools.partial(self._track, words, chosen) if self.tracker is not None else None
         begin = time.perf_counter()
         step = self.vector.step(action, track)
         self._env_seconds += time.perf_counter() - begin
@@ -232,11 +268,16 @@ class EnvRunner(FormerNames):
         if self.tracker is not None:
             self.tracker.begin_episodes(step, last.paused)
 
-    def _track(self, words: UInt32[np.ndarray, "B width"], step: HostStep) -> None:
+    def _track(
+        self, words: UInt32[np.ndarray, "B width"], chosen: PyTree | None, step: HostStep
+    ) -> None:
         """Call the hooks of a step, whose time is not that of the environments."""
         assert self.tracker is not None
         begin = time.perf_counter()
-        self.tracker.add_step(self._policy.unpack_recorded(words), step, self._last.paused)
+        outputs = (
+            self._policy.unpack_recorded(words) if chosen is None else {Columns.ACTIONS: chosen}
+        )
+        self.tracker.add_step(outputs, step, self._last.paused)
         self._env_seconds -= time.perf_counter() - begin
 
     def _make_last(self, rows: FragmentBuilder, before: PrevStep) -> PrevStep:
@@ -288,7 +329,17 @@ class EnvRunner(FormerNames):
             metrics=self.metrics.take(),
         )
 
+    def _begin_episodes_if_due(self) -> None:
+        """Reset the environments if they are new, or were left behind by `sample`."""
+        if self._obs is not None and not self._needs_reset:
+            return
+        is_new, count = self._obs is None, self._transition_count
+        self._reset_bookkeeping()
+        self._transition_count = count
+        self._reset(None if is_new else make_episode_seeds(self.seed, self.env_index, count))
+
     def _reset(self, seeds: list[int] | None) -> None:
+        self._needs_reset = False
         if self.tracker is not None:
             self.tracker.create_episodes()
         obs = self.vector.reset(seeds)
@@ -306,8 +357,7 @@ class EnvRunner(FormerNames):
 
         `env` is None if the environments cannot save their state.
         """
-        if self._obs is None:
-            self._reset(None)
+        self._begin_episodes_if_due()
         assert self._obs is not None
         return {
             "key": np.asarray(jax.random.key_data(self._env_keys)),

@@ -113,10 +113,15 @@ class TrackerBase(Generic[Runner, Episode]):
         self._done, self._is_in_share = [], True
         self._num_left = None if episodes is None else list(episodes)
 
-    def finish_share(self) -> None:
-        """Cut the share's episodes that were not completed, and call `on_sample_end`."""
+    @property
+    def num_left(self) -> list[int]:
+        """Number of episodes that each environment has yet to end in a share of episodes."""
+        return list(self._num_left or ())
+
+    def finish_share(self) -> list[Episode]:
+        """Return the share's episodes; those that were not completed are cut."""
         self._is_in_share = False
-        self.finish_fragment()
+        return self.finish_fragment()
 
     def end_share(self) -> None:
         """End a share that was finished, or that failed."""

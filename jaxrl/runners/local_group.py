@@ -84,7 +84,9 @@ class LocalEnvRunnerGroup(FormerNames):
 
     def next_batch(self) -> list[Fragment]:
         sample = (
-            self.runner.sample_complete_episodes if self._complete_episodes else self.runner.sample
+            self.runner.sample_complete_episodes
+            if self._complete_episodes
+            else self.runner.sample_fragment
         )
         with self._watch:
             fragments = [sample(self._fragment_length) for _ in range(self._fragments_per_batch)]

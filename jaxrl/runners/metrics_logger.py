@@ -44,6 +44,22 @@ class LogSettings(TypedDict, total=False):
     clear_on_reduce: bool
 
 
+class LoggedMetrics(dict[str, Any]):
+    """Reduced values, nested, of a logger whose values another one can merge.
+
+    Args:
+        values: The reduced values.
+        data: Data of the logger, as `MetricsLogger.take` returns it.
+    """
+
+    def __init__(self, values: Mapping[str, Any], data: dict[str, dict[str, Any]]) -> None:
+        super().__init__(values)
+        self.data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LoggedMetrics, (dict(self), self.data)
+
+
 class MetricsLogger:
     """Logger that collects values by key, with RLlib's methods.
 
@@ -154,12 +170,22 @@ class MetricsLogger:
         stats, self._stats = self._stats, {}
         return stats
 
-    def aggregate(self, parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
-        """Merge data taken from other loggers, in the given order."""
+    def take_reduced(self) -> LoggedMetrics:
+        """Return the reduced values with the data of all values, and clear them."""
+        return LoggedMetrics(self._to_nested(), self.take())
+
+    def aggregate(self, parts: Iterable[Mapping[str, Mapping[str, Any]]], *, key: Key = ()) -> None:
+        """Merge data taken from other loggers, in the given order.
+
+        Args:
+            parts: What `take` of other loggers returned, or `get_metrics` of runners.
+            key: Position below which to merge it.
+        """
+        above = f"{_to_path(key)}/" if key else ""
         for part in parts:
-            for path, stat in part.items():
+            for path, stat in (part.data if isinstance(part, LoggedMetrics) else part).items():
                 settings = {name: value for name, value in stat.items() if name != "data"}
-                self._add(path, settings, list(stat["data"]))
+                self._add(f"{above}{path}", settings, list(stat["data"]))
 
     def aggregate_runners(self, parts: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
         """Merge data that several runners have collected at the same time.

@@ -81,7 +81,7 @@ class EpisodePlayer(Protocol):
 
     def pause(self, paused: Bool[np.ndarray, " B"]) -> None: ...
 
-    def sample(self, num_steps: int) -> Fragment: ...
+    def sample_fragment(self, num_steps: int) -> Fragment: ...
 
 
 def play_share(
@@ -112,7 +112,7 @@ def play_share(
         while not tally.done.all() and not timed_out:
             if can_pause:
                 runner.pause(tally.done.copy())
-            tally.add(runner.sample(tally.next_chunk))
+            tally.add(runner.sample_fragment(tally.next_chunk))
             timed_out = time.perf_counter() - begin > share.timeout_s
         if runner.tracker is not None:
             runner.tracker.finish_share()

@@ -143,9 +143,9 @@ def make_both(**settings: Any) -> tuple[list[Any], list[MultiEnvRunner]]:
 def test_critics_see_what_they_see_in_the_compiled_program(kind: str) -> None:
     """Also after a runner was restored within episodes."""
     rollouts, (host, again) = make_both(critic_input=kind)
-    found = [host.sample(NUM_STEPS // 4) for _ in range(2)]
+    found = [host.sample_fragment(NUM_STEPS // 4) for _ in range(2)]
     again.set_state(host.get_state())
-    found += [again.sample(NUM_STEPS // 4) for _ in range(2)]
+    found += [again.sample_fragment(NUM_STEPS // 4) for _ in range(2)]
     total = 0
     for fragment, expected in zip(found, rollouts, strict=True):
         rows: Any = fragment.rollout
@@ -195,7 +195,7 @@ def sample(config: Any, steps: int) -> Any:
         for m, policy in runner.policy_step.policies.items()
     }
     runner.set_weights(Weights(version=0, actor=actor))
-    return runner.sample(steps)
+    return runner.sample_fragment(steps)
 
 
 def sample_rows(config: Any, steps: int) -> Any:

@@ -65,7 +65,7 @@ def sample() -> tuple[list[str], Fragment, Any]:
     with algorithm:
         runner = algorithm._loop.runners.runner
         runner.set_weights(algorithm._learners.get_weights(0))
-        return list(runner._policy.groups), runner.sample(12), runner.get_state()
+        return list(runner._policy.groups), runner.sample_fragment(12), runner.get_state()
 
 
 def test_what_is_recorded_together_is_what_each_module_records(

@@ -99,7 +99,7 @@ def test_rows_are_those_of_the_compiled_program(window: int, use_lstm: bool) -> 
     host = make_host_runner(runner, state, watch(runner, state, params))
     total = lost = 0
     for expected in roll(runner, state, params, window):
-        fragment = host.sample(window)
+        fragment = host.sample_fragment(window)
         found: Any = fragment.rollout
         lost += fragment.num_agent_steps_lost
         np.testing.assert_array_equal(found.mask, expected.mask)

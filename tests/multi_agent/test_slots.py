@@ -183,7 +183,7 @@ def test_rows_are_those_of_a_walk_over_each_agents_own_episode() -> None:
     found: collections.Counter[Any] = collections.Counter()
     sizes: set[int] = set()
     for _ in range(12):
-        fragment = runner.sample(11)
+        fragment = runner.sample_fragment(11)
         found += read_rows(fragment)
         assert fragment.num_agent_steps_lost == 0
         sizes |= {own.mask.shape[1] for own in fragment.rollout.rollouts.values()}
@@ -245,7 +245,7 @@ def test_a_module_is_chosen_once_for_an_agent_and_an_episode() -> None:
     runner = make_runner(config)
     calls.clear()
     chosen.clear()
-    fragment = runner.sample(40)
+    fragment = runner.sample_fragment(40)
     assert len(calls) > 20
     assert set(calls.values()) == {1}
     by_number = {key[0]: module for key, module in chosen.items()}
@@ -319,7 +319,7 @@ def test_auto_is_twice_what_random_episodes_have() -> None:
     number = config.multi_agent_settings.max_agents
     assert number % 2 == 0
     assert 6 <= number <= 16
-    make_runner(config).sample(30)
+    make_runner(config).sample_fragment(30)
 
 
 @pytest.mark.slow
@@ -433,5 +433,5 @@ def test_spaces_of_a_module_without_a_first_agent_are_given() -> None:
 
     spec = PolicySpec(observation_space=SPACES["bus"], action_space=spaces.Discrete(2))
     runner = make_runner(make_config(Late, policies={"car": None, "bus": spec}))
-    rollouts = runner.sample(30).rollout.rollouts
+    rollouts = runner.sample_fragment(30).rollout.rollouts
     assert all(rollout.mask.any() for rollout in rollouts.values())

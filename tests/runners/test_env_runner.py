@@ -87,7 +87,7 @@ def test_a_jax_environment_gives_the_transitions_of_the_compiled_loop(
     runner = host_runner(config, 6)
     ends = faults = 0
     for rollout, record in wanted:
-        fragment = runner.sample(num_steps)
+        fragment = runner.sample_fragment(num_steps)
         assert_same(fragment, rollout, record)
         assert fragment.num_env_steps == rollout.mask.sum()
         assert len(fragment.faults) == (record.fault > 0).sum()
@@ -98,7 +98,7 @@ def test_a_jax_environment_gives_the_transitions_of_the_compiled_loop(
     if not faulty:
         half = host_runner(config, 3, first=3)
         rollout, record = (jax.tree.map(lambda x: x[:, 3:], part) for part in wanted[0])
-        assert_same(half.sample(num_steps), rollout, record)
+        assert_same(half.sample_fragment(num_steps), rollout, record)
 
 
 def lanes(fragments: list[Fragment]) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def lanes(fragments: list[Fragment]) -> list[dict[str, Any]]:
 def test_rows_of_a_host_vector(mode: str) -> None:
     vector = Scripted([3, 4], mode)
     runner = scripted_runner(vector)
-    fragments = [runner.sample(5) for _ in range(4)]
+    fragments = [runner.sample_fragment(5) for _ in range(4)]
     is_first = np.concatenate([np.asarray(f.rollout.is_first) for f in fragments])
     for b, length in enumerate((3, 4)):
         lane = lanes(fragments)[b]
@@ -157,7 +157,7 @@ def test_rows_of_a_host_vector(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 def test_the_carry_is_blank_exactly_at_episode_starts(mode: str) -> None:
     runner = scripted_runner(Scripted([3, 4], mode), module=Counting)
-    fragments = [runner.sample(5) for _ in range(3)]
+    fragments = [runner.sample_fragment(5) for _ in range(3)]
     carry = np.concatenate([f.rollout.extras[Columns.ACTION_LOGP] for f in fragments])
     is_first = np.concatenate([f.rollout.is_first for f in fragments])
     want = np.zeros(2)
@@ -174,7 +174,7 @@ def test_the_carry_is_blank_exactly_at_episode_starts(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 def test_complete_episodes_are_never_cut(mode: str) -> None:
     plain = scripted_runner(Scripted([3, 7, 30], mode), module=Counting)
-    wanted = lanes([plain.sample(80)])
+    wanted = lanes([plain.sample_fragment(80)])
     runner = scripted_runner(Scripted([3, 7, 30], mode), module=Counting)
     fragments = [runner.sample_complete_episodes(8) for _ in range(2)]
     for fragment in fragments:
@@ -205,7 +205,7 @@ def test_complete_episodes_are_never_cut(mode: str) -> None:
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
 def test_environments_of_either_kind_wait_for_one_another(env: str) -> None:
     config = small(env=env).environment(max_episode_steps=20).debugging(seed=SEED)
-    wanted = lanes([host_runner(config, 3).sample(64)])
+    wanted = lanes([host_runner(config, 3).sample_fragment(64)])
     runner = host_runner(config, 3)
     fragments = [runner.sample_complete_episodes(8) for _ in range(2)]
     for fragment in fragments:
@@ -227,14 +227,14 @@ def test_an_episode_that_does_not_end_is_not_waited_for(monkeypatch: pytest.Monk
 
 def test_held_environments_do_not_move() -> None:
     moving = scripted_runner(Scripted([3, 7], "same_step"), module=Counting)
-    wanted = lanes([moving.sample(24)])
+    wanted = lanes([moving.sample_fragment(24)])
     runner = scripted_runner(Scripted([3, 7], "same_step"), module=Counting)
-    fragments = [runner.sample(4)]
+    fragments = [runner.sample_fragment(4)]
     runner.pause(np.array([False, True]))
-    fragments.append(runner.sample(4))
+    fragments.append(runner.sample_fragment(4))
     assert not fragments[1].rollout.mask[:, 1].any()
     runner.pause(np.array([False, False]))
-    fragments.append(runner.sample(4))
+    fragments.append(runner.sample_fragment(4))
     carry: Any = fragments[2].rollout.extras[Columns.ACTION_LOGP]
     np.testing.assert_array_equal(carry[:, 1], [4, 5, 6, 0])
     for got, want in zip(lanes(fragments), wanted, strict=True):
@@ -251,23 +251,23 @@ def same(a: Fragment, b: Fragment) -> None:
 def test_a_state_is_gone_on_from_exactly() -> None:
     config = small().environment(max_episode_steps=13).debugging(seed=SEED)
     runner = host_runner(config, 6)
-    runner.sample(20)
+    runner.sample_fragment(20)
     state = pickle.loads(pickle.dumps(runner.get_state()))
     other = host_runner(config, 6)
-    other.sample(3)
+    other.sample_fragment(3)
     other.set_state(state)
-    same(other.sample(20), runner.sample(20))
+    same(other.sample_fragment(20), runner.sample_fragment(20))
 
     scripted = scripted_runner(Scripted([3, 7], "same_step", restorable=True), module=Counting)
-    scripted.sample(5)
+    scripted.sample_fragment(5)
     restored = scripted_runner(Scripted([3, 7], "same_step", restorable=True), module=Counting)
     restored.set_state(pickle.loads(pickle.dumps(scripted.get_state())))
-    same(restored.sample(9), scripted.sample(9))
+    same(restored.sample_fragment(9), scripted.sample_fragment(9))
 
 
 def test_without_states_of_the_environments_their_episodes_restart() -> None:
     runner = scripted_runner(Scripted([5, 7], "same_step"), module=Counting)
-    runner.sample(4)
+    runner.sample_fragment(4)
     state = runner.get_state()
     assert state["env"] is None
     fragments = []
@@ -275,7 +275,7 @@ def test_without_states_of_the_environments_their_episodes_restart() -> None:
         vector = Scripted([5, 7], "same_step")
         other = scripted_runner(vector, module=Counting)
         other.set_state(pickle.loads(pickle.dumps(state)))
-        fragments.append(other.sample(6))
+        fragments.append(other.sample_fragment(6))
         assert len(set(vector.seeds or ())) == 2
         assert set(vector.seeds or ()) != set(Scripted([5, 7], "same_step").seeds or ())
     same(*fragments)
@@ -289,19 +289,21 @@ def test_without_states_of_the_environments_their_episodes_restart() -> None:
 
 def test_draws_go_on_where_episodes_restart() -> None:
     runner = scripted_runner(Scripted([5, 7], "same_step"), module=Drawing)
-    first = runner.sample(4)
+    first = runner.sample_fragment(4)
     other = scripted_runner(Scripted([5, 7], "same_step"), module=Drawing)
     other.set_state(runner.get_state())
-    drawn = [f.rollout.extras[Columns.ACTION_LOGP] for f in (first, runner.sample(6))]
-    np.testing.assert_array_equal(other.sample(6).rollout.extras[Columns.ACTION_LOGP], drawn[1])
+    drawn = [f.rollout.extras[Columns.ACTION_LOGP] for f in (first, runner.sample_fragment(6))]
+    np.testing.assert_array_equal(other.sample_fragment(6).rollout.extras[Columns.ACTION_LOGP], drawn[1])
     assert len(np.unique(np.concatenate(drawn))) == 20
     runner.set_state(None)
-    np.testing.assert_array_equal(runner.sample(4).rollout.extras[Columns.ACTION_LOGP], drawn[0])
+    np.testing.assert_array_equal(
+        runner.sample_fragment(4).rollout.extras[Columns.ACTION_LOGP], drawn[0]
+    )
 
 
 def test_a_fault_is_reported_and_its_row_is_no_transition() -> None:
     runner = scripted_runner(Scripted([5, 7], "same_step", fault_at=2))
-    fragment = runner.sample(6)
+    fragment = runner.sample_fragment(6)
     assert [(f.env_index, f.what, f.detail) for f in fragment.faults] == [(0, "raised", "boom")]
     assert fragment.faults[0].worker_index == 0
     np.testing.assert_array_equal(fragment.rollout.mask[:, 0], [1, 1, 0, 1, 1, 1])
@@ -310,14 +312,14 @@ def test_a_fault_is_reported_and_its_row_is_no_transition() -> None:
     np.testing.assert_array_equal(fragment.record.episode_length[:, 0], [1, 2, 2, 1, 2, 3])
     assert not fragment.record.fault.any()
     assert fragment.num_env_steps == 11
-    assert runner.sample(3).faults == ()
+    assert runner.sample_fragment(3).faults == ()
 
 
 def test_weights_come_first_and_carry_their_version() -> None:
     runner = scripted_runner(Scripted([3, 4], "same_step"))
-    first = runner.sample(4)
+    first = runner.sample_fragment(4)
     runner.set_weights(weights_of(runner.policy_step, 7))
-    second = runner.sample(4)
+    second = runner.sample_fragment(4)
     assert (first.weights_version, second.weights_version) == (0, 7)
     unweighted = EnvRunner(
         config=runner.config,
@@ -326,12 +328,12 @@ def test_weights_come_first_and_carry_their_version() -> None:
         env_index=np.arange(2),
     )
     with pytest.raises(ConfigError, match="set_weights"):
-        unweighted.sample(4)
+        unweighted.sample_fragment(4)
 
 
 def test_it_compiles_once() -> None:
     runner = scripted_runner(Scripted([3, 4], "same_step"))
     for _ in range(3):
-        runner.sample(4)
+        runner.sample_fragment(4)
     runner.sample_complete_episodes(4)
     assert [len(program.compile_stats) for program in runner.programs] == [1, 1]

@@ -71,20 +71,20 @@ def told_runner(vector: Scripted, **settings: Any) -> tuple[Any, Told]:
 def test_the_order_of_hooks() -> None:
     runner, told = told_runner(Scripted([2, 5], "same_step"))
     assert told.calls == []
-    runner.sample(3)
+    runner.sample_fragment(3)
     step = [("step", 0), ("step", 1)]
     end = [("end", 0, 2, 3.0), ("created", 0)]
     begin = [("created", 0), ("created", 1), ("start", 0), ("start", 1)]
     assert told.calls == [*begin, *step, ("step", 0), *end, ("step", 1), ("start", 0), *step]
     told.calls.clear()
-    runner.sample(2)
+    runner.sample_fragment(2)
     last = [("step", 1), ("end", 1, 5, 15.0), ("created", 1), ("start", 1)]
     assert told.calls == [("step", 0), *end, ("step", 1), ("start", 0), ("step", 0), *last]
 
 
 def test_a_reset_that_takes_a_step_is_no_step_of_an_episode() -> None:
     runner, told = told_runner(Scripted([2], "next_step"))
-    runner.sample(5)
+    runner.sample_fragment(5)
     first = [("created", 0), ("start", 0), ("step", 0), ("step", 0), ("end", 0, 2, 3.0)]
     assert told.calls == [*first, *first, ("created", 0)]
 
@@ -104,7 +104,7 @@ def test_episodes_beyond_a_share_call_no_hooks(can_pause: bool) -> None:
         assert found == number, hook
     assert [[len(episode) for episode in samples] for samples in told.samples] == [[2, 20, 20]]
     told.calls.clear()
-    runner.sample(2)  # an ordinary fragment calls them all again
+    runner.sample_fragment(2)  # an ordinary fragment calls them all again
     assert {row for _, row, *_ in told.calls} == {0, 1, 2}
 
 
@@ -119,11 +119,11 @@ def test_a_share_of_steps_is_cut_at_its_end() -> None:
 
 def test_the_hooks_of_a_runner_go_on_after_a_share_that_failed() -> None:
     runner, told = told_runner(Scripted([2], "same_step"))
-    runner.sample_once, runner.sample = runner.sample, None
+    runner.sample_once, runner.sample_fragment = runner.sample_fragment, None
     with pytest.raises(TypeError):
         play_share(runner, make_share(episodes=(1,), steps=(9,)))
-    runner.sample = runner.sample_once
-    runner.sample(4)
+    runner.sample_fragment = runner.sample_once
+    runner.sample_fragment(4)
     assert len([call for call in told.calls if call[0] == "end"]) == 2
     assert len(told.samples) == 1
 
@@ -138,7 +138,7 @@ def _first(episode: SingleAgentEpisode) -> Any:
 def test_samples_are_the_rollout_as_episodes(mode: str) -> None:
     runner, told = told_runner(Scripted([3, 7], mode), module=Drawing)
     for i in range(4):
-        fragment = runner.sample(5)
+        fragment = runner.sample_fragment(5)
         by_first = {_first(episode): episode for episode in told.samples[i]}
         rows = episodes_from_rollout(fragment.rollout)
         assert len(rows) == len(told.samples[i]) == len(by_first)
@@ -171,8 +171,8 @@ def test_samples_are_the_rollout_as_episodes(mode: str) -> None:
 def test_a_part_looks_back_as_far_as_it_is_told() -> None:
     config = small().env_runners(episode_lookback_horizon=3)
     runner, told = told_runner(Scripted([9], "same_step"), config=config)
-    runner.sample(5)
-    runner.sample(2)
+    runner.sample_fragment(5)
+    runner.sample_fragment(2)
     (part,) = told.samples[1]
     assert part.rewards.lookback == 3
     np.testing.assert_array_equal(
@@ -182,8 +182,8 @@ def test_a_part_looks_back_as_far_as_it_is_told() -> None:
 
 def test_the_parts_of_an_episode_have_one_id_and_join() -> None:
     runner, told = told_runner(Scripted([7], "same_step"))
-    runner.sample(5)
-    runner.sample(5)
+    runner.sample_fragment(5)
+    runner.sample_fragment(5)
     (first,), (second, third) = told.samples
     assert first.id_ == second.id_ != third.id_
     whole = SingleAgentEpisode.from_state(first.get_state())
@@ -193,15 +193,15 @@ def test_the_parts_of_an_episode_have_one_id_and_join() -> None:
 
 def test_what_is_logged_travels_with_the_fragment() -> None:
     runner, _ = told_runner(Scripted([3, 4], "same_step"))
-    fragment = runner.sample(6)
+    fragment = runner.sample_fragment(6)
     assert fragment.metrics["custom_metrics/steps"]["data"] == [12.0]
     assert fragment.metrics["longest"]["data"] == [4.0]
-    assert "longest" not in runner.sample(1).metrics
+    assert "longest" not in runner.sample_fragment(1).metrics
 
 
 def test_an_episode_with_a_fault_is_dropped() -> None:
     runner, told = told_runner(Scripted([5], "same_step", fault_at=2))
-    runner.sample(4)
+    runner.sample_fragment(4)
     first = [("created", 0), ("start", 0), ("step", 0), ("step", 0)]
     assert told.calls == [*first, *first[:3]]
     assert [len(episode) for episode in told.samples[0]] == [1]
@@ -219,7 +219,7 @@ def test_held_environments_are_not_told_of() -> None:
 
 def test_the_environments_are_told_of_once() -> None:
     runner, told = told_runner(Scripted([2, 5], "same_step"), worker_index=2, num_workers=3)
-    runner.sample(3)
+    runner.sample_fragment(3)
     ((env_runner, env, context),) = told.environments
     assert env_runner is runner
     assert (env.num_envs, len(env.envs), env.unwrapped) == (2, 2, env)
@@ -228,10 +228,10 @@ def test_the_environments_are_told_of_once() -> None:
 
 def test_a_restored_runner_goes_on_within_its_episodes() -> None:
     runner, _ = told_runner(Scripted([7], "same_step", restorable=True))
-    runner.sample(3)
+    runner.sample_fragment(3)
     other, told = told_runner(Scripted([7], "same_step", restorable=True))
     other.set_state(runner.get_state())
-    other.sample(5)
+    other.sample_fragment(5)
     assert told.calls[:5] == [("step", 0)] * 4 + [("end", 0, 4, 22.0)]
     first, _ = told.samples[0]
     assert (first.t_started, len(first), first.get_return()) == (3, 4, 4 + 5 + 6 + 7)
@@ -243,6 +243,6 @@ def test_nothing_is_kept_that_nobody_asked_for() -> None:
 
     hooks = CallbackList(small().callbacks(Quiet).callbacks_settings)
     runner = scripted_runner(Scripted([2], "same_step"), hooks=hooks)
-    fragment = runner.sample(3)
+    fragment = runner.sample_fragment(3)
     assert runner.tracker is None
     assert fragment.metrics == {}

@@ -248,8 +248,8 @@ def test_whole_episodes_are_learned_from_and_none_is_cut() -> None:
 class Slow(EnvRunner):
     """Says that it took long."""
 
-    def sample(self, num_steps: int) -> Fragment:
-        fragment = super().sample(num_steps)
+    def sample_fragment(self, num_steps: int) -> Fragment:
+        fragment = super().sample_fragment(num_steps)
         return dataclasses.replace(fragment, seconds=1e6)
 
 

@@ -51,7 +51,7 @@ class Counting:
         self.started.append((seed, env_index.tolist()))
         self.age[:] = 0
 
-    def sample(self, num_steps: int) -> Any:
+    def sample_fragment(self, num_steps: int) -> Any:
         shape = (num_steps, self.num_envs)
         ended, length, mask = np.zeros(shape, bool), np.zeros(shape, int), np.zeros(shape, bool)
         fault = np.zeros(shape, int)

@@ -12,15 +12,16 @@ from jaxtyping import Bool, Int
 
 from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.core.hparams import get_abstract_values
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.host_copy import CopyStep
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_vector import MultiHostVector
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
+from jaxrl.runners.episode_sampling import RandomActions
 from jaxrl.runners.episode_tracker import EnvsView, announce_envs, is_tracking
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
-from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.hooks import NoHooks, RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.modules import (
     build_rollouts,
@@ -76,8 +77,6 @@ class MultiEnvRunner(MultiRunnerParts):
         hooks: Callbacks; None for none.
     """
 
-    _former_kind = "env_runner"
-
     def __init__(
         self,
         *,
@@ -91,6 +90,7 @@ class MultiEnvRunner(MultiRunnerParts):
         explore: bool | None = None,
         hooks: RunnerHooks | None = None,
     ) -> None:
+        super().__init__()
         debugging = config.debugging_settings
         self.vector = vector
         self.env_index = np.asarray(env_index, np.int32)
@@ -105,7 +105,11 @@ class MultiEnvRunner(MultiRunnerParts):
         self._scenes = CriticScenes.make_if(
             policy_step.views, policy_step.rows, self.num_envs, jit=debugging.compiles
         )
-        self._policy = self._make_policy(config, policy_step)
+        self._policy = self._make_policy(config, policy_step, self._explore)
+        self._policies = {self._explore: self._policy}
+        self._weights: Weights | None = None
+        self._random: dict[str, RandomActions] = {}
+        """Random actions that replace those of the policy, by group; empty for none."""
         self._slots = AgentSlots(
             policy_step.rows,
             self._policy.groups,
@@ -132,7 +136,7 @@ class MultiEnvRunner(MultiRunnerParts):
             announce_envs(self, hooks)
 
     def _make_policy(
-        self, config: "AlgorithmConfig", policy_step: MultiPolicyStep
+        self, config: "AlgorithmConfig", policy_step: MultiPolicyStep, explore: bool
     ) -> MultiHostPolicy:
         """Make what acts, without weights."""
         debugging = config.debugging_settings
@@ -141,7 +145,7 @@ class MultiEnvRunner(MultiRunnerParts):
             policy_step.policies,
             policy_step.rows,
             self.env_index,
-            explore=self._explore,
+            explore=explore,
             hparams=_get_hparams(config, policy_step),
             critics={m: blank.shape for m, blank in critics.items()},
             max_retraces=debugging.max_retraces,
@@ -165,8 +169,16 @@ class MultiEnvRunner(MultiRunnerParts):
 
         Episodes go on, and so do the rows that are pending. Weights have to be set again.
         """
+        policy = self._make_policy(config, policy_step, self._explore)
+        self._policies = {self._explore: policy}
+        self._replace_policy(policy, config, policy_step)
+
+    def _replace_policy(
+        self, policy: MultiHostPolicy, config: "AlgorithmConfig", policy_step: MultiPolicyStep
+    ) -> None:
+        """Act by another policy, which has all modules of the one before, in ongoing episodes."""
         before, members = get_modules_state(self._policy, self._groups), self._slots.members
-        self._policy = self._make_policy(config, policy_step)
+        self._policy = policy
         self._set_modules(config, policy_step)
         after = get_modules_state(self._policy, self._groups)
         for name, own in before.items():
@@ -177,10 +189,42 @@ class MultiEnvRunner(MultiRunnerParts):
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of all modules to act with."""
+        self._weights = weights
         self._policy.set_actor(weights.actor)
         self.weights_version = weights.version
 
-    def sample(self, num_steps: int) -> Fragment:
+    def _set_acting(self, explore: bool | None, random_actions: bool) -> None:
+        wanted = self._explore if explore is None else explore
+        if wanted not in self._policies:
+            self._policies[wanted] = self._make_policy(self.config, self.policy_step, wanted)
+        policy = self._policies[wanted]
+        if policy is not self._policy:
+            if self._weights is not None:
+                policy.set_actor(self._weights.actor)
+            self._replace_policy(policy, self.config, self.policy_step)
+        self._random = self._make_random_actions() if random_actions else {}
+
+    def _make_random_actions(self) -> dict[str, RandomActions]:
+        """Return the random actions of every group, which are others at another time."""
+        seeds = make_episode_seeds(self.seed, self.env_index, self._transition_count)
+        return {
+            g: RandomActions(
+                self.policy_step.policies[g].action_pipeline,
+                group.num_rows,
+                seeds[0] + place,
+                self._policy.device,
+            )
+            for place, (g, group) in enumerate(self._policy.groups.items())
+        }
+
+    def _make_tracker(self) -> MultiEpisodeTracker:
+        lookback = self.config.env_runners_settings.episode_lookback_horizon
+        tracker = MultiEpisodeTracker(self, NoHooks(), lookback)
+        if self._is_reset:
+            self._resume_episodes(tracker)
+        return tracker
+
+    def sample_fragment(self, num_steps: int) -> Fragment:
         """Sample the next `num_steps` steps of every environment."""
         part = self._begin_fragment(num_steps)
         for t in range(num_steps):
@@ -194,8 +238,7 @@ class MultiEnvRunner(MultiRunnerParts):
 
     def _begin_fragment(self, num_steps: int) -> _Part:
         begin = time.perf_counter()
-        if not self._is_reset:
-            self._reset(None)
+        self._begin_episodes_if_due()
         carry = cast(
             "Any",
             self._policy.begin_fragment(
@@ -223,9 +266,11 @@ class MultiEnvRunner(MultiRunnerParts):
         obs = [leaf for own in self._groups.values() for leaf in own.obs]
         words = self._policy.act(obs, self._make_prev() if self._policy.has_carry else None)
         acted = {m: own.get_active(self._paused) for m, own in self._groups.items()}
-        actions = self._slots.split_actions(self._policy.unpack_env_action(words), acted)
-        outputs = self._policy.unpack_rows(words)
+        chosen, outputs = self._policy.unpack_env_action(words), self._policy.unpack_rows(words)
+        actions = self._slots.split_actions(chosen, acted)
         self._begin_rows(part, acted, outputs)
+        if self._random:
+            actions, outputs = self._draw_actions(acted)
         if self.tracker is not None:
             self.tracker.begin_steps(actions, outputs)
         begin = time.perf_counter()
@@ -235,6 +280,18 @@ class MultiEnvRunner(MultiRunnerParts):
             for m, own in self._groups.items():
                 part.plays[m].append(own.plays.copy())
         self._finish_step(t, part, acted, steps)
+
+    def _draw_actions(
+        self, acted: dict[str, Bool[np.ndarray, " R"]]
+    ) -> tuple[list[dict[str, PyTree]], dict[str, PyTree]]:
+        """Return random actions of the environments, and of the modules as their only output."""
+        drawn = {g: own.draw() for g, own in self._random.items()}
+        by_env = {
+            g: jax.tree.map(lambda x: x.reshape(self.num_envs, -1, *x.shape[1:]), action)
+            for g, (action, _) in drawn.items()
+        }
+        outputs: dict[str, PyTree] = {g: {Columns.ACTIONS: own} for g, (_, own) in drawn.items()}
+        return self._slots.split_actions(by_env, acted), outputs
 
     def _track(self, steps: Mapping[int, CopyStep]) -> None:
         """Call the hooks of steps, whose time is not that of the environments."""
@@ -406,7 +463,19 @@ class MultiEnvRunner(MultiRunnerParts):
             rewards_without_action=self.vector.take_rewards_without_action(),
         )
 
+    def _begin_episodes_if_due(self) -> None:
+        """Reset the environments if they are new, or were left behind by `sample`."""
+        if self._is_reset and not self._needs_reset:
+            return
+        seeds = None
+        if self._is_reset:
+            seeds = make_episode_seeds(self.seed, self.env_index, self._transition_count)
+        self._tallies = AgentTallies(self.num_envs, len(self.policy_step.rows.agents))
+        self._policy.set_carry(None)
+        self._reset(seeds)
+
     def _reset(self, seeds: list[int] | None) -> None:
+        self._needs_reset = False
         self._num_dropped += sum(own.clear() for own in self._groups.values())
         self._is_reset = self._begins_episodes = True
         starts = self.vector.reset(seeds)
@@ -420,8 +489,7 @@ class MultiEnvRunner(MultiRunnerParts):
 
         Arrays have a leading axis B. `env` is None if the environments cannot save their state.
         """
-        if not self._is_reset:
-            self._reset(None)
+        self._begin_episodes_if_due()
         return {
             "key": np.asarray(jax.random.key_data(self._env_keys)),
             "count": self._transition_count.copy(),
@@ -465,9 +533,13 @@ class MultiEnvRunner(MultiRunnerParts):
             self._scenes.set_state(state["scenes"])
             self._watch([])
         if self.tracker is not None:
-            for env in range(self.num_envs):
-                length = int(self._tallies.episode_length[env])
-                self.tracker.resume_episode(env, length, self._get_observed(env))
+            self._resume_episodes(self.tracker)
+
+    def _resume_episodes(self, tracker: MultiEpisodeTracker) -> None:
+        """Let a tracker continue the ongoing episodes."""
+        for env in range(self.num_envs):
+            length = int(self._tallies.episode_length[env])
+            tracker.resume_episode(env, length, self._get_observed(env))
 
     def _get_observed(self, env: int) -> dict[str, PyTree]:
         """Return what an environment's agents act on next, as modules observe it."""

@@ -4,17 +4,17 @@ from typing import Any
 
 import gymnasium
 
-from jaxrl.config.rllib_api import FormerNames
 from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.modules.rl_module import RLModule
+from jaxrl.runners.episode_sampling import EpisodeSampler
 from jaxrl.runners.multi.policy import MultiHostPolicy
 from jaxrl.runners.multi.scenes import CriticScenes
 from jaxrl.runners.multi.slots import AgentSlots
 from jaxrl.runtime.program import Program
 
 
-class MultiRunnerParts(FormerNames):
+class MultiRunnerParts(EpisodeSampler[MultiAgentEpisode]):
     """Base class of a runner of several agents, with what callbacks and trackers read."""
 
     module: dict[str, RLModule]

@@ -200,7 +200,7 @@ class RayEnvRunner:
         runner = self._update_runner(weights, kept)
         if runner.config.env_runners_settings.batch_mode == "complete_episodes":
             return runner.sample_complete_episodes(self._fragment_length)
-        return runner.sample(self._fragment_length)
+        return runner.sample_fragment(self._fragment_length)
 
     @_return_exceptions
     def evaluate(

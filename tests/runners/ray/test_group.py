@@ -149,7 +149,7 @@ def test_actors_sample_what_one_runner_in_this_process_does(env: str, start: Sta
         remote = run.group.next_batch()
         assert [fragment.weights_version for fragment in remote] == [version] * 2
         assert [fragment.env_index.tolist() for fragment in remote] == [[0, 1], [2, 3]]
-        assert_equal(columns(remote), columns([local.sample(STEPS)]))
+        assert_equal(columns(remote), columns([local.sample_fragment(STEPS)]))
         if version == 1:
             saved = run.group.get_state()
             assert_equal(saved, local.get_state())
@@ -200,7 +200,7 @@ def test_several_fragments_of_each_actor_are_those_of_one_runner_in_order(start:
         local.set_weights(dataclasses.replace(weights, version=version))
         remote = run.group.next_batch()
         assert [fragment.worker_index for fragment in remote] == [1, 2] * 3
-        assert_equal(columns(remote), columns([local.sample(STEPS) for _ in range(3)]))
+        assert_equal(columns(remote), columns([local.sample_fragment(STEPS) for _ in range(3)]))
     local.close()
 
 
