@@ -135,6 +135,21 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
             f"{self._name}: step's observation", plan.observation_space
         )
 
+    def make(self) -> gymnasium.Env[Any, Any]:
+        """Return the copy, made now if it does not exist yet.
+
+        Raises:
+            EnvError: If its creation raises.
+        """
+        if self.inner is None:
+            try:
+                self.inner = self._create()
+            except Exception as error:
+                raise EnvError(
+                    f"{self._name}: the environment's creation raised {summarize_exception(error)}."
+                ) from error
+        return self.inner
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> "tuple[PyTree, dict[str, Any]]":

@@ -214,11 +214,14 @@ class GymVector:
     def get_sub_environments(self) -> list[Any]:
         """Return the copies that live in this process, or the environment's own vector environment.
 
-        The list is empty if the copies are in other processes.
+        Copies that do not exist yet are made now. The list is empty if they are in other processes,
+        or closed.
         """
+        if self._closed:
+            return []
         if isinstance(self.vector, SyncVectorEnv):
             barriers: Any = self.vector.envs
-            return [barrier.inner for barrier in barriers]
+            return [barrier.make() for barrier in barriers]
         return [] if isinstance(self.vector, AsyncVectorEnv) else [self.vector]
 
     def close(self) -> None:
