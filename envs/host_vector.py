@@ -8,6 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from jaxrl.envs.adapters.barrier import FaultBarrier, SubEnvSpec, derive_seed
 from jaxrl.envs.adapters.gym_processes import start_processes
 from jaxrl.envs.adapters.gym_vector import GymVector
+from jaxrl.envs.adapters.host_creators import VectorOnlyCreator
 from jaxrl.envs.adapters.host_spaces import to_runner_actions, to_runner_space
 from jaxrl.envs.adapters.precheck import ValidateEnv, call_validate_env, precheck_env
 from jaxrl.envs.adapters.sync_copies import FastSyncVectorEnv
@@ -67,6 +68,8 @@ def make_vector(
             reset_mode=reset_mode or made.env.reset_mode,
         )
     context = make_context(made.env_config)
+    if mode == "vector_entry_point" and isinstance(made.create, VectorOnlyCreator):
+        check = False  # there is no single environment
     if check or validate_env is not None:
         precheck_env(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
     if mode == "vector_entry_point":

@@ -207,6 +207,40 @@ def test_action_connectors_cover_offset_unsquash_and_clip() -> None:
     np.testing.assert_allclose(raw(jnp.array([[5.0, -5.0]])), [[5.0, -5.0]])
 
 
+HALF_OPEN = spaces.Box(
+    np.array([-2, 0, -np.inf, 3], np.float32), np.array([4, np.inf, 2, 5], np.float32)
+)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_an_infinite_bound_concerns_its_entry_alone(is_nested: bool) -> None:
+    space = spaces.Dict(box=HALF_OPEN, free=spaces.Box(-np.inf, np.inf, (1,)))
+    pipeline = action_pipeline(
+        space if is_nested else HALF_OPEN, normalize_actions=True, clip_actions=False
+    )
+
+    def nest(box: Any) -> Any:
+        return {"box": box, "free": jnp.full((len(box), 1), 1e30)} if is_nested else box
+
+    inner = pipeline.module_space["box"] if is_nested else pipeline.module_space
+    np.testing.assert_array_equal(inner.low, [-1, 0, -np.inf, -1])
+    np.testing.assert_array_equal(inner.high, [1, np.inf, 2, 1])
+    chosen = nest(jnp.array([[0.5, 7.0, -7.0, -1.0], [-9.0, -9.0, 9.0, 9.0]]))
+    played, back = pipeline(chosen), pipeline.inverse(pipeline(chosen))
+    box = played["box"] if is_nested else played
+    np.testing.assert_allclose(box, [[2.5, 7.0, -7.0, 3.0], [-2.0, 0.0, 2.0, 5.0]])
+    np.testing.assert_allclose(
+        back["box"] if is_nested else back, [[0.5, 7.0, -7.0, -1.0], [-1.0, 0.0, 2.0, 1.0]]
+    )
+    if is_nested:
+        np.testing.assert_array_equal(played["free"], chosen["free"])
+
+
+def test_a_box_without_finite_bounds_has_no_connector() -> None:
+    free = spaces.Box(-np.inf, np.inf, (2,))
+    assert not action_pipeline(free, normalize_actions=True, clip_actions=False).connectors
+
+
 @pytest.mark.parametrize(
     ("normalize", "clip", "unsquash_action", "clip_action", "want"),
     [

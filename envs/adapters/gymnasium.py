@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from jaxrl.envs.adapters.host_creators import (
     NoContextCreator,
     SpecCreator,
     TimeLimitCreator,
+    VectorOnlyCreator,
     VectorSpecCreator,
 )
 from jaxrl.envs.adapters.host_multi import describe_multi_env, find_multi_agent_layer
@@ -103,7 +105,29 @@ def from_id(env_id: str, request: EnvRequest, name: str) -> MadeAny:
     vector = None
     if spec.vector_entry_point is not None:
         vector = VectorSpecCreator(spec=spec, max_episode_steps=limit)
+    if vector is not None and spec.entry_point is None:
+        return _describe_vector(name, vector, request)
     return _describe_env(name, create, request, vector=vector)
+
+
+def _describe_vector(name: str, create: VectorSpecCreator, request: EnvRequest) -> MadeHostEnv:
+    """Read the spaces of an id that has a vector environment alone, and close it."""
+    vector: Any = call_creator(name, functools.partial(create, 1), request.context)
+    try:
+        spaces = [vector.single_observation_space, vector.single_action_space]
+        for kind, space in zip(("observation", "action"), spaces, strict=True):
+            check_space(f"{name}: {kind}_space", to_runner_space(space))
+    finally:
+        close_quietly(name, vector)
+    return MadeHostEnv(
+        id=name,
+        create=VectorOnlyCreator(name=name),
+        vector=create,
+        observation_space=to_runner_space(spaces[0]),
+        action_space=to_runner_actions(spaces[1]),
+        max_episode_steps=request.max_episode_steps or create.spec.max_episode_steps,
+        env_config=dict(request.context),
+    )
 
 
 def _from_atari_spec(spec: EnvSpec, request: EnvRequest, name: str) -> MadeAny:
@@ -333,7 +357,7 @@ def _raise_unknown(bare: str, name: str) -> NoReturn:
 
 def _refuse_unknown_arguments(spec: EnvSpec, name: str, context: EnvContext) -> None:
     """Raise for names in env_config that the environment's constructor does not have."""
-    entry: Any = spec.entry_point
+    entry: Any = spec.entry_point or spec.vector_entry_point
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")
         try:

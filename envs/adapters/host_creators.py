@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv
 from jaxrl.envs.adapters.host_spaces import log_warnings
 from jaxrl.envs.adapters.host_state import with_time_limit
 from jaxrl.envs.context import EnvContext
+from jaxrl.errors import EnvError
 
 Creator = Callable[[EnvContext], Any]
 
@@ -65,6 +66,24 @@ class VectorSpecCreator:
             return gymnasium.make_vec(
                 self.spec, num_envs, vectorization_mode="vector_entry_point", **arguments
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class VectorOnlyCreator:
+    """Creator in place of that of an id that has a vector environment alone.
+
+    Args:
+        name: Name that the user gave.
+    """
+
+    name: str
+
+    def __call__(self, context: EnvContext) -> NoReturn:
+        raise EnvError(
+            f"{self.name} is registered with a vector_entry_point and no entry_point, so that it "
+            "has no single environment: set "
+            "env_runners(gym_env_vectorize_mode='vector_entry_point')."
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

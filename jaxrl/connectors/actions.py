@@ -15,18 +15,18 @@ from jaxtyping import Array
 from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.core.space_arrays import get_leaf_dtype
-from jaxrl.core.spaces import get_leaf_spaces, is_integer_box, is_nested, map_leaves, map_spaces
+from jaxrl.core.spaces import get_leaf_spaces, is_integer_box, map_leaves, map_spaces
 from jaxrl.core.types import PyTree
 from jaxrl.distributions.from_space import get_action_start
 from jaxrl.errors import SpaceError
 
 
-def _bounds(space: spaces.Box, ndim: int) -> tuple[Array, Array]:
+def _bounds(space: spaces.Box, ndim: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the space's bounds with leading axes for a batch of rank `ndim`."""
     shape = (1,) * (ndim - len(space.shape)) + space.shape
     return (
-        jnp.asarray(space.low, jnp.float32).reshape(shape),
-        jnp.asarray(space.high, jnp.float32).reshape(shape),
+        np.asarray(space.low, np.float32).reshape(shape),
+        np.asarray(space.high, np.float32).reshape(shape),
     )
 
 
@@ -35,10 +35,10 @@ def has_box(space: gymnasium.Space[Any]) -> bool:
     return any(isinstance(leaf, spaces.Box) for _, leaf in get_leaf_spaces(space))
 
 
-def _is_bounded(space: gymnasium.Space[Any]) -> bool:
-    """Return whether the space is a Box that can be unsquashed."""
+def _has_bound(space: gymnasium.Space[Any]) -> bool:
+    """Return whether the space is a Box with a finite bound."""
     return isinstance(space, spaces.Box) and bool(
-        np.all(np.isfinite(space.low)) and np.all(np.isfinite(space.high))
+        np.any(np.isfinite(space.low)) or np.any(np.isfinite(space.high))
     )
 
 
@@ -73,20 +73,16 @@ def _clip(box: spaces.Box, action: Array) -> Array:
 class UnsquashActions(_BoxConnector):
     """Maps [-1, 1] to the bounds of the environment's Boxes, and clips there.
 
-    In a Dict or Tuple, a Box with an infinite bound is unchanged or clipped.
-
-    Args:
-        clip_others: Whether such a Box is clipped to its finite bounds.
-        space: Output space, set by `bind`.
+    An entry with an infinite bound is only clipped to its finite one. `space` is set by `bind`.
     """
-
-    clip_others: bool = False
 
     def module_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         def squash_space(leaf: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-            if not isinstance(leaf, spaces.Box) or (is_nested(space) and not _is_bounded(leaf)):
+            if not isinstance(leaf, spaces.Box):
                 return leaf
-            return spaces.Box(-1.0, 1.0, leaf.shape, np.float32)
+            bounded = np.isfinite(leaf.low) & np.isfinite(leaf.high)
+            low, high = np.where(bounded, -1.0, leaf.low), np.where(bounded, 1.0, leaf.high)
+            return spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
 
         return map_spaces(squash_space, space)
 
@@ -94,23 +90,24 @@ class UnsquashActions(_BoxConnector):
         return self._map_boxes(self._unsquash, action)
 
     def _unsquash(self, box: spaces.Box, action: Array) -> Array:
-        if self._is_unchanged(box):
-            return _clip(box, action) if self.clip_others else action
         low, high = _bounds(box, action.ndim)
-        return jnp.clip(low + (action + 1.0) * 0.5 * (high - low), low, high)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        if bounded.all():
+            return jnp.clip(low + (action + 1.0) * 0.5 * (high - low), low, high)
+        first, last = (np.where(bounded, bound, 0.0) for bound in (low, high))
+        moved = first + (action + 1.0) * 0.5 * (last - first)
+        chosen = jnp.where(bounded, moved, action)
+        return jnp.clip(chosen, low, high)
 
     def inverse(self, action: PyTree) -> PyTree:
         return self._map_boxes(self._squash, action)
 
     def _squash(self, box: spaces.Box, action: Array) -> Array:
-        if self._is_unchanged(box):
-            return action
         low, high = _bounds(box, action.ndim)
-        return 2.0 * (action - low) / jnp.maximum(high - low, 1e-8) - 1.0
-
-    def _is_unchanged(self, box: spaces.Box) -> bool:
-        assert self.space is not None
-        return is_nested(self.space) and not _is_bounded(box)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        first, last = (np.where(bounded, bound, 0.0) for bound in (low, high))
+        squashed = 2.0 * (action - first) / np.maximum(last - first, 1e-8) - 1.0
+        return squashed if bounded.all() else jnp.where(bounded, squashed, action)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -199,16 +196,15 @@ def default_action_connectors(
 ) -> tuple[ActionConnector, ...]:
     """Return the default connectors for the settings and the environment's action space.
 
-    A Box with an infinite bound cannot be unsquashed; it is unchanged, or clipped to its finite
-    bounds with `clip_actions`.
+    A Box without finite bounds has none.
     """
     connectors: list[ActionConnector] = []
     start = get_action_start(space)
     if any(np.any(leaf) for leaf in jax.tree.leaves(start)):
         connectors.append(OffsetActions(start))
     if has_box(space):
-        if normalize_actions and any(_is_bounded(leaf) for _, leaf in get_leaf_spaces(space)):
-            connectors.append(UnsquashActions(space, clip_others=clip_actions))
+        if normalize_actions and any(_has_bound(leaf) for _, leaf in get_leaf_spaces(space)):
+            connectors.append(UnsquashActions(space))
         elif clip_actions:
             connectors.append(ClipActions(space))
     return tuple(connectors)

@@ -463,7 +463,7 @@ def adjust_pipeline(
     if unsquash and not is_squashed:
         raise ConfigError(
             "unsquash_action=True has nothing to unsquash: this module acts in the environment's "
-            "own range (normalize_actions=False, or an infinite bound); leave it out."
+            "own range (normalize_actions=False, or no finite bound); leave it out."
         )
     kept: list[ActionConnector] = []
     for connector in pipeline.connectors:

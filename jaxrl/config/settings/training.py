@@ -76,8 +76,8 @@ class EnvironmentSettings:
     )
     normalize_actions: bool = field(
         default=True,
-        doc="Whether the policy acts in [-1, 1] for bounded Box actions, which are then mapped to "
-        "the environment's range.",
+        doc="Whether the policy acts in [-1, 1] where a Box has two finite bounds, to which its "
+        "actions are then mapped; they are clipped to single ones.",
     )
     clip_actions: bool = field(
         default=False,
