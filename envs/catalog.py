@@ -101,7 +101,16 @@ WITHOUT_ADAPTER = {
         f"Jumanji has no adapter here: {_AS_JAX_ENV}; or use a creator of "
         "jumanji.wrappers.JumanjiToGymWrapper(env), which is stepped on the host."
     ),
-    "xland": f"XLand-MiniGrid has no adapter here: {_AS_JAX_ENV}.",
+    **dict.fromkeys(
+        ("xland", "xminigrid"), f"XLand-MiniGrid has no adapter here: {_AS_JAX_ENV}."
+    ),
+    "mujoco_playground": f"MuJoCo Playground has no adapter here: {_AS_JAX_ENV}.",
     "envpool": "EnvPool has no adapter here; use gymnasium's ids of the same games.",
 }
-"""Environment suites without an adapter, and the alternative for each."""
+"""Environment suites without an adapter by name or package, and the alternative for each."""
+
+
+def find_suite_advice(cls: type) -> str | None:
+    """Return the alternative to a class of a suite without an adapter, None for any other."""
+    packages = (base.__module__.partition(".")[0] for base in cls.__mro__)
+    return next((WITHOUT_ADAPTER[name] for name in packages if name in WITHOUT_ADAPTER), None)

@@ -5,6 +5,7 @@ import inspect
 import sys
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.context import EnvContext
@@ -40,7 +41,7 @@ def describe_spec(spec: object) -> str:
     """Return the name of an environment for messages."""
     if isinstance(spec, JaxEnv | MultiAgentJaxEnv):
         return spec.name
-    if isinstance(spec, gymnasium.Env) and spec.spec is not None:
+    if isinstance(spec, gymnasium.Env) and isinstance(spec.spec, EnvSpec):
         return spec.spec.id
     named = spec if isinstance(spec, type) or inspect.isfunction(spec) else type(spec)
     return f"{named.__module__}:{named.__qualname__}"

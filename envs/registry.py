@@ -2,8 +2,10 @@
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
@@ -25,6 +27,7 @@ from jaxrl.envs.catalog import (
     BUILTIN_HOST_ENVS,
     BUILTIN_MULTI_ENVS,
     WITHOUT_ADAPTER,
+    find_suite_advice,
 )
 from jaxrl.envs.class_paths import check_creator, describe_spec, get_instance
 from jaxrl.envs.context import EnvContext
@@ -55,6 +58,8 @@ _CATALOG = {**BUILTIN_ENVS, **BUILTIN_MULTI_ENVS, **BUILTIN_HOST_ENVS}
 RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl", *MULTI_ADAPTERS, *HOST_ADAPTERS)
 
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
+_PACKAGES = {"babyai": "minigrid", "highway": "highway_env"}
+"""Packages by the first word of the ids that they register, where these differ."""
 _GYMNASIUM_ID = re.compile(r"([\w.]+:)?([\w.-]+/)?[\w.-]+-v\d+")
 
 
@@ -352,6 +357,7 @@ def _from_catalog(name: str, request: EnvRequest, env_id: str) -> Made:
 
 def _from_object(spec: object, request: EnvRequest, env_id: str) -> Made:
     """Make an environment from a class, an instance or a creator."""
+    gymnasium_adapter.refuse_vector(spec, env_id)
     if isinstance(spec, type):
         return _from_class(spec, request, env_id)
     if isinstance(spec, JaxEnv | MultiAgentJaxEnv) or gymnax_adapter.is_gymnax(spec):
@@ -360,6 +366,7 @@ def _from_object(spec: object, request: EnvRequest, env_id: str) -> Made:
         return _wrap(env, params, env_id, request)
     if gymnasium_adapter.is_host_env(spec):
         return gymnasium_adapter.from_instance(spec, request, env_id)
+    _refuse_suite(type(spec), env_id)
     if not callable(spec):
         raise EnvError(
             f"An environment must be an id, a class path, a class or instance of JaxEnv or "
@@ -367,6 +374,7 @@ def _from_object(spec: object, request: EnvRequest, env_id: str) -> Made:
         )
     spec = gymnasium_adapter.adapt_creator(spec, request.context, env_id)
     made = gymnasium_adapter.call_creator(env_id, spec, request.context)
+    gymnasium_adapter.refuse_vector(made, env_id)
     if gymnasium_adapter.is_host_env(made):
         return gymnasium_adapter.from_creator(spec, made, request, env_id)
     env = _adapt(made, env_id)
@@ -379,6 +387,7 @@ def _adapt(env: object, env_id: str) -> JaxEnv[Any, Any] | MultiAgentJaxEnv[Any,
     if gymnax_adapter.is_gymnax(env):
         return gymnax_adapter.GymnaxEnv(env)
     if not isinstance(env, JaxEnv):
+        _refuse_suite(type(env), env_id)
         raise EnvError(
             f"The creator of {env_id} must return a JaxEnv, a MultiAgentJaxEnv or a gymnasium.Env, "
             f"got {env!r}{'; shimmy wraps the old gym API' if hasattr(env, 'reset') else ''}."
@@ -386,11 +395,19 @@ def _adapt(env: object, env_id: str) -> JaxEnv[Any, Any] | MultiAgentJaxEnv[Any,
     return env
 
 
+def _refuse_suite(cls: type, env_id: str) -> None:
+    """Raise for a class of a suite without an adapter, which says what to use instead."""
+    advice = find_suite_advice(cls)
+    if advice is not None:
+        raise EnvError(f"{env_id}: {advice}")
+
+
 def _from_class(cls: type, request: EnvRequest, env_id: str) -> Made:
     """Make an environment from a class; the config holds constructor arguments and params."""
     if gymnasium_adapter.is_host_class(cls):
         return gymnasium_adapter.from_class(cls, request, env_id)
     if not (issubclass(cls, JaxEnv | MultiAgentJaxEnv) or gymnax_adapter.is_gymnax_class(cls)):
+        _refuse_suite(cls, env_id)
         raise EnvError(
             f"{env_id} is neither a JaxEnv class, nor a MultiAgentJaxEnv class, nor a gymnasium.Env "
             "class."
@@ -472,6 +489,17 @@ def _spell_minatar(spec: str) -> str:
     return spec if name == spec else f"{name.partition('-')[0]}-minatar"
 
 
+def _find_package(spec: str) -> str | None:
+    """Return the installed package that an id of gymnasium begins with, None if there is none."""
+    word = re.split(r"\W", spec.lower(), maxsplit=1)[0]
+    package = _PACKAGES.get(word, word)
+    if not _GYMNASIUM_ID.fullmatch(spec) or ":" in spec or package in sys.stdlib_module_names:
+        return None
+    if not package.isidentifier() or package in ("gymnasium", "jaxrl"):
+        return None
+    return package if importlib.util.find_spec(package) is not None else None
+
+
 def _unknown_env_error(spec: str) -> UnknownNameError:
     known = [
         *list_envs(),
@@ -488,6 +516,12 @@ def _unknown_env_error(spec: str) -> UnknownNameError:
     hint = f" Did you mean {spelled[found.split(chr(39))[1]]!r}?" if found else ""
     if spec.startswith("jaxrl:"):
         return UnknownNameError(f"jaxrl has no environment {spec!r}.{hint} See 'jaxrl list envs'.")
+    package = _find_package(spec)
+    if package is not None:
+        return UnknownNameError(
+            f"Unknown environment {spec!r}.{hint} If the installed package {package} registers it: "
+            f"{f'{package}:{spec}'!r}."
+        )
     return UnknownNameError(
         f"Unknown environment {spec!r}.{hint} "
         "'jaxrl list envs' lists jaxrl's own; a name of register_env must be registered in this "

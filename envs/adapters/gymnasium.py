@@ -12,6 +12,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 from gymnasium.vector import VectorEnv
 
+from jaxrl.core.spaces import SUPPORTED_SPACES, get_leaf_spaces
 from jaxrl.envs.adapters import atari
 from jaxrl.envs.adapters.barrier import close_quietly, reraise_interrupts
 from jaxrl.envs.adapters.host_creators import (
@@ -34,7 +35,7 @@ from jaxrl.envs.adapters.host_spaces import (
 )
 from jaxrl.envs.adapters.host_state import get_time_limit
 from jaxrl.envs.adapters.pettingzoo import is_pettingzoo, is_pettingzoo_class, wrap_pettingzoo
-from jaxrl.envs.catalog import BUILTIN_ENVS
+from jaxrl.envs.catalog import BUILTIN_ENVS, WITHOUT_ADAPTER
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import EnvRequest, MadeHostEnv
 from jaxrl.envs.multi.host_env import is_multi_agent_class, is_multi_agent_env
@@ -50,6 +51,10 @@ MadeAny: TypeAlias = MadeHostEnv | MadeMultiHostEnv
 
 CONTEXT_NAMES = ("config", "env_config", "env_context", "context")
 """Names of constructor parameters that receive the whole `EnvContext`, as in RLlib."""
+
+
+_VECTOR_CLASSES = ("VectorEnv", "VecEnv")
+"""Names of base classes of vector environments: gymnasium's and RLlib's, Stable-Baselines3's."""
 
 
 def has_env(env_id: str) -> bool:
@@ -82,6 +87,25 @@ def is_host_class(cls: type) -> bool:
     """Return whether instances are Python environments, as `is_host_env`."""
     is_host = issubclass(cls, gymnasium.Env) or is_multi_agent_class(cls)
     return is_host or is_pettingzoo_class(cls) or _is_old_gym(cls)
+
+
+def refuse_vector(env: object, env_id: str) -> None:
+    """Raise for an instance or a class of vector environments.
+
+    Raises:
+        EnvError: If it is one; the message says what to give.
+    """
+    bases = env.__mro__ if isinstance(env, type) else type(env).__mro__
+    packages = {base.__module__.partition(".")[0] for base in bases}
+    if "envpool" in packages:
+        raise EnvError(f"{env_id}: {WITHOUT_ADAPTER['envpool']}")
+    if any(base.__name__ in _VECTOR_CLASSES for base in bases):
+        raise EnvError(
+            f"{env_id} is a vector environment, whose copies were made already: give the id, the "
+            "class or a creator of one environment, of which num_envs_per_env_runner copies are "
+            "made, or register an id with gymnasium.register(id, vector_entry_point=...) and set "
+            "gym_env_vectorize_mode='vector_entry_point'."
+        )
 
 
 def from_id(env_id: str, request: EnvRequest, name: str) -> MadeAny:
@@ -313,8 +337,37 @@ def _get_space(env: gymnasium.Env[Any, Any], env_id: str, kind: str) -> gymnasiu
         raise EnvError(f"{what} is missing; set self.{kind}_space in __init__.") from None
     if not isinstance(space, gymnasium.Space):
         raise EnvError(f"{what} must be a gymnasium space, got {space!r}.")
+    if kind == "observation":
+        _refuse_parts(what, space)
     check_space(what, to_runner_space(space))
     return space
+
+
+def _refuse_parts(what: str, space: gymnasium.Space[Any]) -> None:
+    """Raise for a Dict of observations with parts that no module reads, which can be left out.
+
+    Raises:
+        EnvError: If there is one, such as the text of a mission; the message says how.
+    """
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return
+    parts: dict[str, Any] = space.spaces
+    bad = [key for key, part in parts.items() if not _is_supported(part)]
+    kept = [key for key in parts if key not in bad]
+    if bad and kept:
+        kind = type(parts[bad[0]])
+        more = ""
+        if kind.__module__.partition(".")[0] == "minigrid":
+            more = "; minigrid.wrappers.ImgObsWrapper(env) leaves the image alone"
+        raise EnvError(
+            f"{what}[{bad[0]!r}] is {kind.__name__}, which no module reads: leave it out by a "
+            f"creator, `lambda ctx: gymnasium.wrappers.FilterObservation(env, {kept})` with the "
+            f"environment as env{more}."
+        )
+
+
+def _is_supported(space: gymnasium.Space[Any]) -> bool:
+    return all(isinstance(leaf, SUPPORTED_SPACES) for _, leaf in get_leaf_spaces(space))
 
 
 def _find_spec(env_id: str, name: str) -> EnvSpec:

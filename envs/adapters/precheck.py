@@ -14,6 +14,7 @@ from jaxrl.core.spaces import map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.barrier import check_reset, check_step, close_quietly, reraise_interrupts
 from jaxrl.envs.adapters.gymnasium import create_env
+from jaxrl.envs.adapters.host_state import unwrap_layers
 from jaxrl.envs.adapters.host_spaces import Converter, log_warnings, make_converter, warn_once
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
@@ -100,14 +101,37 @@ class _CastObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
         return self._convert(observation)
 
 
+class _UsualReset(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Wrapper whose `reset` has gymnasium's signature, and which unwraps to gymnasium's own.
+
+    Gymnasium's checker asks for the names of the arguments, also where `reset` takes any, and for
+    the generator of what is `unwrapped`, which is of another interface in some suites' wrappers.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._innermost = unwrap_layers(env)[-1]
+
+    @property
+    def unwrapped(self) -> gymnasium.Env[Any, Any]:
+        return self._innermost
+
+
+def _needs_usual_reset(env: gymnasium.Env[Any, Any]) -> bool:
+    names = inspect.signature(env.reset).parameters
+    innermost: object = env.unwrapped
+    return not isinstance(innermost, gymnasium.Env) or not {"seed", "options"} <= names.keys()
+
+
 def _check_signature(name: str, env: gymnasium.Env[Any, Any]) -> None:
-    parameters = inspect.signature(env.unwrapped.reset).parameters
+    # The innermost one of gymnasium: `unwrapped` may be an environment of another interface.
+    parameters = inspect.signature(unwrap_layers(env)[-1].reset).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     missing = [p for p in ("seed", "options") if p not in parameters and not takes_any]
     if missing:
         raise EnvError(
             f"{name}: reset must take the keyword arguments seed and options, but "
-            f"{' and '.join(missing)} is missing: "
+            f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing: "
             f"`def reset(self, *, seed=None, options=None)`, beginning with "
             f"`super().reset(seed=seed)`."
         )
@@ -149,12 +173,23 @@ def _call(name: str, what: str, function: Callable[[], ResultT]) -> ResultT:
         return function()
     except BaseException as error:
         reraise_interrupts(error)
-        raise _EnvRaisedError(f"{name}: {what} raised {summarize_exception(error)}.") from error
+        raise _EnvRaisedError(
+            f"{name}: {what} raised {summarize_exception(error)}.{_get_install_hint(error)}"
+        ) from error
+
+
+def _get_install_hint(error: BaseException) -> str:
+    """Return how to install a package that an environment imports only when it is stepped."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    return f" Install it with: pip install {error.name.partition('.')[0].replace('_', '-')}."
 
 
 def _run_gymnasium_checker(made: MadeHostEnv, env: gymnasium.Env[Any, Any]) -> None:
     """Run gymnasium's checker; only log warnings, and failures about seeds."""
     name, skipped = made.id, {"skip_render_check": True, "skip_close_check": True}
+    if _needs_usual_reset(env):
+        env = _UsualReset(env)
     try:
         with log_warnings(name):
             try:
@@ -179,6 +214,7 @@ def _run_gymnasium_checker(made: MadeHostEnv, env: gymnasium.Env[Any, Any]) -> N
             ) from error
         raise _EnvRaisedError(
             f"{name} raised {type(error).__name__} under gymnasium's checker: {reason}."
+            f"{_get_install_hint(error)}"
         ) from error
 
 

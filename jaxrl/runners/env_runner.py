@@ -20,7 +20,7 @@ from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.episodes import SingleAgentEpisode
-from jaxrl.errors import EnvError
+from jaxrl.errors import ConfigError, EnvError
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
 from jaxrl.runners.episode_sampling import MAX_EPISODE_STEPS, EpisodeSampler, RandomActions
@@ -495,6 +495,11 @@ def make_env_runner(
         timeout_s=config.env_runners_settings.sample_timeout_s,
     )
     runner_class = config.env_runners_settings.env_runner_cls or EnvRunner
+    if runner_class.sample is not EnvRunner.sample:
+        raise ConfigError(
+            f"env_runner_cls={runner_class.__qualname__} overrides sample(), which training does not "
+            "call: override sample_fragment(num_steps), which returns a Fragment."
+        )
     return runner_class(
         config=config,
         vector=vector,

@@ -24,7 +24,7 @@ def host(*arguments: Any, **keywords: Any) -> MadeHostEnv:
 
 
 def copies(
-    made: MadeHostEnv, count: int, mode: str, autoreset: AutoresetMode, restart: bool = False
+    made: MadeHostEnv, count: int, mode: str, autoreset: AutoresetMode | None, restart: bool = False
 ) -> GymVector:
     plans = [
         SubEnvSpec(

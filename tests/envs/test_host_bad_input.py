@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
 
 from jaxrl.envs import EnvContext, MadeHostEnv, StepFailedRecreateEnvError, make
 from jaxrl.envs.adapters import host_spaces
@@ -54,6 +55,33 @@ class OldStep(Good):
 class NoSeed(Good):
     def reset(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().reset()
+
+
+class AnyNames(Good):
+    def reset(self, **anything: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().reset(seed=anything.get("seed"))
+
+
+class ForeignWithin(Good):
+    """A suite's wrapper: what it is around is of another interface, also as `unwrapped`."""
+
+    class Foreign:
+        def reset(self, key: int) -> int:
+            return key
+
+    unwrapped: Any = Foreign()
+
+
+class WithText(Good):
+    observation_space = spaces.Dict(
+        image=spaces.Box(-1.0, 1.0, (2,), np.float32),
+        mission=type("Mission", (spaces.Text,), {})(5),
+    )
+
+
+class LacksPackage(Good):
+    def step(self, action: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'far_away'", name="far_away.inner")
 
 
 class WrongShape(Good):
@@ -181,10 +209,14 @@ AT_ANY_TIME: list[tuple[type, str]] = [
 
 BEFORE: list[tuple[type, str]] = [
     *AT_ANY_TIME,
-    (NoSeed, "reset must take the keyword arguments seed and options, but seed and options is"),
+    (
+        NoSeed,
+        "reset must take the keyword arguments seed and options, but seed and options are missing",
+    ),
     (OutOfRange, "reset's observation must lie in [-1.0, 1.0] at index (1,)"),
     (NaNAtFirst, "reset's observation is NaN at index (1,)"),
     (RewardNaN, "the reward must be finite, got nan"),
+    (LacksPackage, "No module named 'far_away'. Install it with: pip install far-away."),
 ]
 
 
@@ -198,6 +230,13 @@ def test_nothing_is_wrong_with_a_good_one(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING, "jaxrl.envs"):
         make_vector(host(Good), num_envs=2)
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("cls", [AnyNames, ForeignWithin])
+def test_the_reset_that_is_called_is_the_one_that_is_checked(cls: Any) -> None:
+    vector = make_vector(host(lambda context: TimeLimit(cls(), 3)), num_envs=1)
+    assert vector.reset().shape == (1, 2)
+    assert vector.step(np.zeros(1, np.int32)).mask.all()
 
 
 @pytest.mark.parametrize(("cls", "message"), BEFORE, ids=[cls.__name__ for cls, _ in BEFORE])
@@ -407,3 +446,11 @@ def test_what_an_environment_raises_is_a_public_error() -> None:
         make_vector(host(Raises), num_envs=1)
     assert type(caught.value) is EnvError
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_part_that_no_module_reads_can_be_left_out() -> None:
+    message = r"observation_space\['mission'\] is Mission, .* FilterObservation\(env, \['image'\]\)"
+    with pytest.raises(EnvError, match=message):
+        make(WithText)
+    made = host(lambda ctx: gymnasium.wrappers.FilterObservation(WithText(), ["image"]))
+    assert list(made.observation_space) == ["image"]

@@ -21,7 +21,7 @@ from gymnasium.wrappers import TimeLimit
 from jaxrl.envs.adapters.gym_vector import GymVector
 from jaxrl.envs.host import HostVector
 from jaxrl.envs.host_vector import make_vector
-from jaxrl.errors import EnvError
+from jaxrl.errors import EnvError, UnknownNameError
 from tests.envs.copies import CRASHING, MODES, Counter, copies, host, step_rows
 
 
@@ -284,6 +284,62 @@ def test_a_state_can_be_returned_to_exactly(restart: bool) -> None:
         np.testing.assert_array_equal(a.obs, b.obs)
         np.testing.assert_array_equal(a.truncated, b.truncated)
     assert sum(step.truncated.sum() for step in expected) > 3
+
+
+@pytest.mark.parametrize("autoreset", [None, *AutoresetMode])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_looks_at_a_step_sees_its_end_and_the_next_start_has_an_info(
+    mode: str, autoreset: AutoresetMode | None
+) -> None:
+    if mode == "async" and autoreset is AutoresetMode.DISABLED:
+        pytest.skip("is as that of this process")
+    vector = copies(host(Counter, max_episode_steps=3), 2, mode, autoreset)
+    vector.reset()
+    assert [vector.get_reset_info(row) for row in (0, 1)] == [{"reset": 1}] * 2
+    seen: list[Any] = []
+
+    def look(step: Any) -> None:
+        counts = [env.unwrapped.count for env in vector.get_sub_environments()]
+        seen.append((counts, step.final_obs[:, 1].tolist(), step.truncated.tolist()))
+
+    infos: list[Any] = []
+    for _ in range(8):
+        step = vector.step(np.zeros(2, np.int32), look)
+        infos += [vector.get_reset_info(0)] * bool(step.starts[0])
+        assert step.starts[0] == step.starts[1]
+    assert infos == [{"reset": 2}, {"reset": 3}][: len(infos)]
+    assert len(infos) == 2
+    ends = [(counts, final) for counts, final, truncated in seen if truncated[0]]
+    if mode == "sync" and autoreset is not AutoresetMode.SAME_STEP:
+        assert ends == [([3, 3], [3.0, 3.0])] * 2
+    assert [final for _, final in ends] == [[3.0, 3.0]] * 2
+    vector.close()
+
+
+def test_copies_exist_when_they_are_asked_for() -> None:
+    vector = make_vector(host(Counter), num_envs=2, check=False)
+    for env in vector.get_sub_environments():
+        env.unwrapped.episode = 7
+    np.testing.assert_array_equal(vector.reset(), [[8, 0]] * 2)
+    vector.close()
+    assert vector.get_sub_environments() == []
+
+
+def test_an_id_with_a_vector_environment_alone() -> None:
+    entry = gymnasium.spec("CartPole-v1").vector_entry_point
+    gymnasium.register("VectorAlone-v0", vector_entry_point=entry, max_episode_steps=9)
+    try:
+        made = host("VectorAlone-v0")
+        assert made.max_episode_steps == 9
+        vector = make_vector(made, num_envs=2, mode="vector_entry_point")
+        assert vector.reset().shape == (2, 4)
+        assert any(step.starts.any() for step in step_rows(vector, 12))
+        with pytest.raises(EnvError, match="gym_env_vectorize_mode='vector_entry_point'"):
+            make_vector(made, num_envs=2)
+        with pytest.raises(UnknownNameError, match="takes no argument 'nope'"):
+            host("VectorAlone-v0", {"nope": 1})
+    finally:
+        del gymnasium.registry["VectorAlone-v0"]
 
 
 def test_most_environments_cannot_be_restored() -> None:

@@ -197,6 +197,13 @@ class Raises(CartPole):
         return {"pair": (np.zeros((), np.float32), np.zeros((), np.float32))}
 
 
+def foreign(module: str, base: type = object) -> Any:
+    """A class of a suite's package, whose `spec` is no entry of gymnasium's registry."""
+    return type("Foreign", (base,), {"__module__": module, "spec": object()})
+
+
+VECTOR = gymnasium.make_vec("CartPole-v1", num_envs=2)
+
 BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("CartPole-v2", {}, UnknownNameError, "Did you mean 'CartPole-v1'"),
     ("CartPole.v1", {}, UnknownNameError, "Did you mean 'CartPole-v1'"),
@@ -210,6 +217,17 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ("Craftax-Symbolic-v1", {}, UnknownNameError, "Craftax has no adapter here: write"),
     ("brax:ant", {}, UnknownNameError, "Brax has no adapter here: write"),
     ("jumanji:Snake-v1", {}, UnknownNameError, "JumanjiToGymWrapper"),
+    ("xminigrid:MiniGrid-Empty-5x5", {}, UnknownNameError, "XLand-MiniGrid has no adapter"),
+    ("mujoco_playground:CartpoleBalance", {}, UnknownNameError, "MuJoCo Playground has no"),
+    (foreign("brax.envs.fast")(), {}, EnvError, "Brax has no adapter here: write"),
+    (foreign("xminigrid.environment"), {}, EnvError, "XLand-MiniGrid has no adapter here"),
+    (foreign("jumanji.env"), {}, EnvError, "JumanjiToGymWrapper"),
+    (lambda ctx: foreign("craftax.env")(), {}, EnvError, "Craftax has no adapter here"),
+    (foreign("envpool.classic", gymnasium.Env)(), {}, EnvError, "EnvPool has no adapter here"),
+    (lambda ctx: foreign("envpool.a", gymnasium.Env)(), {}, EnvError, "EnvPool has no adapter"),
+    (VECTOR, {}, EnvError, "is a vector environment, whose copies were made already: give"),
+    (lambda ctx: VECTOR, {}, EnvError, "gym_env_vectorize_mode='vector_entry_point'"),
+    (type(VECTOR), {}, EnvError, "of one environment, of which num_envs_per_env_runner copies"),
     (lambda: CartPole(), {"size": 3}, EnvError, "takes no argument, so env_config={'size': 3}"),
     ("gymnax:Breakout", {}, UnknownNameError, "Did you mean 'Breakout-MinAtar'"),
     ("gymnax:MNISTBandit-bsuite", {}, EnvError, "downloads its data"),
@@ -257,6 +275,16 @@ def test_a_creator_may_take_no_argument() -> None:
     env.close()
     register_env("without-argument", lambda: CartPole())
     assert make("without-argument").id == "without-argument"
+
+
+def test_an_id_that_begins_with_an_installed_package_is_shown_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "minigrid.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("MiniGrid-Empty-5x5-v0", "BabyAI-GoToObj-v0"):
+        with pytest.raises(UnknownNameError, match=f"minigrid registers it: 'minigrid:{name}'"):
+            make(name)
 
 
 def test_the_message_on_an_unknown_id_is_short() -> None:

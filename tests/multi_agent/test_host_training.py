@@ -190,9 +190,14 @@ def test_evaluation_reports_agents_and_modules_and_actions_are_computed_by_agent
 def test_callbacks_receive_episodes_of_all_agents() -> None:
     ends: list[Any] = []
     sampled: list[list[Any]] = []
+    times: list[int] = []
+
+    def end(episode: Any, env: Any, env_index: int, **kwargs: Any) -> None:
+        ends.append(episode)
+        times.append(env.envs[env_index].time)
+
     config = make_config().callbacks(
-        on_episode_end=lambda episode, **kwargs: ends.append(episode),
-        on_sample_end=lambda samples, **kwargs: sampled.append(samples),
+        on_episode_end=end, on_sample_end=lambda samples, **kwargs: sampled.append(samples)
     )
     starts: list[Any] = []
     config.callbacks(on_episode_start=lambda episode, **kwargs: starts.append(episode))
@@ -200,6 +205,7 @@ def test_callbacks_receive_episodes_of_all_agents() -> None:
         result = algorithm.train()
     # 12 steps of each of 4 copies are one episode of 7 steps each, and 5 more
     assert len(ends) == 4
+    assert times == [7] * 4  # the environments as the last step left them
     assert len(starts) == 8
     assert sum(len(chunk) for chunks in sampled for chunk in chunks) == 48
     for episode in ends:

@@ -293,7 +293,9 @@ def test_draws_go_on_where_episodes_restart() -> None:
     other = scripted_runner(Scripted([5, 7], "same_step"), module=Drawing)
     other.set_state(runner.get_state())
     drawn = [f.rollout.extras[Columns.ACTION_LOGP] for f in (first, runner.sample_fragment(6))]
-    np.testing.assert_array_equal(other.sample_fragment(6).rollout.extras[Columns.ACTION_LOGP], drawn[1])
+    np.testing.assert_array_equal(
+        other.sample_fragment(6).rollout.extras[Columns.ACTION_LOGP], drawn[1]
+    )
     assert len(np.unique(np.concatenate(drawn))) == 20
     runner.set_state(None)
     np.testing.assert_array_equal(

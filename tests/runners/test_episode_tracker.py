@@ -2,17 +2,20 @@
 
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from jaxrl.callbacks import CallbackList, Callbacks
 from jaxrl.core.types import Columns
 from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.episodes.from_rollout import episodes_from_rollout
+from jaxrl.runners.env_runner import make_env_runner
 from jaxrl.runners.quotas import EvalShare, play_share
 from tests.helpers import small
-from tests.runners.scripted import Drawing, Scripted, scripted_runner
+from tests.runners.scripted import Drawing, Scripted, scripted_runner, weights_of
 
 
 class Told(Callbacks):
@@ -246,3 +249,64 @@ def test_nothing_is_kept_that_nobody_asked_for() -> None:
     fragment = runner.sample_fragment(3)
     assert runner.tracker is None
     assert fragment.metrics == {}
+
+
+class Fuel(gymnasium.Env[Any, Any]):
+    """Burns 10 of 100 in each step, down to the `reserve` of its row."""
+
+    observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, config: Any) -> None:
+        self.reserve = 30 + 10 * config.vector_index
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.fuel = 100
+        return np.array([100], np.float32), {"start": True, "name": f"to {self.reserve}"}
+
+    def step(self, action: Any) -> Any:
+        self.fuel -= 10
+        obs = np.array([self.fuel], np.float32)
+        return obs, 1.0, self.fuel <= self.reserve, False, {"fuel": self.fuel}
+
+
+class WatchesFuel(Callbacks):
+    """Notes the state of the environment beside that of the episode."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.ends: list[Any] = []
+        self.starts: list[Any] = []
+
+    def on_episode_start(self, *, episode: Any) -> None:
+        self.starts.append(episode.get_infos()[0])
+
+    def on_episode_step(self, *, episode: Any, env: Any, env_index: int) -> None:
+        fuel = env.envs[env_index].unwrapped.fuel
+        self.seen.append((fuel, episode.get_infos(-1)["fuel"], episode.get_observations(-1)[0]))
+
+    def on_episode_end(self, *, episode: Any, env: Any, env_index: int) -> None:
+        inner = env.envs[env_index].unwrapped
+        self.ends.append((inner.fuel, inner.reserve))
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_hooks_see_the_environment_as_the_step_left_it(num_envs: int, batch_mode: str) -> None:
+    watch = WatchesFuel()
+    config = small().environment(Fuel).env_runners(batch_mode=batch_mode).callbacks(watch)
+    runner = make_env_runner(config, num_envs=num_envs, first_env_index=0)
+    runner.set_weights(weights_of(runner.policy_step))
+    if batch_mode == "complete_episodes":
+        runner.sample_complete_episodes(20)
+    else:
+        runner.sample_fragment(20)
+    assert all(fuel == info == obs for fuel, info, obs in watch.seen)
+    assert len(watch.ends) >= 2 * num_envs
+    assert all(fuel == reserve for fuel, reserve in watch.ends)
+    assert {reserve for _, reserve in watch.ends} == {30 + 10 * row for row in range(num_envs)}
+    assert len(watch.starts) > len(watch.ends)
+    names = {f"to {30 + 10 * row}" for row in range(num_envs)}
+    assert {info["name"] for info in watch.starts} == names
+    assert all(info["start"] is True for info in watch.starts)
