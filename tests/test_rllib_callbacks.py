@@ -133,6 +133,9 @@ class OldHooks(Callbacks):
     ) -> None:
         env = base_env.get_sub_environments()[env_index]
         self.seen.append((type(worker).__name__, type(env).__name__, sorted(policies)))
+        episode.custom_metrics["steps"] = episode.length
+        with pytest.raises(AttributeError, match=r"get_return\(\) is it"):
+            _ = episode.total_reward
 
     def on_workers_recreated(
         self, *, algorithm: Any, worker_set: Any, worker_ids: Any, is_evaluation: bool
@@ -146,7 +149,9 @@ def test_hooks_with_former_names_and_arguments_are_called(placement: str) -> Non
     OldHooks.seen.clear()
     config = small().environment(max_episode_steps=6).env_runners(placement=placement)
     with config.callbacks(OldHooks).debugging(loggers=[]).build() as algorithm:
-        algorithm.train()
+        runners = algorithm.train()["env_runners"]
+    for each in ("mean", "min", "max"):
+        assert runners["custom_metrics"][f"steps_{each}"] == runners[f"episode_len_{each}"]
     runner = "EnvRunner" if placement == "host" else "CompiledEnvRunner"
     assert OldHooks.seen[0] == ("init", "Algorithm")
     assert OldHooks.seen[1][0] == runner

@@ -171,7 +171,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
     },
     "episode": {
         "agent_rewards": "episode.get_rewards() are the rewards",
-        "custom_metrics": "log with metrics_logger.log_value(name, value)",
         "hist_data": "log with metrics_logger.log_value(name, value)",
         "last_info_for": "episode.get_infos(-1) is the last info",
         "last_observation_for": "episode.get_observations(-1) is the last observation",
@@ -314,3 +313,27 @@ class FormerNames:
 
         def __getattr__(self, name: str) -> Any:
             return get_former_attribute(self, self._former_kind, name)
+
+
+class FormerEpisode(FormerNames):
+    """Base class of episodes, which callbacks of RLlib's older episodes read and write.
+
+    Attributes:
+        custom_data: Data of callbacks.
+    """
+
+    _former_kind = "episode"
+    custom_data: dict[str, Any]
+
+    @property
+    def custom_metrics(self) -> dict[str, Any]:
+        """Numbers by name, of which results have the mean, minimum and maximum over episodes."""
+        return self.custom_data.setdefault("custom_metrics", {})
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in REWRITTEN_EPISODE_ATTRIBUTES:
+                instead = REWRITTEN_EPISODE_ATTRIBUTES[name].format("episode")
+                raise AttributeError(f"{type(self).__name__} has no '{name}': {instead} is it.")
+            return super().__getattr__(name)

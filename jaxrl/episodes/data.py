@@ -5,12 +5,13 @@ from typing import Any, Self
 import gymnasium
 import numpy as np
 
+from jaxrl.config.rllib_api import FormerEpisode
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.episodes.lookback import Indices, LookbackBuffer
 from jaxrl.errors import EpisodeError, did_you_mean
 
 
-class EpisodeData:
+class EpisodeData(FormerEpisode):
     """Data of an episode chunk, with RLlib's accessors.
 
     The accessors take `indices` (an index, a list, a slice, or None for everything),
@@ -31,6 +32,11 @@ class EpisodeData:
     def __len__(self) -> int:
         """Return the number of steps of this chunk."""
         return self.t - self.t_started
+
+    @property
+    def length(self) -> int:
+        """Number of steps of the episode so far, by the name of RLlib's older episodes."""
+        return self.t
 
     @property
     def observation_space(self) -> gymnasium.Space[Any] | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, Self, TypeAlias
 
+from jaxrl.config.rllib_api import FormerEpisode
 from jaxrl.core.types import PyTree
 from jaxrl.episodes.agent_track import AgentTrack
 from jaxrl.episodes.lookback import Indices, LookbackBuffer, stack_items
@@ -18,7 +19,7 @@ SKIP_ENV_TS_TAG = "S"
 """Mark of a time step of the environment at which an agent has no observation, RLlib's."""
 
 
-class MultiAgentEpisodeData:
+class MultiAgentEpisodeData(FormerEpisode):
     """Data of several agents by time of the environment, or by each agent's own steps.
 
     The accessors take `indices` (an index, a list, a slice, or None for everything) of time steps
@@ -45,6 +46,11 @@ class MultiAgentEpisodeData:
     def __len__(self) -> int:
         """Return the number of steps of the environment in this chunk."""
         return self.env_t - self.env_t_started
+
+    @property
+    def length(self) -> int:
+        """Number of steps of the environment so far, by the name of RLlib's older episodes."""
+        return self.env_t
 
     @property
     def agent_episodes(self) -> dict[Any, SingleAgentEpisode]:

@@ -12,6 +12,7 @@ from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostStep
 from jaxrl.episodes import MultiAgentEpisode, SingleAgentEpisode
 from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.metrics_logger import log_custom_metrics
 
 if TYPE_CHECKING:
     from jaxrl.runners.env_runner import EnvRunner
@@ -151,6 +152,7 @@ class TrackerBase(Generic[Runner, Episode]):
         if not self._is_counted(row):
             return
         self._call_hook("on_episode_end", row, prev_episode_chunks=chunks)
+        log_custom_metrics(self._runner.metrics, self._get(row).custom_data)
         self._done.append(self._get(row).to_numpy())
         if self._num_left is not None:
             self._num_left[row] -= 1

@@ -22,6 +22,7 @@ from jaxrl.runners.curriculum import CURRICULUM, Curriculum
 from jaxrl.runners.hooks import DISPATCH_HOOKS, RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
+from jaxrl.runners.metrics_logger import log_custom_metrics
 from jaxrl.runners.protocols import Fill, count_steps_left
 from jaxrl.runners.recording import (
     OUTPUT_SECONDS,
@@ -288,6 +289,7 @@ class InGraphLoop:
                 rl_module=self.runners.local_env_runner.module,
                 **self._get_hook_arguments(),
             )
+            log_custom_metrics(self.metrics_logger, episode.custom_data)
         samples = {
             "num_env_steps_sampled": env_steps,
             "num_env_steps_sampled_lifetime": counter_to_int(report.latest.env_steps),

@@ -259,6 +259,12 @@ class MetricsLogger:
                 )
 
 
+def log_custom_metrics(logger: MetricsLogger, custom_data: Mapping[str, Any]) -> None:
+    """Log the numbers that callbacks of RLlib's older form left in an episode that has ended."""
+    for name, value in custom_data.get("custom_metrics", {}).items():
+        logger.log_value(("custom_metrics", name), value, reduce=("mean", "min", "max"))
+
+
 def _to_path(key: Key) -> str:
     return key if isinstance(key, str) else "/".join(map(str, key))
 

@@ -6,12 +6,13 @@ of devices. Writes are gathers: each place takes the newest episode that belongs
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jaxrl.config.rllib_api import FormerEpisode
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Counter, Metrics
 from jaxrl.envs.vector import BREACHES, NO_FAULT
@@ -277,13 +278,12 @@ def push_faults(log: FaultLog, record: EpisodeRecord, env_index: Int[Array, " B"
 
 _ALTERNATIVES = {
     "total_reward": "get_return() is it",
-    "length": "len(episode) is it",
     "get_length": "len(episode) is it",
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class EndedEpisode:
+class EndedEpisode(FormerEpisode):
     """Ended episode, as passed to `on_episode_end`.
 
     It has the attributes of RLlib's episodes for which data exist: return and length, and with
@@ -299,6 +299,7 @@ class EndedEpisode:
     agent_returns: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     agent_lengths: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     mapping: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    custom_data: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any], compare=False)
 
     is_done = True
 
@@ -321,6 +322,11 @@ class EndedEpisode:
         return self.episode_return
 
     def __len__(self) -> int:
+        return self.episode_length
+
+    @property
+    def length(self) -> int:
+        """The same, by the name of RLlib's older episodes."""
         return self.episode_length
 
     def env_steps(self) -> int:

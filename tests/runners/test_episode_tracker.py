@@ -310,3 +310,29 @@ def test_hooks_see_the_environment_as_the_step_left_it(num_envs: int, batch_mode
     names = {f"to {30 + 10 * row}" for row in range(num_envs)}
     assert {info["name"] for info in watch.starts} == names
     assert all(info["start"] is True for info in watch.starts)
+
+
+def test_what_callbacks_of_the_older_form_keep_in_an_episode_outlives_its_parts() -> None:
+    class Older(Callbacks):
+        def on_episode_start(self, *, episode: Any, worker: Any) -> None:
+            episode.user_data["steps"] = 0
+
+        def on_episode_step(self, *, episode: Any, base_env: Any) -> None:
+            episode.user_data["steps"] += 1
+            episode.custom_metrics["rewards"] = episode.custom_metrics.get(
+                "rewards", 0.0
+            ) + episode.get_rewards(-1)
+
+        def on_episode_end(self, *, episode: Any, policies: Any) -> None:
+            assert episode.user_data["steps"] == episode.length
+            episode.custom_metrics["steps"] = episode.length
+            with pytest.raises(AttributeError, match="hist_data': log with metrics_logger"):
+                _ = episode.hist_data
+
+    hooks = CallbackList(small().callbacks(Older).callbacks_settings)
+    runner = scripted_runner(Scripted([5, 7], "same_step"), hooks=hooks)
+    with pytest.warns(DeprecationWarning, match="user_data is custom_data here"):
+        metrics = [runner.sample_fragment(4).metrics, runner.sample_fragment(4).metrics][1]
+    assert metrics["custom_metrics/steps_mean"]["data"] == [12, 2]
+    assert metrics["custom_metrics/steps_max"]["data"] == [7]
+    assert metrics["custom_metrics/rewards_mean"]["data"] == [15 + 28, 2]
