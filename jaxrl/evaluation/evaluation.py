@@ -13,7 +13,7 @@ from jaxrl.config.fields import count_evaluation_arguments
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
-from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.errors import ConfigError, JaxrlError, summarize_exception
 from jaxrl.evaluation.compiled import CompiledEvaluation, JaxEvaluation, OwnCompiledEvaluation
 from jaxrl.evaluation.host import EvaluationRunners, HostEvaluationPlan, LocalEvaluation
 from jaxrl.evaluation.pairings import PairingEvaluations
@@ -380,9 +380,20 @@ def run_custom_evaluation(
     It may return RLlib's `(metrics, env_steps, agent_steps)`, whose numbers become metrics.
 
     Raises:
-        ConfigError: If it returns neither that nor a dictionary.
+        ConfigError: If it returns neither that nor a dictionary, or uses runners where there are
+            none.
     """
-    returned = function(algorithm, *[runners] * (count_evaluation_arguments(function) - 1))
+    number = count_evaluation_arguments(function)
+    try:
+        returned = function(algorithm, *[runners] * (number - 1))
+    except AttributeError as error:
+        if runners is not None or number == 1 or error.obj is not None:
+            raise
+        raise ConfigError(
+            "custom_evaluation_function got None for its runners, because the evaluation is part of "
+            f"the compiled program, and {summarize_exception(error)}: set "
+            "evaluation_num_env_runners=1 for a runner, or use algorithm alone."
+        ) from error
     match returned:
         case (metrics, int(env_steps), int(agent_steps)):
             counts = {

@@ -82,6 +82,7 @@ class EpisodeSampler(FormerNames, Generic[Episode]):
     metrics: MetricsLogger
     tracker: TrackerBase[Any, Episode] | None
     _transition_count: UInt32[np.ndarray, " B"]
+    _next_number: int
     _max_episode_steps: int | None = None
     _needs_reset = False
     _samples_randomly = False
@@ -161,12 +162,14 @@ class EpisodeSampler(FormerNames, Generic[Episode]):
         if force_reset or num_episodes is not None or random_actions != self._samples_randomly:
             self._needs_reset = True
         self._samples_randomly = random_actions
+        number = self._next_number
         self._set_acting(explore, random_actions)
         try:
             with self._tracking() as tracker:
                 episodes = self._play(tracker, num_timesteps, num_episodes)
         finally:
             self._set_acting(None, False)
+            self._next_number = number  # its fragments are not delivered
         self._needs_reset = num_episodes is not None
         self._log(episodes)
         return episodes

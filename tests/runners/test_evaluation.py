@@ -111,6 +111,23 @@ def test_a_custom_evaluation_returns_a_dictionary(returned: Any) -> None:
         run_custom_evaluation(lambda algorithm: returned, "A")
 
 
+def test_runners_that_do_not_exist_are_one_sentence() -> None:
+    def of_runners(algorithm: Any, workers: Any) -> Any:
+        return workers.foreach_env_runner(len)
+
+    with pytest.raises(ConfigError, match=r"NoneType.*: set evaluation_num_env_runners=1"):
+        run_custom_evaluation(of_runners, "A")
+    with pytest.raises(AttributeError, match="int"):
+        run_custom_evaluation(lambda algorithm, workers: (3).nothing, "A")  # pyright: ignore
+
+
+def test_a_custom_evaluation_may_return_rllibs_counts() -> None:
+    counts = {"num_env_steps_sampled_this_iter": 2, "num_agent_steps_sampled_this_iter": 3}
+    assert run_custom_evaluation(lambda algorithm: ({"a": 1}, 2, 3), "A") == {"a": 1, **counts}
+    with pytest.raises(ConfigError, match="must return a dictionary of metrics"):
+        run_custom_evaluation(lambda algorithm: (2, {"a": 1}, 3), "A")
+
+
 def test_the_number_of_episodes_is_the_custom_functions_own() -> None:
     with small().evaluation(custom_evaluation_function=of_two).build() as algorithm:
         assert algorithm.evaluate() == {"got": [algorithm, None]}

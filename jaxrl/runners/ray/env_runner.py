@@ -220,6 +220,11 @@ class RayEnvRunner:
         return self._runner
 
     @_return_exceptions
+    def update(self, weights: Weights | None, kept: KeptParams | None) -> None:
+        """Set the weights, and parameters that are kept, if given."""
+        self._update_runner(weights, kept)
+
+    @_return_exceptions
     def apply(self, fn: Callable[..., object], *args: object) -> object:
         """Call a function with the runner and return its result."""
         return fn(self._runner, *args)

@@ -162,21 +162,32 @@ class Fleet:
         with self.lock:
             if member.phase is not Phase.HEALTHY:
                 return
-            version, reference = self._weights
-            # The same weights are published again with another task.
-            weights = reference if member.num_published != self._num_published else None
             if not member.requests:
                 member.oldest_request_time = self.backend.now()
-            is_kept = member.num_published_kept == self._num_published_kept
-            kept = None if is_kept else self._kept_params
-            future = self.backend.call(member.handle, method, weights, kept, *args)
-            member.weights_version = version
-            member.num_published = self._num_published
-            member.num_published_kept = self._num_published_kept
-            self.num_kept_params_sent += not is_kept
+            future = self.backend.call(member.handle, method, *self._take_update(member), *args)
+            version = member.weights_version
             member.requests.append(
                 PendingCall(future=future, weights_version=version, steps=steps, tag=tag)
             )
+
+    def update(self, member: FleetMember) -> None:
+        """Send a healthy member the newest weights, if it lacks them."""
+        with self.lock:
+            weights, kept = self._take_update(member)
+            if weights is not None or kept is not None:
+                self.backend.call(member.handle, "update", weights, kept)
+
+    def _take_update(self, member: FleetMember) -> tuple[object, object]:
+        """Return the weights and kept parameters that a member lacks, which it is about to get."""
+        version, reference = self._weights
+        # The same weights are published again with another task.
+        weights = reference if member.num_published != self._num_published else None
+        is_kept = member.num_published_kept == self._num_published_kept
+        member.weights_version = version
+        member.num_published = self._num_published
+        member.num_published_kept = self._num_published_kept
+        self.num_kept_params_sent += not is_kept
+        return weights, None if is_kept else self._kept_params
 
     # --- replies ---
 

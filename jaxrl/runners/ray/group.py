@@ -315,7 +315,9 @@ class RayEnvRunnerGroup(FormerNames):
         if local_env_runner is None:
             local_env_runner = self.local_config.is_multi_agent
         local = [call_runner(self.stand_in, func, kwargs)] if local_env_runner else []
-        others = call_all(self._fleet, lambda runner: call_runner(runner, func, kwargs))
+        others = call_all(
+            self._fleet, lambda runner: call_runner(runner, func, kwargs), with_weights=True
+        )
         return [*local, *others.values()]
 
     def foreach_env_runner_with_index(
@@ -323,7 +325,10 @@ class RayEnvRunnerGroup(FormerNames):
     ) -> list[tuple[int, Any]]:
         """Call a function of index and runner on healthy actors; return indices and results."""
         indices = list(range(1, self._shape.num_env_runners + 1))
-        return list(call_all(self._fleet, lambda runner, i: func(i, runner), indices).items())
+        results = call_all(
+            self._fleet, lambda runner, i: func(i, runner), indices, with_weights=True
+        )
+        return list(results.items())
 
     def get_state(self) -> PyTree:
         """Return the state of all environments in order of their indices; None if one is missing.

@@ -98,7 +98,11 @@ class _ShareTag:
 
 
 def call_all(
-    fleet: Fleet, fn: Callable[..., Any], arguments: Sequence[Any] | None = None
+    fleet: Fleet,
+    fn: Callable[..., Any],
+    arguments: Sequence[Any] | None = None,
+    *,
+    with_weights: bool = False,
 ) -> dict[int, Any]:
     """Call a function on each healthy runner and return the results by runner index.
 
@@ -109,6 +113,7 @@ def call_all(
         fleet: Fleet of runners; another thread may sample from it at the same time.
         fn: Function called in the actor with its runner, and with its argument if there are any.
         arguments: One argument per runner, in order of their indices.
+        with_weights: Whether the runners get the newest weights first, for a function that acts.
 
     Raises:
         EnvRunnerError: If the function raised.
@@ -117,6 +122,8 @@ def call_all(
     pending: dict[Any, tuple[FleetMember, Any]] = {}
     with fleet.lock:
         for member in fleet.get_healthy():
+            if with_weights:
+                fleet.update(member)
             extra = () if arguments is None else (arguments[member.worker_index - 1],)
             future = backend.call(member.handle, "apply", fn, *extra)
             pending[future] = member, member.handle

@@ -70,7 +70,7 @@ def test_batch_mode_is_the_runners_too() -> None:
     fragment = actor.sample(weights, None)
     assert fragment.rollout.terminated.any(axis=0).all()
     assert fragment.num_env_steps == 20  # two episodes of ten steps
-    fewer = actor.evaluate(None, None, "sample", {"num_steps": 3})
+    fewer = actor.evaluate(None, None, "sample_fragment", {"num_steps": 3})
     assert fewer.rollout.reward.shape == (3, 2)
     assert fewer.weights_version == 1
     assert actor.apply(lambda runner, add: runner.worker_index + add, 10) == 11

@@ -171,6 +171,11 @@ def test_actors_sample_what_one_runner_in_this_process_does(env: str, start: Sta
         2,
         2,
     ]
+    run.group.sync_weights(weights[0])
+    episodes = run.group.foreach_env_runner(lambda runner: runner.sample(num_episodes=2))
+    assert [[each.is_done for each in own] for own in episodes] == [[True] * 2] * 2
+    assert run.group.foreach_env_runner(lambda runner: runner.weights_version) == [0, 0]
+    assert [fragment.weights_version for fragment in run.group.next_batch()] == [0, 0]
     with pytest.raises(AttributeError, match="num_env_runners actors there is none"):
         _ = run.group.local_env_runner  # pyright: ignore
     with pytest.raises(EnvRunnerError, match=r"EnvRunner \d raised ZeroDivisionError"):
@@ -178,7 +183,7 @@ def test_actors_sample_what_one_runner_in_this_process_does(env: str, start: Sta
     with pytest.raises(EnvRunnerError, match=r"4 environments.*have 4|has 3 environments"):
         run.group.set_state(jax.tree.map(lambda leaf: leaf[:3], saved))
     shares = [{"num_steps": steps} for steps in (1, 2, 3)]
-    evaluation = run.group.evaluate_async(weights[0], "sample", shares)
+    evaluation = run.group.evaluate_async(weights[0], "sample_fragment", shares)
     lengths = [fragment.rollout.reward.shape[0] for fragment in evaluation.collect()]
     assert lengths == [1, 2, 3]
     assert evaluation.is_done

@@ -17,7 +17,7 @@ def choose(agent_id: Any, episode: Any, **kwargs: Any) -> str:
 
 @pytest.fixture
 def make_group(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(group_module, "call_all", lambda fleet, call: {1: call(fleet)})
+    monkeypatch.setattr(group_module, "call_all", lambda fleet, call, **settings: {1: call(fleet)})
 
     def make(config: PPOConfig, count_setting: str = "num_env_runners") -> Any:
         group = object.__new__(RayEnvRunnerGroup)
