@@ -101,9 +101,7 @@ WITHOUT_ADAPTER = {
         f"Jumanji has no adapter here: {_AS_JAX_ENV}; or use a creator of "
         "jumanji.wrappers.JumanjiToGymWrapper(env), which is stepped on the host."
     ),
-    **dict.fromkeys(
-        ("xland", "xminigrid"), f"XLand-MiniGrid has no adapter here: {_AS_JAX_ENV}."
-    ),
+    **dict.fromkeys(("xland", "xminigrid"), f"XLand-MiniGrid has no adapter here: {_AS_JAX_ENV}."),
     "mujoco_playground": f"MuJoCo Playground has no adapter here: {_AS_JAX_ENV}.",
     "envpool": "EnvPool has no adapter here; use gymnasium's ids of the same games.",
 }

@@ -66,9 +66,7 @@ class HostVector(Protocol):
         """Return the info of the latest reset of one copy."""
         ...
 
-    def step(
-        self, action: PyTree, on_step: Callable[[HostStep], None] | None = None
-    ) -> HostStep:
+    def step(self, action: PyTree, on_step: Callable[[HostStep], None] | None = None) -> HostStep:
         """Step every copy, and reset those whose episode ended.
 
         Args:

@@ -63,9 +63,7 @@ class JaxHostVector:
         del row
         return {}
 
-    def step(
-        self, action: PyTree, on_step: Callable[[HostStep], None] | None = None
-    ) -> HostStep:
+    def step(self, action: PyTree, on_step: Callable[[HostStep], None] | None = None) -> HostStep:
         current = self._current_state()
         if self._paused.any():
             state, step = self._jit_step_with_paused(current, action, self._params, self._paused)

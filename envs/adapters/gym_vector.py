@@ -110,9 +110,7 @@ class GymVector:
     def get_reset_info(self, row: int) -> dict[str, Any]:
         return self._reset_infos[row]
 
-    def step(
-        self, action: PyTree, on_step: Callable[[HostStep], None] | None = None
-    ) -> HostStep:
+    def step(self, action: PyTree, on_step: Callable[[HostStep], None] | None = None) -> HostStep:
         space: gymnasium.Space[Any] = self.vector.single_action_space
         action = map_leaves(_action_batch, space, action)
         obs, reward, terminated, truncated, infos = self._call(lambda: self._step_vector(action))

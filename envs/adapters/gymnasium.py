@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
@@ -136,7 +136,8 @@ def from_id(env_id: str, request: EnvRequest, name: str) -> MadeAny:
 
 def _describe_vector(name: str, create: VectorSpecCreator, request: EnvRequest) -> MadeHostEnv:
     """Read the spaces of an id that has a vector environment alone, and close it."""
-    vector: Any = call_creator(name, functools.partial(create, 1), request.context)
+    made = call_creator(name, functools.partial(create, 1), request.context)
+    vector = cast("VectorEnv[Any, Any, Any]", made)
     try:
         spaces = [vector.single_observation_space, vector.single_action_space]
         for kind, space in zip(("observation", "action"), spaces, strict=True):

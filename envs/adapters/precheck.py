@@ -14,8 +14,8 @@ from jaxrl.core.spaces import map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.barrier import check_reset, check_step, close_quietly, reraise_interrupts
 from jaxrl.envs.adapters.gymnasium import create_env
-from jaxrl.envs.adapters.host_state import unwrap_layers
 from jaxrl.envs.adapters.host_spaces import Converter, log_warnings, make_converter, warn_once
+from jaxrl.envs.adapters.host_state import unwrap_layers
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.space_checks import check_values

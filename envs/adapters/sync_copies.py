@@ -49,7 +49,9 @@ class FastSyncVectorEnv(SyncVectorEnv):
             _collect_infos(infos),
         )
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(
+        self, *, seed: Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> Any:
         """Reset the copies of `options["reset_mask"]`, or all; `seed` is a list of their seeds."""
         seeds = [None] * self.num_envs if seed is None else seed
         rows = range(self.num_envs) if options is None else np.flatnonzero(options["reset_mask"])

@@ -332,7 +332,7 @@ class FormerEpisode(FormerNames):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             if name in REWRITTEN_EPISODE_ATTRIBUTES:
                 instead = REWRITTEN_EPISODE_ATTRIBUTES[name].format("episode")
                 raise AttributeError(f"{type(self).__name__} has no '{name}': {instead} is it.")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
-class EnvRunner(EpisodeSampler[SingleAgentEpisode]):
+class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
     """Runner that steps its environments with one compiled call per vector step.
 
     A fragment continues where the previous one ended, possibly within an episode. With equal seed,

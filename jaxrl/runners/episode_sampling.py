@@ -28,6 +28,7 @@ MAX_EPISODE_STEPS = 100_000
 """Maximum steps to wait for the end of an episode if the environment has no time limit."""
 
 Episode = TypeVar("Episode", SingleAgentEpisode, MultiAgentEpisode)
+Tracker = TypeVar("Tracker", bound=TrackerBase[Any, Any])
 
 
 class RandomActions:
@@ -65,7 +66,7 @@ class _Played:
     """Returns by agent and module."""
 
 
-class EpisodeSampler(FormerNames, Generic[Episode]):
+class EpisodeSampler(FormerNames, Generic[Episode, Tracker]):
     """Base class of runners, whose `sample` plays episodes by RLlib's arguments.
 
     Attributes:
@@ -80,16 +81,16 @@ class EpisodeSampler(FormerNames, Generic[Episode]):
     config: "AlgorithmConfig"
     num_envs: int
     metrics: MetricsLogger
-    tracker: TrackerBase[Any, Episode] | None
+    tracker: Tracker | None
     _transition_count: UInt32[np.ndarray, " B"]
     _next_number: int
     _max_episode_steps: int | None = None
     _needs_reset = False
     _samples_randomly = False
-    """Whether the actions of ongoing episodes are random."""
+    """True if the actions of ongoing episodes are random."""
 
     def __init__(self) -> None:
-        self._kept_tracker: tuple[TrackerBase[Any, Episode], np.ndarray] | None = None
+        self._kept_tracker: tuple[Tracker, np.ndarray] | None = None
         self._sampled = MetricsLogger()
         self._unfinished: dict[str, _Played] = {}
 
@@ -109,7 +110,7 @@ class EpisodeSampler(FormerNames, Generic[Episode]):
     def _can_pause(self) -> bool:
         return self.config.env_runners_settings.gym_env_vectorize_mode != "vector_entry_point"
 
-    def _make_tracker(self) -> TrackerBase[Any, Episode]:
+    def _make_tracker(self) -> Tracker:
         """Make a tracker without hooks, of the episodes that go on."""
         raise NotImplementedError
 
@@ -175,7 +176,7 @@ class EpisodeSampler(FormerNames, Generic[Episode]):
         return episodes
 
     @contextmanager
-    def _tracking(self) -> Generator[TrackerBase[Any, Episode]]:
+    def _tracking(self) -> Generator[Tracker]:
         """Keep episodes as objects, also if no callback needs them."""
         if self.tracker is not None:
             yield self.tracker
@@ -193,7 +194,7 @@ class EpisodeSampler(FormerNames, Generic[Episode]):
 
     def _play(
         self,
-        tracker: TrackerBase[Any, Episode],
+        tracker: Tracker,
         num_timesteps: int | None,
         num_episodes: int | None,
     ) -> list[Episode]:
@@ -216,7 +217,7 @@ class EpisodeSampler(FormerNames, Generic[Episode]):
                 self.pause(np.zeros(self.num_envs, np.bool_))
             tracker.end_share()
 
-    def _play_quota(self, tracker: TrackerBase[Any, Episode]) -> None:
+    def _play_quota(self, tracker: Tracker) -> None:
         """Play until every environment has ended its number of episodes."""
         limit = self._max_episode_steps or MAX_EPISODE_STEPS
         before, num_waited = tracker.num_left, 0

@@ -11,10 +11,11 @@ from jaxrl.runners.episode_sampling import EpisodeSampler
 from jaxrl.runners.multi.policy import MultiHostPolicy
 from jaxrl.runners.multi.scenes import CriticScenes
 from jaxrl.runners.multi.slots import AgentSlots
+from jaxrl.runners.multi.tracker import MultiEpisodeTracker
 from jaxrl.runtime.program import Program
 
 
-class MultiRunnerParts(EpisodeSampler[MultiAgentEpisode]):
+class MultiRunnerParts(EpisodeSampler[MultiAgentEpisode, MultiEpisodeTracker]):
     """Base class of a runner of several agents, with what callbacks and trackers read."""
 
     module: dict[str, RLModule]
