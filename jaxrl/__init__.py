@@ -124,6 +124,8 @@ _MODULES.update(dict.fromkeys(_CONFIG_CLASSES, "jaxrl.algorithms"))
 def __getattr__(name: str) -> Any:
     """Import a public name on first access (PEP 562), which keeps `import jaxrl` fast."""
     if name not in _MODULES:
+        if not name.startswith("_"):
+            moved.refuse_foreign_name("jaxrl", name)
         raise AttributeError(f"module 'jaxrl' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
@@ -131,4 +133,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *TRAINABLES})
+    return sorted({*__all__, *TRAINABLES})

@@ -37,6 +37,7 @@ from jaxrl.config.stop import (
     parse_fit_criteria,
     warn_of_missing,
 )
+from jaxrl.config.synonyms import answer_arguments
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
@@ -323,6 +324,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
     # --- training ---
 
     @until_stopped
+    @answer_arguments
     def train(self) -> Result:
         """Run one iteration: as many train batches as `reporting` requires, at least one.
 
@@ -478,6 +480,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         return result
 
     @until_stopped
+    @answer_arguments
     def fit(
         self,
         stop: Mapping[str, Any] | None = None,
@@ -515,6 +518,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         finally:
             self._should_stop = lambda: False
             self._count_fit_iterations_left = lambda: sys.maxsize
+            self._recorder.flush()
         if settings.checkpoint_at_end and result:
             self._save_in_run(wait=True)
         self._recorder.draw_learning_curve()
@@ -580,6 +584,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
     # --- evaluation and actions ---
 
     @single_threaded
+    @answer_arguments
     def evaluate(
         self,
         *,
@@ -618,6 +623,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
                 f"num_episodes={num_episodes} has no effect on a custom_evaluation_function, which "
                 "chooses its own episodes: leave num_episodes out."
             )
+        self._recorder.flush()
         self.on_phase("evaluating")
         if opponents is not None or seats != "both" or module_id is not None:
             return self._evaluate_against(opponents, seats, module_id, num_episodes)
@@ -817,6 +823,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         Args:
             checkpoint_dir: Parent folder of `checkpoint_<iteration>`; None for the run's folder.
         """
+        self._recorder.flush()
         if checkpoint_dir is None:
             self._use.raise_if_stopped("save()")
             return ckpt.SavedPath(self._save_in_run(wait=True))

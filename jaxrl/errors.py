@@ -1,10 +1,10 @@
 """Exceptions for errors that a user can fix; the CLI prints the message and exits with status 2."""
 
-import difflib
 import json
+import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -162,23 +162,72 @@ def locate_in_user_code(error: BaseException) -> str:
 def did_you_mean(
     name: object, known: Iterable[str], renamed: Mapping[str, str] = MappingProxyType({})
 ) -> str:
-    """Return `" Did you mean 'x'?"` for the closest known name, or an empty string if none is.
+    """Return `" Did you mean 'x'?"` for the closest known name, or an empty string if none is close.
+
+    Close is a name with few mistyped letters, one whose words are those written, abbreviated or
+    with some left out, and one that begins like it. Names that merely share letters are not:
+    `num_layers` is no `num_learners`.
 
     Args:
         name: Name as written by the user.
         known: Names that would work.
         renamed: Current names by former ones, in whose place they are suggested.
     """
-    name = str(name)
-    close = difflib.get_close_matches(name, [*known, *renamed], n=1, cutoff=0.5)
+    written = str(name)
+    rated = ((_rate(written.lower(), each.lower()), each) for each in [*known, *renamed])
+    close = [(rate, each) for rate, each in rated if rate is not None]
     if not close:
         return ""
-    found = close[0]
-    similarity = difflib.SequenceMatcher(None, found, name).ratio()
-    threshold = 0.7 if len(name) > 4 else 0.6  # one letter is a large part of a short name
-    is_prefix = found.startswith(name) or name.startswith(found)
-    is_close = similarity >= threshold or is_prefix
-    return f" Did you mean '{renamed.get(found, found)}'?" if is_close else ""
+    nearest = min(rate for rate, _ in close)
+    # Of equals the longest, since letters are left out more often; of versions the latest.
+    found = max((len(each), each) for rate, each in close if rate == nearest)[1]
+    return f" Did you mean '{renamed.get(found, found)}'?"
+
+
+def _rate(written: str, known: str) -> tuple[int, int, bool] | None:
+    """Return how far a known name is from what was written, the closest first; None if too far."""
+    tolerated = 1 if len(written) <= 6 else 2 if len(written) <= 11 else 3
+    if abs(len(written) - len(known)) <= tolerated:
+        distance = _count_typos(written, known)
+        if distance <= min(tolerated, len(written) - 1):
+            return 0, distance, False
+    if bool(_PLACE.match(written)) != bool(_PLACE.match(known)):
+        rate = _rate(_PLACE.sub("", written), _PLACE.sub("", known))
+        return rate and (*rate[:2], True)
+    shorter, longer = sorted((written, known), key=len)
+    if _are_words_of(_WORD.findall(shorter), _WORD.findall(longer)):
+        return 1, len(longer) - len(shorter), False
+    if len(shorter) >= 3 and longer.startswith(shorter):
+        return 2, len(longer) - len(shorter), False
+    return None
+
+
+_PLACE = re.compile(r"[\w./]+[:/](?=.)")
+_WORD = re.compile(r"[^\W_]+")
+
+
+def _are_words_of(words: Sequence[str], longer: Sequence[str]) -> bool:
+    """Return whether several words, possibly abbreviated, are most of another name's in order."""
+    if len(words) < 2 or 2 * len(words) < len(longer):
+        return False
+    rest = iter(longer)
+    return all(
+        any(other.startswith(word) or word == f"{other}s" for other in rest) for word in words
+    )
+
+
+def _count_typos(a: str, b: str) -> int:
+    """Return the number of inserted, deleted, replaced and swapped letters between two names."""
+    before, last = [0] * (len(b) + 1), list(range(len(b) + 1))
+    for i, letter in enumerate(a):
+        row = [i + 1]
+        for j, other in enumerate(b):
+            cost = min(last[j + 1] + 1, row[j] + 1, last[j] + (letter != other))
+            if i and j and letter == b[j - 1] and a[i - 1] == other:
+                cost = min(cost, before[j - 1] + 1)
+            row.append(cost)
+        before, last = last, row
+    return last[-1]
 
 
 def escape(text: str) -> str:

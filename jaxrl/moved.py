@@ -1,4 +1,4 @@
-"""Import hooks: former module names, and the module paths of RLlib."""
+"""Import hooks: former module names, and the module paths of RLlib and other libraries."""
 
 import importlib
 import sys
@@ -208,6 +208,9 @@ RLLIB_PACKAGES = {
 }
 """Modules of RLlib, and packages with all of their modules, that are not modules here."""
 
+OTHER_PACKAGES = {"common", "wrappers"}
+"""Packages of Stable-Baselines3 and gymnax that are not modules here."""
+
 RLLIB_PARENTS = {
     *("callbacks", "learners.learner", "modules.rl_module", "policy.policy"),
     *(f"algorithms.{name}" for name in ("ppo", "appo", "impala", "dqn", "sac", "tqc", "td3")),
@@ -227,12 +230,22 @@ class _RLlibModule(ModuleType):
         return _load_rllib_name(self.__name__, name)
 
 
+def refuse_foreign_name(module: str, name: str) -> None:
+    """Raise ImportError for a name that other libraries have; the message says what to write."""
+    table = importlib.import_module("jaxrl.config.synonyms")  # by name: it is a higher layer
+    if (advice := table.advise_on_import(name)) is not None:
+        raise ImportError(f"{module} has no {name}: {advice}.")
+
+
 def _load_rllib_name(module: str, name: str) -> object:
     """Return the counterpart of a name that RLlib has in a module.
 
     Raises:
         ImportError: If there is no counterpart; the message says what to write instead.
     """
+    if module.split(".")[1] in OTHER_PACKAGES:
+        refuse_foreign_name(module, name)
+        raise ImportError(f"{module} has no {name}: what 'import jaxrl' has is in the reference.")
     table = importlib.import_module("jaxrl.config.rllib_modules")  # by name: it is a higher layer
     return table.load_counterpart(f"ray.rllib.{module.removeprefix('jaxrl.')}.{name}")
 
@@ -250,7 +263,7 @@ class _RLlibFinder(MetaPathFinder, Loader):
             return _make_package(PathFinder.find_spec(fullname, path, target))
         parent, _, name = below.rpartition(".")
         is_file = parent in RLLIB_PARENTS and name.startswith(parent.rpartition(".")[2])
-        if is_file or _is_in_rllib(below):
+        if is_file or _is_elsewhere(below):
             return ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -261,8 +274,10 @@ class _RLlibFinder(MetaPathFinder, Loader):
         """Do nothing: names are looked up on first use."""
 
 
-def _is_in_rllib(below: str) -> bool:
-    """Return whether a module, or a package that it is in, is one of `RLLIB_PACKAGES`."""
+def _is_elsewhere(below: str) -> bool:
+    """Return whether a module, or a package that it is in, is one of other libraries alone."""
+    if below.partition(".")[0] in OTHER_PACKAGES:
+        return True
     while below and below not in RLLIB_PACKAGES:
         below = below.rpartition(".")[0]
     return bool(below)

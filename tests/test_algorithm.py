@@ -2,11 +2,12 @@
 
 import dataclasses
 import gc
+import inspect
 import json
 import math
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ import pytest
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.algorithms.random_agent import RandomAgentConfig
 from jaxrl.callbacks import Callbacks
 from jaxrl.config.rllib_api import UNCALLED_METHODS
 from jaxrl.errors import (
     CheckpointError,
     ConfigError,
     EnvError,
+    JaxrlError,
     ModuleError,
     RunFolderError,
     UnknownNameError,
@@ -198,6 +201,41 @@ def test_a_misspelled_hook_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="Did you mean 'on_episode_end'"):
         small().callbacks(Wrong).build()
+
+
+ARGUMENTS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "steps": (lambda a: a.fit(1000), r"\{'num_env_steps_sampled_lifetime': 1000\} counts .* steps"),
+    "timesteps": (lambda a: a.fit(total_timesteps=64), r"fit\(\{\"num_env_steps_sampled_lifetime"),
+    "typo": (lambda a: a.fit(on_iterations=print), "Did you mean 'on_iteration'"),
+    "train": (lambda a: a.train(1000), r"train\(\): .*; it runs one iteration; fit\(stop"),
+    "episodes": (lambda a: a.evaluate(n_eval_episodes=3), r"write evaluate\(num_episodes=N\)"),
+    "positional": (lambda a: a.evaluate(3), r"evaluate\(\): .*; write evaluate\(num_episodes=N\)"),
+    "unknown": (lambda a: a.train(verbose=1), r"train\(\) has no argument 'verbose'\.$"),
+}
+
+
+def test_arguments_of_other_libraries_are_answered() -> None:
+    config = RandomAgentConfig().environment("CartPole-v1").debugging(loggers=[])
+    with config.build() as algorithm:
+        for call, answer in ARGUMENTS.values():
+            with pytest.raises(JaxrlError, match=answer):
+                call(algorithm)
+        assert str(inspect.signature(algorithm.train)) == "() -> dict[str, typing.Any]"
+
+
+def test_the_last_line_is_printed_before_the_user_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = RandomAgentConfig().environment("CartPole-v1").debugging(loggers=["console"])
+    with config.build() as algorithm:
+        for act in (lambda: algorithm.fit({"training_iteration": 3}), algorithm.save):
+            algorithm.train()
+            act()
+            print("mine")
+        lines = capsys.readouterr().out.splitlines()
+    first = lines.index("mine")
+    assert lines[first - 1].startswith("iteration 3 ")
+    assert lines[-2].startswith("iteration 4 ")
 
 
 class Twice(Algorithm):

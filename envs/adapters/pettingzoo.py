@@ -268,7 +268,7 @@ def _import(module_name: str, name: str) -> Any:
                 f"{did_you_mean(name.partition('/')[2], known)}"
             ) from error
         if missing == "mpe":
-            hint = "its environments are now pettingzoo:mpe2/..."
+            hint = f"its environments have moved: pettingzoo:mpe2/{name.partition('/')[2]}"
         elif missing.split(".")[0] in (PREFIX, "mpe2"):
             hint = "install it with: pip install 'jaxrl[pettingzoo]'"
         else:

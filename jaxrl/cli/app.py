@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jaxrl.cli import terminal
 from jaxrl.cli.datasets import datasets
 from jaxrl.cli.errors import ErrorGroup, disable_log_propagation, get_log_level
 from jaxrl.cli.estimate_command import ESTIMATE_EXAMPLES, estimate
@@ -414,7 +415,7 @@ def list_(
     from jaxrl.cli import listing
 
     for line in listing.format_listing(what, everything=everything):
-        typer.echo(line)
+        terminal.echo(line)
 
 
 app.add_typer(example, name="example")
@@ -493,7 +494,7 @@ def client(
 
     for path in write_client(write):
         typer.echo(str(path))
-    typer.echo(f"In the simulator: from {write.name} import PolicyClient")
+    terminal.echo(f"In the simulator: from {write.name} import PolicyClient")
 
 
 @app.command(epilog="[bold]Examples[/bold]\n\njaxrl doctor")

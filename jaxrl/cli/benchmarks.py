@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -17,6 +16,7 @@ from jaxrl.bench.speed import measure_speed, read_speed_tables
 from jaxrl.bench.suite import Suite, find_suite_file, load_suite
 from jaxrl.bench.summary import judge_best, summarize
 from jaxrl.bench.tables import describe_seeds, format_best
+from jaxrl.cli import terminal
 from jaxrl.cli.interrupts import RaiseOnInterrupt
 from jaxrl.errors import RunFolderError
 from jaxrl.loggers import text
@@ -47,9 +47,9 @@ def run(given: str, out: str | None, compare: str | None) -> int:
         changes = None if previous is None else compare_summaries(previous, summary)
         page = write_report(summary, claimed, changes)
     for line in _format_outcome(summary, failures, changes or []):
-        typer.echo(line)
-    typer.echo(f"report            {page}")
-    typer.echo(f"as Markdown       {page.parent / MARKDOWN_FILE}")
+        terminal.echo(line)
+    terminal.echo(f"report            {page}")
+    terminal.echo(f"as Markdown       {page.parent / MARKDOWN_FILE}")
     regressions = [change for change in changes or [] if change.is_regression]
     return 1 if failures or speed_failures or regressions else 0
 
@@ -62,7 +62,7 @@ def _measure_speed(suite: Suite, folder: Path) -> tuple[list[Table], dict[str, s
         suite.speed,
         get_checkout(suite.peers),
         folder,
-        lambda name, note: typer.echo(f"speed, {name}: {note}"),
+        lambda name, note: terminal.echo(f"speed, {name}: {note}"),
     )
     return read_speed_tables(suite.speed, folder, failures), failures
 
@@ -129,7 +129,7 @@ class _Display:
             status = mean + (f", {status}" if status else "")
         if not self._console.is_terminal:
             if progress.note and not progress.note.startswith("seed"):
-                typer.echo(f"{title}: {progress.note}")
+                terminal.echo(f"{title}: {progress.note}")
             return
         task = self._tasks.get(cell.name)
         if task is None:

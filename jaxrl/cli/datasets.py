@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jaxrl.cli import terminal
 from jaxrl.cli.options import Verbosity
 
 datasets = typer.Typer(
@@ -35,9 +36,11 @@ def list_(out: Folder = None, verbose: Verbosity = 0) -> None:
         for quality, about in QUALITIES.items():
             name = f"{task}-{quality}"
             if record is None:
-                typer.echo(f"{name:18} not made: {about} ({recipe.config})")
+                terminal.echo(f"{name:18} not made: {about} ({recipe.config})")
                 continue
-            typer.echo(f"{name:18} {_format(record['datasets'][quality])}  {root / task / quality}")
+            terminal.echo(
+                f"{name:18} {_format(record['datasets'][quality])}  {root / task / quality}"
+            )
 
 
 @datasets.command(
@@ -73,7 +76,7 @@ def make(
     for quality in QUALITIES:
         described = _format(record["datasets"][quality])
         folder = resolve_datasets_dir(out) / task / quality
-        typer.echo(f"{f'{task}-{quality}':18} {described}  {folder}")
+        terminal.echo(f"{f'{task}-{quality}':18} {described}  {folder}")
 
 
 def format_mean_return(mean: float | None) -> str:

@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import typer
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from jaxrl.cli import terminal
 from jaxrl.cli.requirements import Installed, find_extra, find_requirements, list_extras
 from jaxrl.errors import summarize_exception
 
@@ -60,7 +60,7 @@ def doctor() -> int:
     """
     report = examine()
     for line in report.format():
-        typer.echo(line)
+        terminal.echo(line)
     return 1 if report.problems else 0
 
 

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 import typer
 from typer.core import TyperGroup
 
+from jaxrl.cli import terminal
 from jaxrl.errors import JaxrlError
 
 _UsageError: Any = typer.BadParameter.__base__
@@ -31,7 +32,7 @@ class ErrorGroup(TyperGroup):
             if get_verbosity(ctx):
                 traceback.print_exc()
             for line in (f"error: {error}", *get_notes(error)):
-                typer.echo(line, err=True)
+                terminal.echo(line, err=True)
             raise typer.Exit(2) from error
         except _UsageError as error:
             if _is_unknown_option(error, "train"):
@@ -40,10 +41,10 @@ class ErrorGroup(TyperGroup):
             raise
         except SystemExit as error:  # raised by a user callback
             for line in get_notes(error):
-                typer.echo(line, err=True)
+                terminal.echo(line, err=True)
             raise
         except KeyboardInterrupt as error:
-            typer.echo("interrupted", err=True)
+            terminal.echo("interrupted", err=True)
             raise typer.Exit(130) from error
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from jaxrl.cli import terminal
 from jaxrl.cli.exporting import open_checkpoint
 from jaxrl.errors import ConfigError
 from jaxrl.estimation.estimate import EstimateReport
@@ -65,9 +66,9 @@ def estimate(
     if as_json:
         typer.echo(json.dumps(_to_json(report), indent=2))
         return
-    typer.echo(f"checkpoint  {path}")
+    terminal.echo(f"checkpoint  {path}")
     for line in _format_lines(report):
-        typer.echo(line)
+        terminal.echo(line)
 
 
 def _to_json(report: EstimateReport) -> object:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 
 from jaxrl import metrics
@@ -100,7 +99,7 @@ def evaluate(
             _write_result(Path(out).expanduser(), path, algorithm, result)
     lines = [*format_evaluation(result), f"checkpoint        {path}"]
     for line in lines if out is None else [*lines, f"written to        {out}"]:
-        typer.echo(line)
+        terminal.echo(line)
 
 
 def _check_options(

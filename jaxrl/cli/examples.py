@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jaxrl.cli import terminal
 from jaxrl.cli.errors import get_log_level
 from jaxrl.cli.options import Assignments, Name, ResultsDir, Seed, Steps, Stop, Verbosity
 
@@ -40,7 +41,7 @@ def list_(
 
     for line in listing.format_listing("configs"):
         if filter_ is None or filter_.lower() in line.lower():
-            typer.echo(line)
+            terminal.echo(line)
 
 
 @example.command(epilog="[bold]Examples[/bold]\n\njaxrl example get classic/cartpole-ppo")
@@ -61,8 +62,8 @@ def get(example_id: ExampleId, verbose: Verbosity = 0) -> None:
         ) from None
     except OSError as error:
         raise RunFolderError(f"Cannot write {target} in {Path.cwd()}: {error.strerror}.") from error
-    typer.echo(f"copied to     {target}")
-    typer.echo(f"train it with {format_command('train', 'file', target)}")
+    terminal.echo(f"copied to     {target}")
+    terminal.echo(f"train it with {format_command('train', 'file', target)}")
 
 
 @example.command(

@@ -27,6 +27,8 @@ def export(
     formats: Annotated[
         str,
         typer.Option(
+            "--formats",
+            "--format",
             metavar="NAMES",
             help="[bold]numpy[/bold] runs anywhere, [bold]stablehlo[/bold] under JAX, "
             "[bold]onnx[/bold] in runtimes of ONNX; several are separated by commas.",

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import typer
 
+from jaxrl.cli import terminal
 from jaxrl.cli.errors import make_log_level_override
 from jaxrl.errors import ExportError
 from jaxrl.export import numpy_program as npp
@@ -54,10 +54,10 @@ def export(
     with open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
         module_id = policy_id or DEFAULT_MODULE
         folder = algorithm.export(target, formats=names, explore=modes, policy_id=module_id)
-    typer.echo(f"exported    {folder}")
+    terminal.echo(f"exported    {folder}")
     for file in sorted(Path(folder).iterdir()):
-        typer.echo(f"            {file.name}  {file.stat().st_size} bytes")
-    typer.echo(f"checkpoint  {path}")
+        terminal.echo(f"            {file.name}  {file.stat().st_size} bytes")
+    terminal.echo(f"checkpoint  {path}")
 
 
 def parity(
@@ -98,21 +98,21 @@ def parity(
                 checkpoint, policies, manifest, log_level, policy_id, trust
             )
         for name, policy in policies.items():
-            typer.echo(f"{name}: {path}")
+            terminal.echo(f"{name}: {path}")
             found = [*checks, *compare(policy, examples)]
             for line in format_table(found):
-                typer.echo(f"  {line}")
+                terminal.echo(f"  {line}")
             checks = [check for check in found if not check.is_equal]
             if checks:
                 worst = max(checks, key=lambda check: check.worst)
-                typer.echo(
+                terminal.echo(
                     f"different: {worst.name} of the program '{worst.mode}' is off by "
                     f"{worst.worst:.1e}, and {worst.limit:.0e} is allowed"
                 )
                 return 1
     for name, reason in unchecked.items():
-        typer.echo(f"{name}: not checked, because {reason}")
-    typer.echo("equal")
+        terminal.echo(f"{name}: not checked, because {reason}")
+    terminal.echo("equal")
     return 0
 
 

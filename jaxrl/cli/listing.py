@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import typer
 import yaml
 from gymnasium import spaces
 
+from jaxrl.cli import terminal
 from jaxrl.cli.command import format_command
 from jaxrl.cli.experiments import parse_json_object
 from jaxrl.config.registry import find_shipped_configs, list_algorithms
@@ -144,8 +144,8 @@ def check_environment(env: str, env_config: str | None, steps: int, seed: int) -
         logger.removeHandler(advice)
     messages = [*advice.messages, *(str(warning.message) for warning in caught)]
     for note in dict.fromkeys((*made.notes, *messages)):
-        typer.echo(f"note: {note}")
-    typer.echo(f"{made.id} passed all checks.")
+        terminal.echo(f"note: {note}")
+    terminal.echo(f"{made.id} passed all checks.")
 
 
 class _MessageCollector(logging.Handler):

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
-
+from jaxrl.cli import terminal
 from jaxrl.cli.datasets import format_mean_return
 from jaxrl.cli.exporting import open_checkpoint
 
@@ -40,8 +39,8 @@ def record(
         data = algorithm.record(
             folder, num_steps=num_steps, num_envs=num_envs, explore=explore, seed=seed
         )
-    typer.echo(f"checkpoint  {path}")
-    typer.echo(f"data        {folder}")
+    terminal.echo(f"checkpoint  {path}")
+    terminal.echo(f"data        {folder}")
     by_module = data if isinstance(data, dict) else {"": data}
     for module, own in by_module.items():
         if own.counts is not None:
@@ -49,6 +48,6 @@ def record(
             known = counts.returns.num_episodes
             mean = format_mean_return(counts.returns.mean if known else None)
             name = f"{module}: " if module else ""
-            typer.echo(
+            terminal.echo(
                 f"            {name}{counts.num_steps} steps, {counts.num_episodes} episodes, {mean}"
             )

@@ -222,7 +222,7 @@ def _run(
             lines = [f"error: {error}", *get_notes(error)]
         with contextlib.suppress(OSError):  # the terminal or pipe is gone
             for line in lines:
-                typer.echo(line)
+                terminal.echo(line)
     return interrupts.exit_code
 
 

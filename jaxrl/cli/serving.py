@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from jaxrl.cli import terminal
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,8 +64,8 @@ def serve(
         get_newest=source.get_newest if follow else None,
     )
     bound = server.bind()
-    typer.echo(f"policy            {backend.version} of {source.path}")
-    typer.echo(f"serving at        {_format_address(chosen, bound.getsockname()[1])}")
+    terminal.echo(f"policy            {backend.version} of {source.path}")
+    terminal.echo(f"serving at        {_format_address(chosen, bound.getsockname()[1])}")
     server.run(bound)
 
 

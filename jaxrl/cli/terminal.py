@@ -1,4 +1,4 @@
-"""Redirection of low-level terminal output to lines above a live display.
+"""Output to a terminal: lines that fit, and low-level output as lines above a live display.
 
 rich redirects what Python prints. Libraries in C++ (Ray, XLA) and environment processes write to
 the file descriptors directly, which would shift the panel and leave parts of it behind.
@@ -9,6 +9,7 @@ import fcntl
 import os
 import secrets
 import select
+import shutil
 import stat
 import subprocess
 import sys
@@ -16,6 +17,10 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
+
+import typer
+
+from jaxrl.core.wrapping import wrap_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +33,14 @@ _PIPE_BYTES = 2**20
 
 _copies: dict[int, int] = {}
 """Copies that lead to the terminal, keyed by redirected file descriptor (1 or 2)."""
+
+
+def echo(line: str, *, err: bool = False) -> None:
+    """Print a line, which a terminal shows without a break within a word."""
+    stream = sys.stderr if err else sys.stdout
+    if stream.isatty():
+        line = "\n".join(wrap_line(line, shutil.get_terminal_size().columns))
+    typer.echo(line, err=err)
 
 
 def get_descriptors() -> tuple[int, ...]:

@@ -262,6 +262,8 @@ class Setting:
         takes_list = typing.get_origin(self.annotation) is list
         if takes_list and isinstance(value, str) and value in choices:
             hint = f" Write [{value!r}]."
+        if isinstance(value, str) and (number := _read_number(value)) is not None:
+            hint = f" Write it without quotes, {value}." if self._accepts(number) else hint
         if self.for_number and type(value) in (int, float):
             hint = f" Give a number as {self.for_number}={format_value(value)}."
         if isinstance(value, list | tuple) and value:
@@ -273,6 +275,18 @@ class Setting:
 
 
 _LONGEST_VALUE = 200
+
+
+def _read_number(text: str) -> float | None:
+    """Return the number that a text spells, None if it spells none."""
+    try:
+        return float(text) if len(text) <= _LONGEST_NUMBER else None
+    except ValueError:
+        return None
+
+
+_LONGEST_NUMBER = 40
+"""Maximum length of a text that is read as a number, to say that quotes are the mistake."""
 
 
 def format_value(value: object) -> str:

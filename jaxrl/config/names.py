@@ -3,11 +3,11 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxrl.config.exploration import translate_exploration
 from jaxrl.config.fields import Setting, format_value, get_settings
-from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.registry import get_algorithm_config_class
 from jaxrl.config.rllib_defaults import (
     DEPRECATED_NAMES,
     DEPRECATED_VALUE,
@@ -17,6 +17,7 @@ from jaxrl.config.rllib_defaults import (
 )
 from jaxrl.config.rllib_names import REFUSED, REFUSED_METHODS, RENAMED
 from jaxrl.config.synonyms import describe_counterpart
+from jaxrl.core.algorithms import ALGORITHMS
 from jaxrl.core.neutral import is_neutral
 from jaxrl.errors import (
     ConfigError,
@@ -173,8 +174,8 @@ class NameTable:
         if counterpart := self.describe_counterpart(name):
             return counterpart
         hint = did_you_mean(name.lower(), self.group_by_setting)
-        if (owner := _find_other_algorithm(name)) is not None:
-            return f" It is a setting of {owner}, not of {self.algo or 'this algorithm'}."
+        if owners := _find_other_algorithms(name):
+            return f" It is a setting of {owners}, not of {self.algo or 'this algorithm'}."
         if not hint:
             return hint
         suggestion = hint.split("'")[1]
@@ -185,14 +186,26 @@ class NameTable:
         )
 
 
-def _find_other_algorithm(name: str) -> str | None:
-    """Return an algorithm that has a setting, None if none has."""
-    for algorithm in list_algorithms():
+_MOST_OWNERS = 4
+"""Maximum number of algorithms named as those that have a setting."""
+
+
+def _find_other_algorithms(name: str) -> str:
+    """Return the algorithms that have a setting, those with most presets first; "" if none has."""
+    owners: dict[str, type[Any]] = {}
+    presets: dict[str, int] = {}
+    for algorithm in ALGORITHMS:
         with contextlib.suppress(JaxrlError):  # a registered one that cannot be imported here
-            table = get_algorithm_config_class(algorithm).get_name_table()
-            if name in table.group_by_setting:
-                return algorithm
-    return None
+            config = get_algorithm_config_class(algorithm)
+            if name not in config.get_name_table().group_by_setting:
+                continue
+            base = next((each for each, owner in owners.items() if issubclass(config, owner)), None)
+            if base is None:
+                owners[algorithm] = config
+            presets[base or algorithm] = presets.get(base or algorithm, 0) + 1
+    ranked = sorted(owners, key=lambda owner: -presets[owner])
+    named = [*ranked[:_MOST_OWNERS], *(["others"] if len(ranked) > _MOST_OWNERS else [])]
+    return " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
 
 
 def refuse_method(name: str, settings: Mapping[str, object]) -> NoReturn:

@@ -41,6 +41,12 @@ def parse_stop(criteria: object) -> StopCriteria:
     """
     if criteria is None:
         return {}
+    if isinstance(criteria, int | float) and not isinstance(criteria, bool):
+        raise ConfigError(
+            f"stop must say of what {criteria!r} is the number: "
+            f"{{'{NUM_ENV_STEPS_SAMPLED_LIFETIME}': {criteria!r}}} counts environment steps, "
+            f"{{'{TRAINING_ITERATION}': {criteria!r}}} iterations."
+        )
     if not isinstance(criteria, Mapping):
         raise ConfigError(
             f"stop must be a dictionary such as {{'training_iteration': 10}}, got {criteria!r}."

@@ -1,10 +1,15 @@
-"""Counterparts of settings and methods of Stable-Baselines3, CleanRL, PureJaxRL and Rejax."""
+"""Counterparts of names of Stable-Baselines3, CleanRL, PureJaxRL and Rejax: settings and the like."""
 
+import functools
+import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 from jaxrl.config.loggers import LOGGERS
-from jaxrl.errors import did_you_mean
+from jaxrl.errors import UnknownSettingError, did_you_mean
+
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 _STOP_CRITERION = (
     'the stop criterion, algo.fit({"num_env_steps_sampled_lifetime": 100_000}), or jaxrl train '
@@ -30,9 +35,8 @@ _COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "num_envs n_envs": ("env_runners(num_envs_per_env_runner=...)",),
     "env_id env_name": ("environment(env=...)",),
     "env_kwargs": ("environment(env_config=...)",),
-    "policy policy_kwargs net_arch hidden_sizes hidden_layer_sizes hidden_size hsize": (
-        _HIDDEN_LAYERS,
-    ),
+    "policy policy_kwargs net_arch hidden_sizes hidden_layer_sizes hidden_size hsize num_layers "
+    "n_layers num_hidden_layers": (_HIDDEN_LAYERS,),
     "activation activation_fn": ('rl_module(model_config={"fcnet_activation": "tanh"})',),
     "max_grad_norm": ("training(grad_clip=...)",),
     "num_minibatches": (
@@ -98,13 +102,59 @@ _COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
 """Names of other libraries, with counterparts; the first that the algorithm has applies."""
 
 METHOD_COUNTERPARTS: Mapping[str, str] = {
+    "close": "stop() ends the run, and so does the end of a with block",
+    "evaluate_policy": "evaluate(num_episodes=10) plays episodes with the current policy",
+    "get_parameters": "get_weights() returns them",
     "learn": "fit(stop={...}) trains to a criterion, train() for one iteration",
+    "plot": "fit(stop={...}) draws the learning curve, plots/learning_curve.png in algo.run_dir",
     "predict": "compute_single_action(obs, explore=False), or compute_actions for many",
     "load": "Algorithm.from_checkpoint(path) makes a new one, restore(path) restores into this one",
+    "render": "evaluation(record_video=True) in the config, and evaluate() writes videos",
     "set_env": "build another with the config's environment(...), and restore(path) into it",
     "get_env": "read it from the config: algo.config.env",
+    "set_parameters": "set_weights(...) takes them",
 }
 """Methods of other libraries' algorithms, with their counterparts here."""
+
+_COPIES = "env_runners(num_envs_per_env_runner=8) steps copies of the config's environment"
+_CALLBACKS = "subclass jaxrl.Callbacks, and pass the class to the config's callbacks(...)"
+_EPISODES = "results have the returns and lengths of episodes, below 'env_runners'"
+_PURE_RUN = (
+    "algo.runner.init(key, env_params) and algo.runner.step(state) are the pure functions of a run, "
+    "see the guide Pure functions"
+)
+_IMPORT_COUNTERPARTS: Mapping[str, str] = {
+    "check_env": "from jaxrl.testing import check_env, or run jaxrl check-env",
+    "make": "the config's environment(...) takes an id, and from jaxrl.envs import make makes one",
+    "make_env make_vec_env make_atari_env VecEnv DummyVecEnv SubprocVecEnv": _COPIES,
+    "VecNormalize NormalizeVecObservation NormalizeVecReward": (
+        "env_runners(observation_filter='MeanStdFilter', normalize_rewards=True)"
+    ),
+    "VecFrameStack": "FrameStacking is a connector, see the guide Connectors",
+    "VecMonitor Monitor LogWrapper FlattenObservationWrapper": _EPISODES,
+    "AtariWrapper": "environments ALE/... have the usual preprocessing",
+    "make_train": _PURE_RUN,
+    "evaluate_policy": "algo.evaluate(num_episodes=10)",
+    "set_random_seed": "debugging(seed=...)",
+    "BaseCallback EventCallback ProgressBarCallback StopTrainingOnRewardThreshold": _CALLBACKS,
+    "EvalCallback": "evaluation(evaluation_interval=...) in the config",
+    "CheckpointCallback": "checkpointing(checkpoint_frequency=...) in the config",
+    "ReplayBuffer": "from jaxrl import ReplayBuffer",
+}
+"""Names that other libraries have in modules, with their counterparts here."""
+
+_ARGUMENT_COUNTERPARTS: Mapping[tuple[str, str], str] = {
+    ("fit", "total_timesteps"): (
+        'write fit({"num_env_steps_sampled_lifetime": N}), which counts from the start of the run'
+    ),
+    ("fit", "num_iterations"): 'write fit({"training_iteration": N})',
+    ("fit", "callback"): "on_iteration is called with each result, and callbacks(...) has hooks",
+    ("fit", "progress_bar"): f"progress is printed anyway, or not: {_LOGGERS}",
+    ("train", ""): "it runs one iteration; fit(stop={...}) trains to a criterion",
+    ("evaluate", "n_eval_episodes"): "write evaluate(num_episodes=N)",
+    ("evaluate", ""): "write evaluate(num_episodes=N)",
+}
+"""Arguments that other libraries' methods have; the name "" stands for any."""
 
 
 def _expand_names() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -145,6 +195,13 @@ def describe_counterpart(name: str, method_by_setting: Mapping[str, str]) -> str
     return "This algorithm has no counterpart of it."
 
 
+def advise_on_import(name: str) -> str | None:
+    """Return what to write instead of importing a name of another library; None if it has none."""
+    return next(
+        (text for names, text in _IMPORT_COUNTERPARTS.items() if name in names.split()), None
+    )
+
+
 def make_unknown_method_error(owner: object, name: str) -> AttributeError:
     """Return an AttributeError for an unknown attribute, with a suggestion."""
     class_name = type(owner).__name__
@@ -152,3 +209,32 @@ def make_unknown_method_error(owner: object, name: str) -> AttributeError:
         return AttributeError(f"{class_name} has no {name}(): {METHOD_COUNTERPARTS[name]}.")
     public = [known for known in dir(type(owner)) if not known.startswith("_")]
     return AttributeError(f"{class_name} has no attribute '{name}'.{did_you_mean(name, public)}")
+
+
+def answer_arguments(method: MethodT) -> MethodT:
+    """Decorate a method so that arguments which it does not take are answered by what to write."""
+    signature = inspect.signature(method)
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: object, *args: object, **kwargs: object) -> object:
+        try:
+            signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise UnknownSettingError(_describe_arguments(name, signature, kwargs, error)) from None
+        return method(self, *args, **kwargs)
+
+    return cast(MethodT, call)
+
+
+def _describe_arguments(
+    method: str, signature: inspect.Signature, given: Mapping[str, object], error: TypeError
+) -> str:
+    unknown = next((argument for argument in given if argument not in signature.parameters), None)
+    counterpart = _ARGUMENT_COUNTERPARTS.get((method, unknown or ""))
+    if unknown is None:
+        return f"{method}(): {error}{f'; {counterpart}' if counterpart else ''}."
+    if counterpart is not None:
+        return f"{method}() has no argument '{unknown}': {counterpart}."
+    known = [argument for argument in signature.parameters if argument != "self"]
+    return f"{method}() has no argument '{unknown}'.{did_you_mean(unknown, known)}"

@@ -31,5 +31,8 @@ class ConsoleSink:
     def write(self, result: results.Result) -> None:
         self._display.update(result)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         self._display.flush()
+
+    def close(self) -> None:
+        self.flush()

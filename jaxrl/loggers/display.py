@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrl import metrics
+from jaxrl.core.wrapping import wrap_line
 from jaxrl.loggers import text
 from jaxrl.loggers.status import RunStatus
 from jaxrl.runs import results
@@ -138,7 +139,7 @@ class PlainDisplay:
             self.print_message(line + self._format_remaining())
 
     def print_message(self, message: str) -> None:
-        self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+        _print(self._console, message)
 
     def _is_due(self) -> bool:
         return self._clock() - self._printed_at >= _PLAIN_INTERVAL_S
@@ -196,7 +197,7 @@ class LiveDisplay:
         self.status.update(result)
 
     def print_message(self, message: str) -> None:
-        self._console.print(message, markup=False, highlight=False)
+        _print(self._console, message)
 
     def render(self) -> RenderableType:
         """Render the panel in its current state."""
@@ -304,3 +305,9 @@ class LiveDisplay:
         if length is not None:
             content.append(f"   length {text.format_number(length)}", style="not bold")
         return content
+
+
+def _print(console: Console, line: str) -> None:
+    """Print a line, on a terminal without a break within a word."""
+    rows = wrap_line(line, console.width) if console.is_terminal else [line]
+    console.print("\n".join(rows), markup=False, highlight=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError, summarize_exception
 from jaxrl.loggers import RunFolder, Sink, close_sinks, open_sinks
 from jaxrl.loggers.plots import draw_learning_curve
-from jaxrl.loggers.sinks import FILE_SINKS, reopen_files
+from jaxrl.loggers.sinks import FILE_SINKS, BufferedSink, reopen_files
 from jaxrl.metrics import EVALUATION, get_score
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import (
@@ -277,6 +277,12 @@ class Recorder:
         number = results.get_number(result, results.ITERATION)  # callbacks may have changed it
         iteration = self._start[0] + 1 if number is None else int(number)
         self._start, self._last_written = (iteration, results.get_steps(result)), iteration
+
+    def flush(self) -> None:
+        """Let sinks show what they hold back, before the user prints something of their own."""
+        for sink in self._open.sinks or ():
+            if isinstance(sink, BufferedSink):
+                sink.flush()
 
     def try_save(self, save: Callable[[], Path]) -> str:
         """Save after an error and return a sentence with the path of the latest checkpoint."""

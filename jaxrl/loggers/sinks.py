@@ -40,6 +40,15 @@ class Sink(Protocol):
 SinkSpec: TypeAlias = "str | Sink | type"
 
 
+@runtime_checkable
+class BufferedSink(Sink, Protocol):
+    """Sink that holds back what it was given, such as all but one line every two seconds."""
+
+    def flush(self) -> None:
+        """Show what was held back."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedRun:
     """Run that sinks are opened for; the fields are the arguments of `open_all`."""

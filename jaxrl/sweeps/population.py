@@ -13,6 +13,7 @@ from jaxrl.config.pbt import get_mutations, get_scheduler
 from jaxrl.config.serialize import decode_numbers, encode_numbers
 from jaxrl.config.stop import parse_fit_criteria, warn_of_missing
 from jaxrl.config.sweep import Lane
+from jaxrl.config.synonyms import answer_arguments
 from jaxrl.core.types import Device
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
@@ -149,6 +150,7 @@ class Population(SweepRuns):
     # --- training ---
 
     @until_stopped
+    @answer_arguments
     def train(self) -> Result:
         """Train every active lane for one iteration.
 
@@ -192,6 +194,7 @@ class Population(SweepRuns):
             self._scheduler.write_schedule(self.folder.path)
 
     @until_stopped
+    @answer_arguments
     def fit(
         self,
         stop: Mapping[str, Any] | None = None,

@@ -10,6 +10,7 @@ from jaxrl.algorithm import Algorithm, Result
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust, TrustSpec
 from jaxrl.config.stop import parse_fit_criteria
+from jaxrl.config.synonyms import answer_arguments
 from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError
 from jaxrl.loggers import RunFolder
@@ -97,6 +98,7 @@ class Trials(SweepRuns):
         )
 
     @until_stopped
+    @answer_arguments
     def fit(
         self,
         stop: Mapping[str, Any] | None = None,

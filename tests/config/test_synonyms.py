@@ -9,7 +9,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.config.registry import get_algorithm_config, get_algorithm_config_class, list_algorithms
 from jaxrl.config.stop import parse_stop
 from jaxrl.config.synonyms import METHOD_COUNTERPARTS, SYNONYMS, find_required_settings
-from jaxrl.errors import UnknownNameError, UnknownSettingError
+from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
 from jaxrl.modules.model_config import resolve_model_settings
 
 ANSWERS = [
@@ -44,6 +44,7 @@ ANSWERS = [
     ("PPO", "ANNEAL_LR", "training(lr=[["),
     ("PPO", "buffer_size", "This algorithm has no counterpart"),
     ("PPO", "use_sde", "This algorithm has no counterpart"),
+    ("PPO", "num_layers", "fcnet_hiddens"),
     ("PPO", "GAMMA", "Did you mean 'gamma'?"),
 ]
 
@@ -85,6 +86,46 @@ def test_answers_are_settings_of_some_algorithm_and_names_are_of_none() -> None:
     assert SYNONYMS.keys() & settings <= {"lr"}, "a setting that exists is not asked about"
 
 
+SETTINGS = sorted(get_algorithm_config("PPO").get_name_table().group_by_setting)
+METHODS = [name for name in dir(Algorithm) if not name.startswith("_")]
+SUGGESTIONS = [
+    (SETTINGS, "clip_parm", "clip_param"),
+    (SETTINGS, "lamda_", "lambda_"),
+    (SETTINGS, "gmama", "gamma"),
+    (SETTINGS, "lrr", "lr"),
+    (SETTINGS, "Gamma", "gamma"),
+    (SETTINGS, "train_batch", "train_batch_size"),
+    (SETTINGS, "eval_interval", "evaluation_interval"),
+    (SETTINGS, "num_envs_per_runner", "num_envs_per_env_runner"),
+    (SETTINGS, "num_layers", None),
+    (SETTINGS, "num_agents", None),
+    (SETTINGS, "max_steps_total", None),
+    (METHODS, "evalute", "evaluate"),
+    (METHODS, "trian", "train"),
+    (METHODS, "get_weight", "get_weights"),
+    (METHODS, "evaluate_everything", "evaluate"),
+    (METHODS, "plot", None),
+    (METHODS, "render", None),
+    (METHODS, "policies", None),
+    (["PPO", "MARWIL"], "MAML", None),
+    (["PPO", "MARWIL"], "PPPO", "PPO"),
+    (["CartPole-v0", "CartPole-v1"], "CartPole-v9", "CartPole-v1"),
+    (["CartPole-v1", "Acrobot-v1"], "cartpole", "CartPole-v1"),
+    (["CartPole-v1", "Pendulum-v1"], "jaxrl:Pendulm-v1", "Pendulum-v1"),
+    (["env_runners/episode_return_mean"], "episode_return_men", "env_runners/episode_return_mean"),
+    (["x"], "y", None),
+    (["x"], "", None),
+]
+
+
+@pytest.mark.parametrize(("known", "written", "suggested"), SUGGESTIONS)
+def test_a_suggestion_is_a_typo_or_the_beginning_of_a_name(
+    known: list[str], written: str, suggested: str | None
+) -> None:
+    expected = "" if suggested is None else f" Did you mean '{suggested}'?"
+    assert did_you_mean(written, known) == expected
+
+
 @pytest.mark.parametrize("name", ["reward_model", "verbosity_of_it", "workers", "exploration"])
 def test_a_far_name_gets_no_suggestion(name: str) -> None:
     with pytest.raises(UnknownSettingError) as caught:
@@ -101,9 +142,42 @@ def test_a_setting_of_another_algorithm_is_answered_with_its_name(
 ) -> None:
     with pytest.raises(UnknownSettingError, match=r"It is a setting of .* not of PPO") as caught:
         get_algorithm_config("PPO").training(**{name: value})
-    (found,) = re.findall(r"setting of (\w+),", str(caught.value))
+    found = re.findall(r"setting of (\w+)", str(caught.value))[0]
     assert name in get_algorithm_config_class(found).get_name_table().group_by_setting
     assert name in get_algorithm_config_class(owner).get_name_table().group_by_setting
+
+
+def test_the_algorithms_that_others_derive_from_are_named_first() -> None:
+    for name, owners in {
+        "tau": "DQN, TD3, QMIX, SAC and others",
+        "double_q": "DQN and QMIX",
+    }.items():
+        with pytest.raises(UnknownSettingError, match=f"It is a setting of {owners}, not of PPO"):
+            get_algorithm_config("PPO").training(**{name: 1})
+
+
+def test_a_number_in_quotes_is_answered() -> None:
+    with pytest.raises(ConfigError, match=r"got '3e-4'\. Write it without quotes, 3e-4\.$"):
+        get_algorithm_config("PPO").training(lr="3e-4")
+    with pytest.raises(ConfigError, match=r"got '1\.5'\.$"):
+        get_algorithm_config("PPO").training(train_batch_size="1.5")
+
+
+IMPORTS = {
+    "from jaxrl import check_env": "from jaxrl.testing import check_env",
+    "from jaxrl import make_vec_env": "num_envs_per_env_runner=8",
+    "from jaxrl import make_train": "algo.runner.init",
+    "from jaxrl.common.env_checker import check_env": "from jaxrl.testing import check_env",
+    "from jaxrl.common.vec_env.subproc_vec_env import SubprocVecEnv": "num_envs_per_env_runner=8",
+    "from jaxrl.wrappers import LogWrapper": "returns and lengths of episodes",
+    "from jaxrl.wrappers import Something": "jaxrl.wrappers has no Something",
+}
+
+
+@pytest.mark.parametrize("statement", IMPORTS)
+def test_imports_of_other_libraries_are_answered(statement: str) -> None:
+    with pytest.raises(ImportError, match=re.escape(IMPORTS[statement])):
+        exec(statement)
 
 
 def test_names_of_other_libraries_in_model_config_and_stop_are_answered() -> None:

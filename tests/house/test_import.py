@@ -37,7 +37,8 @@ def test_import_starts_nothing() -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    assert set(jaxrl.__all__) <= set(dir(jaxrl))
+    assert set(dir(jaxrl)) == {*jaxrl.__all__, *list_algorithms()}
+    assert set(dir(algorithms)) == set(algorithms.__all__)
     for name in jaxrl.__all__:
         assert getattr(jaxrl, name) is not None
 

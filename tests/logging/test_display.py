@@ -1,4 +1,12 @@
+import fcntl
 import io
+import os
+import pty
+import shlex
+import struct
+import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from jaxrl.core.wrapping import wrap_line
 from jaxrl.loggers import text
 from jaxrl.loggers.console_sink import ConsoleSink
 from jaxrl.loggers.display import LiveDisplay, PlainDisplay, open_display
@@ -322,3 +331,51 @@ def test_the_console_sink_prints_few_lines_and_the_last_one(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("iteration 5  steps 500")
     assert "50 steps/s" in line
+
+
+PATH = "/home/me/jaxrl_results/PPO_CartPole-v1_2026-01-01_08-16-49/checkpoints/checkpoint_000010"
+LINES = [
+    f"run folder        {PATH}",
+    f"evaluate it with  jaxrl evaluate {PATH} --episodes 20",
+    "evaluated return  -123.4 on average  std 112.25  min -1,234  max -40.18",
+    "                  over 20 episodes of 123.4 steps on average",
+    "iteration 5  steps 20,000  return 123.5 (10 to 385)  length 123.5  policy loss -0.00296",
+    "error: lr must be a number or a list [[timestep, value], ...] or a function, got '3e-4'.",
+    "",
+]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_is_broken_between_words(line: str, width: int) -> None:
+    rows = wrap_line(line, width)
+    for row in rows:
+        assert len(row) <= width or row.removesuffix(" \\").strip() == PATH
+    assert " ".join(row.removesuffix("\\") for row in rows).split() == line.split()
+    if "evaluate it" in line:
+        command = "\n".join(rows).removeprefix("evaluate it with").replace("\\\n", "")
+        assert shlex.split(command) == ["jaxrl", "evaluate", PATH, "--episodes", "20"]
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_the_lines_of_commands_fit_the_terminal(width: int) -> None:
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    code = f"from jaxrl.cli.terminal import echo; echo({LINES[2]!r})"
+    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=follower, env=environ)
+    os.close(follower)
+    rows = os.read(leader, 4096).decode().splitlines()
+    os.close(leader)
+    assert rows == wrap_line(LINES[2], width)
+
+
+def test_messages_beside_the_panel_are_broken_between_words() -> None:
+    console = Console(width=60, force_terminal=True, color_system=None, file=io.StringIO())
+    for display in (
+        LiveDisplay("PPO on X", {}, console=console),
+        PlainDisplay("PPO on X", {}, console=console),
+    ):
+        with console.capture() as capture:
+            display.print_message(LINES[2])
+        assert capture.get().splitlines() == wrap_line(LINES[2], 60)

@@ -318,7 +318,11 @@ def test_ids_name_a_package_and_an_environment(package: str) -> None:
         ("spread", UnknownNameError, "needs a package and a name, as in pettingzoo:mpe2/simple_"),
         ("zoo_here/empty_v1", UnknownNameError, "the module zoo_here.empty_v1 has no env"),
         ("zoo_here/other_v1", UnknownNameError, "zoo_here has no environment 'other_v1'"),
-        ("mpe/simple_v3", EnvError, "its environments are now pettingzoo:mpe2/"),
+        (
+            "mpe/simple_v3",
+            EnvError,
+            r"package 'mpe'; its environments have moved: pettingzoo:mpe2/simple_v3\.$",
+        ),
         ("nopackage/x_v0", EnvError, "lacks the package 'nopackage'"),
         ("classic/connect_fuor_v3", UnknownNameError, "Did you mean 'connect_four_v3'"),
     ],
