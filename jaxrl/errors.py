@@ -179,8 +179,7 @@ def did_you_mean(
     if not close:
         return ""
     nearest = min(rate for rate, _ in close)
-    # Of equals the longest, since letters are left out more often; of versions the latest.
-    found = max((len(each), each) for rate, each in close if rate == nearest)[1]
+    found = max(each for rate, each in close if rate == nearest)  # of versions the latest
     return f" Did you mean '{renamed.get(found, found)}'?"
 
 
@@ -188,8 +187,8 @@ def _rate(written: str, known: str) -> tuple[int, int, bool] | None:
     """Return how far a known name is from what was written, the closest first; None if too far."""
     tolerated = 1 if len(written) <= 6 else 2 if len(written) <= 11 else 3
     if abs(len(written) - len(known)) <= tolerated:
-        distance = _count_typos(written, known)
-        if distance <= min(tolerated, len(written) - 1):
+        distance = _weigh_typos(written, known)
+        if distance <= _REPLACED * min(tolerated, len(written) - 1):
             return 0, distance, False
     if bool(_PLACE.match(written)) != bool(_PLACE.match(known)):
         rate = _rate(_PLACE.sub("", written), _PLACE.sub("", known))
@@ -216,15 +215,20 @@ def _are_words_of(words: Sequence[str], longer: Sequence[str]) -> bool:
     )
 
 
-def _count_typos(a: str, b: str) -> int:
-    """Return the number of inserted, deleted, replaced and swapped letters between two names."""
-    before, last = [0] * (len(b) + 1), list(range(len(b) + 1))
+_MISSED, _REPLACED = 2, 3
+"""Weights of a letter that is left out, added or swapped with the next, and of another in its place."""
+
+
+def _weigh_typos(a: str, b: str) -> int:
+    """Return the weight of the typos between two names."""
+    before, last = [0] * (len(b) + 1), [_MISSED * j for j in range(len(b) + 1)]
     for i, letter in enumerate(a):
-        row = [i + 1]
+        row = [_MISSED * (i + 1)]
         for j, other in enumerate(b):
-            cost = min(last[j + 1] + 1, row[j] + 1, last[j] + (letter != other))
+            cost = min(last[j + 1], row[j]) + _MISSED
+            cost = min(cost, last[j] + _REPLACED * (letter != other))
             if i and j and letter == b[j - 1] and a[i - 1] == other:
-                cost = min(cost, before[j - 1] + 1)
+                cost = min(cost, before[j - 1] + _MISSED)
             row.append(cost)
         before, last = last, row
     return last[-1]

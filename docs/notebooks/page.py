@@ -41,7 +41,7 @@ def _shown(output: dict[str, Any]) -> str:
         encoded = "".join(data["image/png"]).replace("\n", "")
         return f'<img alt="output" src="data:image/png;base64,{encoded}">'
     if "text/html" in data:
-        return f"<div>{''.join(data['text/html'])}</div>"
+        return f'<div class="output">{"".join(data["text/html"])}</div>'
     return _fenced("".join(data["text/plain"]), "text")
 
 

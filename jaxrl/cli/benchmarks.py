@@ -32,7 +32,7 @@ def run(given: str, out: str | None, compare: str | None) -> int:
     previous = None if compare is None else read_summary(Path(compare).expanduser())
     folder = runner.get_default_folder(suite) if out is None else Path(out).expanduser()
     if note := describe_seeds(len(suite.seeds)):
-        typer.echo(f"seeds             {note}")
+        terminal.echo(f"seeds             {note}")
     with runner.lock_folder(folder.absolute()) as claimed:
         _write_suite(suite, claimed)
         with RaiseOnInterrupt(), _Display() as display:

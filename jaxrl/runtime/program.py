@@ -40,6 +40,15 @@ FAST_COMPILE_OPTIONS: dict[str, str | bool | int] = {"xla_backend_optimization_l
 Measured: docs/performance.md.
 """
 
+SINGLE_CALL_OPTIONS: dict[str, str | bool | int] = {
+    **FAST_COMPILE_OPTIONS,
+    "xla_cpu_use_fusion_emitters": False,
+}
+"""XLA's options for programs that run once: compiled in half the time, and slower.
+
+Measured: docs/performance.md.
+"""
+
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -94,6 +103,7 @@ class Program:
         out_shardings: Shardings of the results; None leaves them to JAX.
         low_latency: Whether the caller waits for every call, so that on a CPU a program of few
             operations is compiled to run in the calling thread alone.
+        single_call: Whether it is called once, so that it is compiled fast rather than fast itself.
         program_cache: Cache to load the executable from before tracing, and to store it in; None
             for no cache.
         enabled: Whether to compile; False calls `fn` without jit, for stepping through it in a
@@ -109,6 +119,7 @@ class Program:
         max_retraces: int | None = None,
         out_shardings: PyTree = None,
         low_latency: bool = False,
+        single_call: bool = False,
         program_cache: ProgramCache | None = None,
         enabled: bool = True,
     ) -> None:
@@ -118,6 +129,7 @@ class Program:
         self._enabled = enabled
         self._max_retraces = max_retraces
         self._low_latency = low_latency
+        self._fast_options = SINGLE_CALL_OPTIONS if single_call else FAST_COMPILE_OPTIONS
         self._program_cache = program_cache
         self._sharding_key = "" if program_cache is None else repr(out_shardings)
         kwargs = {} if out_shardings is None else {"out_shardings": out_shardings}
@@ -189,7 +201,7 @@ class Program:
         options = (
             SMALL_PROGRAM_OPTIONS
             if small
-            else FAST_COMPILE_OPTIONS
+            else self._fast_options
             if on_cpu and not self._low_latency
             else {}
         )
@@ -265,7 +277,8 @@ def get_compile_options() -> dict[str, str | int | float]:
     """Return XLA's options of jaxrl's programs on a CPU, and below how many operations which."""
     fast = {f"fast.{name}": value for name, value in FAST_COMPILE_OPTIONS.items()}
     small = {f"small.{name}": value for name, value in SMALL_PROGRAM_OPTIONS.items()}
-    return {**fast, **small, "small.max_flops": SMALL_FLOPS}
+    once = {f"single_call.{name}": value for name, value in SINGLE_CALL_OPTIONS.items()}
+    return {**fast, **small, **once, "small.max_flops": SMALL_FLOPS}
 
 
 def compile_with_options(

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress, PyTree
-from jaxrl.learners.packing import pack, select
+from jaxrl.learners.packing import pack
 from jaxrl.training.train_state import GuardState
 
 SNAPSHOT_INTERVAL = 100
@@ -50,13 +50,13 @@ class DivergenceGuard:
         if self.on_nonfinite != "rollback":
             return guard, learned
         roll_back = guard.in_a_row >= self.tolerance
-        snapshot = select(~skipped.any(), before, guard.snapshot)
+        snapshot = _replace_if(~skipped.any(), guard.snapshot, before)
         return replace(
             guard,
             snapshot=snapshot,
             in_a_row=jnp.where(roll_back, 0, guard.in_a_row),
             num_rollbacks=guard.num_rollbacks + roll_back,
-        ), select(roll_back, guard.snapshot, learned)
+        ), _replace_if(roll_back, learned, guard.snapshot)
 
     def update_after_replay(
         self,

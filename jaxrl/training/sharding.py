@@ -231,6 +231,7 @@ def make_runner_programs(
             "init",
             runner.jitted_init,
             out_shardings=shardings,
+            single_call=True,
             program_cache=program_cache,
             enabled=jit,
         ),

@@ -108,11 +108,12 @@ SUGGESTIONS = [
     (METHODS, "render", None),
     (METHODS, "policies", None),
     (["PPO", "MARWIL"], "MAML", None),
-    (["PPO", "MARWIL"], "PPPO", "PPO"),
+    (["PPO", "APPO", "MAPPO"], "PPPO", "PPO"),
     (["CartPole-v0", "CartPole-v1"], "CartPole-v9", "CartPole-v1"),
     (["CartPole-v1", "Acrobot-v1"], "cartpole", "CartPole-v1"),
     (["CartPole-v1", "Pendulum-v1"], "jaxrl:Pendulm-v1", "Pendulum-v1"),
     (["env_runners/episode_return_mean"], "episode_return_men", "env_runners/episode_return_mean"),
+    (["x/return_min", "x/return_mean"], "return_men", "x/return_mean"),
     (["x"], "y", None),
     (["x"], "", None),
 ]

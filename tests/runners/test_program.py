@@ -1,6 +1,7 @@
 """Programs that somebody waits for are compiled for it, if they are small."""
 
 import logging
+import re
 from typing import Any
 
 import jax
@@ -78,6 +79,24 @@ def test_the_first_state_is_typed_as_a_restored_one(algo: str) -> None:
     ]
     for path, leaf in jax.tree_util.tree_flatten_with_path(first)[0]:
         assert not leaf.weak_type, jax.tree_util.keystr(path)
+
+
+def test_the_first_state_is_drawn_by_a_program_that_compiles_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {}
+    compile_with_options = program.compile_with_options
+
+    def record(options: dict[str, Any], lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        asked[re.findall(r"@jit_(?:kept_)?(\w+)", lowered.as_text())[0]] = options
+        return compile_with_options(options, lowered)
+
+    monkeypatch.setattr(program, "compile_with_options", record)
+    with small().debugging(compilation_cache_dir="off").build() as algo:
+        algo.compile()
+    assert asked["init"] == program.SINGLE_CALL_OPTIONS
+    assert asked["train"] == program.FAST_COMPILE_OPTIONS
+    assert program.get_compile_options()["single_call.xla_cpu_use_fusion_emitters"] is False
 
 
 class Recorded:
