@@ -1,30 +1,16 @@
-"""AlgorithmConfig, the config builder with the API of RLlib's class of the same name."""
+"""AlgorithmConfig, the config builder with the API of RLlib's class of the same name.
+
+What plans, checks and explains a config, and knows environments, is imported by the methods that use
+it, so that a config can be written soon after its import.
+"""
 
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
-from jaxrl.config.batch_plan.arithmetic import BatchPlan
-from jaxrl.config.batch_plan.multi_agent import (
-    MultiAgentPlan,
-    make_multi_agent_plan,
-    make_planned_config,
-)
-from jaxrl.config.batch_plan.offline import make_offline_plan
-from jaxrl.config.batch_plan.on_policy import make_plan
-from jaxrl.config.batch_plan.replay import make_replay_plan
-from jaxrl.config.batch_plan.request import make_batch_request, refuse_markers
 from jaxrl.config.builder import ConfigBuilder
-from jaxrl.config.explain import explain
 from jaxrl.config.fields import fluent
 from jaxrl.config.modules import get_rows_per_sample, resolve_module_spec
-from jaxrl.config.multi_agent import (
-    has_several_agents,
-    make_module_config,
-    prepare_agents,
-    resolve_agents,
-)
 from jaxrl.config.names import refuse_method
 from jaxrl.config.notes import announce_notes, describe_notes
-from jaxrl.config.offline import resolve_data_paths
 from jaxrl.config.registry import load_run_class
 from jaxrl.config.seed import draw_seed
 from jaxrl.config.settings import external as external_groups
@@ -35,14 +21,14 @@ from jaxrl.config.settings import runners as runner_groups
 from jaxrl.config.settings import training as training_groups
 from jaxrl.config.settings.actor_critic import TwinCritics
 from jaxrl.config.settings.replay import OffPolicyTraining
-from jaxrl.config.sweep import is_sweep, make_lanes
-from jaxrl.config.validate import check_sweep, validate
 from jaxrl.errors import ConfigError, HostLanesError, did_you_mean
 
 if TYPE_CHECKING:
     import gymnasium
 
     from jaxrl.algorithm import Algorithm
+    from jaxrl.config.batch_plan.arithmetic import BatchPlan
+    from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
     from jaxrl.envs.multi.groups import GroupReward
     from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModuleSpec
 
@@ -139,6 +125,8 @@ class AlgorithmConfig(ConfigBuilder):
         Raises:
             ConfigError: If settings contradict each other.
         """
+        from jaxrl.config.validate import validate
+
         validate(self)
 
     def prepare(self) -> None:
@@ -149,6 +137,9 @@ class AlgorithmConfig(ConfigBuilder):
         Raises:
             ConfigError: If settings contradict each other.
         """
+        from jaxrl.config.multi_agent import prepare_agents
+        from jaxrl.config.offline import resolve_data_paths
+
         if self.is_multi_agent:
             prepare_agents(self)
         self.validate()
@@ -159,6 +150,8 @@ class AlgorithmConfig(ConfigBuilder):
     @property
     def is_multi_agent(self) -> bool:
         """Return whether the config is for several agents, by its environment or its modules."""
+        from jaxrl.config.multi_agent import has_several_agents
+
         return not self.groups_agents and self.module_id is None and has_several_agents(self)
 
     @property
@@ -205,22 +198,24 @@ class AlgorithmConfig(ConfigBuilder):
         """Number of environment steps per training step, after defaults have adapted."""
         return self.plan().train_batch_size
 
-    def plan(self) -> BatchPlan:
+    def plan(self) -> "BatchPlan":
         """Return the exact sizes of the train batch and its parts.
 
         Raises:
             BatchSizeError: If explicit sizes are not divisible; the message suggests others.
         """
+        from jaxrl.config.batch_plan import multi_agent, offline, on_policy, replay, request
+
         if self.is_multi_agent:
-            refuse_markers(self)
-            return make_multi_agent_plan(self)
+            request.refuse_markers(self)
+            return multi_agent.make_multi_agent_plan(self)
         if self.is_offline:
-            refuse_markers(self)
-            return make_offline_plan(self)
+            request.refuse_markers(self)
+            return offline.make_offline_plan(self)
         if isinstance(self.training_settings, OffPolicyTraining):
-            refuse_markers(self)
-            return make_replay_plan(self)
-        return make_plan(make_batch_request(self), get_rows_per_sample(self))
+            request.refuse_markers(self)
+            return replay.make_replay_plan(self)
+        return on_policy.make_plan(request.make_batch_request(self), get_rows_per_sample(self))
 
     def explain(self, **facts: Any) -> str:
         """Describe the effective settings, the batch arithmetic and the placement, with reasons.
@@ -230,6 +225,9 @@ class AlgorithmConfig(ConfigBuilder):
         Args:
             **facts: Facts that only a built Algorithm has, see `jaxrl.config.explain.explain`.
         """
+        from jaxrl.config.explain import explain
+        from jaxrl.config.sweep import is_sweep, make_lanes
+
         if not is_sweep(self):
             return explain(self, **facts)
         lanes = make_lanes(self)
@@ -292,8 +290,10 @@ class AlgorithmConfig(ConfigBuilder):
         Raises:
             ConfigError: If there is no such module, or the config is for a single agent.
         """
-        plan = self.plan()
-        if not isinstance(plan, MultiAgentPlan):
+        from jaxrl.config.batch_plan.multi_agent import make_planned_config
+
+        plan = self._find_multi_agent_plan()
+        if plan is None:
             raise ConfigError(
                 f"There is a single module, so none is {module_id!r}: its settings are the config's."
             )
@@ -308,9 +308,18 @@ class AlgorithmConfig(ConfigBuilder):
         """Return the training settings of each module; those of a single one are named ''."""
         if not self.is_multi_agent:
             return {"": self.training_settings}
-        plan = self.plan()
-        assert isinstance(plan, MultiAgentPlan)
+        from jaxrl.config.batch_plan.multi_agent import make_planned_config
+
+        plan = self._find_multi_agent_plan()
+        assert plan is not None
         return {m: make_planned_config(self, plan, m).training_settings for m in plan.modules}
+
+    def _find_multi_agent_plan(self) -> "MultiAgentPlan | None":
+        """Return the plan of a config for several agents, None for a single one."""
+        from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+
+        plan = self.plan()
+        return plan if isinstance(plan, MultiAgentPlan) else None
 
     def get_multi_rl_module_spec(self, **arguments: object) -> "MultiRLModuleSpec":
         """Return the specification of every module, with its model settings merged in.
@@ -319,6 +328,7 @@ class AlgorithmConfig(ConfigBuilder):
             **arguments: RLlib's (env, spaces, inference_only), which have no effect: spaces are
                 those of the environment.
         """
+        from jaxrl.config.multi_agent import make_module_config, resolve_agents
         from jaxrl.modules.rl_module import MultiRLModuleSpec
 
         del arguments
@@ -361,6 +371,9 @@ class AlgorithmConfig(ConfigBuilder):
         Returns:
             An Algorithm, Population or Trials.
         """
+        from jaxrl.config.sweep import is_sweep
+        from jaxrl.config.validate import check_sweep
+
         if logger_creator is not None:
             self._apply({"logger_creator": logger_creator})
         config = self.copy(copy_frozen=False) if use_copy else self

@@ -36,6 +36,22 @@ def test_import_starts_nothing() -> None:
     assert found == "[] 1 False"
 
 
+CONFIG_MODULES = 90
+"""Maximum number of modules here that a config is written with; more are needed to check and build."""
+NOT_FOR_CONFIGS = ("jaxrl.envs", "jaxrl.config.multi_agent", "jaxrl.config.validate", "jaxrl.runs")
+
+
+def test_a_config_is_written_with_few_modules() -> None:
+    found = run_python(
+        "import sys; from jaxrl import PPOConfig;"
+        "config = PPOConfig().environment('CartPole-v1').env_runners(num_env_runners=2);"
+        "config.training(lr=1e-3, train_batch_size=512).evaluation(evaluation_interval=2);"
+        "print(*[name for name in sys.modules if name.split('.')[0] == 'jaxrl'])"
+    ).split()
+    assert len(found) <= CONFIG_MODULES
+    assert not [name for name in found if name.startswith(NOT_FOR_CONFIGS)]
+
+
 def test_every_public_name_is_there() -> None:
     assert set(dir(jaxrl)) == {*jaxrl.__all__, *list_algorithms()}
     assert set(dir(algorithms)) == set(algorithms.__all__)
