@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxrl.errors import ConfigError, did_you_mean
-from jaxrl.export.artifact import describe_run, make_export
 from jaxrl.metrics import DEFAULT_MODULE
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ class ExportMethods:
         opset: int | None = None,
         policy_id: str = DEFAULT_MODULE,
     ) -> str:
+        from jaxrl.export.artifact import describe_run, make_export
+
         policy = self.get_policy(policy_id)
         source = describe_run(self.config, self.iteration)
         exported = make_export(
