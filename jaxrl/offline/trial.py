@@ -13,7 +13,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow.parquet
 
 _START_SECONDS, _FILE_SECONDS = 60.0, 1.0
 _passed: set[tuple[str, int, int]] = set()
@@ -78,7 +81,7 @@ def _try_all() -> None:
         sys.stdout.flush()
 
 
-def _parse(file: Any) -> None:
+def _parse(file: "pyarrow.parquet.ParquetFile") -> None:
     """Read everything of a file's metadata that is read where it is opened."""
     with file:
         file.schema_arrow  # noqa: B018

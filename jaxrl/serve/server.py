@@ -9,7 +9,6 @@ import socket
 import ssl
 import threading
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -40,20 +39,18 @@ class _Connection(HttpToolsProtocol):
     has a time limit for none before its first response.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_in_header = False
-        self._has_answered = False
-        self._idle_since = self.loop.time()
+    _timer: asyncio.TimerHandle | None = None
+    _is_in_header = False
+    _has_answered = False
+    _idle_since = 0.0
 
     @property
     def _is_idle(self) -> bool:
-        cycle: Any = self.cycle
-        return cycle is None or cycle.response_complete
+        return not self.cycle or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
         self._make_room()
         self._wait_for_header()
 
