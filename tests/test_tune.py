@@ -13,6 +13,7 @@ import pytest
 import jaxrl
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.callbacks import Callbacks
 from jaxrl.config.registry import list_algorithms
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import ConfigError, JaxrlError
@@ -87,16 +88,24 @@ def lr_of(result: dict[str, Any]) -> float:
     return result["learners"]["default_policy"]["curr_lr"]
 
 
+class OfScript(Callbacks):
+    """Callbacks of a script, which a worker of Ray's does not run."""
+
+
+OfScript.__module__ = "__main__"
+
+
 def test_a_trial_goes_on_from_a_checkpoint_with_its_own_settings(tmp_path: Path, tune: Any) -> None:
-    first = local(tune, lr=1e-3)
+    first = local(tune, lr=1e-3, callbacks_class=OfScript)
     first.train()
     before = first.train()
     first.save(str(tmp_path / "saved"))
     weights = first.algorithm.get_weights()["default_policy"]
     first.stop()
 
-    second = local(tune, lr=1e-4)
+    second = local(tune, lr=1e-4, callbacks_class=OfScript)
     second.restore(str(tmp_path / "saved"))
+    assert second.algorithm.config.callbacks_class is OfScript
     restored = second.algorithm.get_weights()["default_policy"]
     assert str(restored) == str(weights)
     result = second.train()

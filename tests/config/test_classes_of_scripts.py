@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.app import app
-from jaxrl.config.deserialize import deserialize_config
+from jaxrl.config.deserialize import deserialize_config, find_missing
 from jaxrl.config.serialize import serialize_config, serialize_for_display
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.modules.rl_module import RLModule
@@ -183,6 +183,9 @@ def test_another_script_says_what_it_lacks(run: Path, monkeypatch: pytest.Monkey
         Algorithm.from_checkpoint(run, **overrides)
     script.CB = sys  # of the name, and not of the kind
     script.MyConfig, script.MyEnv, script.on_result = PPOConfig, "CartPole-v1", print
+    of_gone = {"algo": "PPO", "algo_class": {"__import__": "__main__:Gone"}, "settings": {}}
+    assert find_missing(of_gone) == ["algo_class"]
+    assert deserialize_config(of_gone, {"algo_class": Algorithm}).algo_class is Algorithm
     with pytest.raises(ConfigError, match=r"callbacks_class must be .*, got .*sys"):
         Algorithm.from_checkpoint(run)
 
