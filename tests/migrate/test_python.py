@@ -299,10 +299,10 @@ def test_classes_of_algorithms_are_built_from_their_configs(before: str) -> None
 def test_class_methods_of_algorithms() -> None:
     code = (
         "from ray.rllib.algorithms.ppo import PPO\n"
-        "a = PPO.from_checkpoint(p)\na.cleanup()\nb = PPO.with_updates(name='x')\n"
+        "a = PPO.from_checkpoint(p)\na.save_to_path(q)\nb = PPO.with_updates(name='x')\n"
     )
     after = new(code)
-    assert "a = Algorithm.from_checkpoint(p)\na.stop()\n" in after
+    assert "a = Algorithm.from_checkpoint(p)\na.save(q)\n" in after
     assert "from jaxrl import Algorithm, PPO\n" in after
     assert [line for line, _, _ in by_hand(code)] == [4]
 
