@@ -334,12 +334,11 @@ def _set_task(name: str, env: gymnasium.Env[Any, Any], task: "PyTree") -> None:
 def reraise_interrupts(error: BaseException) -> None:
     """Raise an exception again if the environment is not its cause.
 
-    That is GeneratorExit, and KeyboardInterrupt by Ctrl-C, which occurs between any two
-    instructions, whereas an environment raises it by a raise statement.
+    That is KeyboardInterrupt by Ctrl-C, which occurs between any two instructions, and GeneratorExit
+    at the yield of a generator that is closed, whereas an environment raises them by a raise
+    statement.
     """
-    if isinstance(error, GeneratorExit):
-        raise error
-    if not isinstance(error, KeyboardInterrupt):
+    if not isinstance(error, KeyboardInterrupt | GeneratorExit):
         return
     last_frame = error.__traceback__
     while last_frame is not None and last_frame.tb_next is not None:

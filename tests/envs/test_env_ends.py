@@ -41,6 +41,8 @@ class Ending(CartPoleEnv):
                 time.sleep(3600.0)
             if self._how == "interrupt":
                 raise KeyboardInterrupt
+            if self._how == "generator":
+                raise GeneratorExit
             if self._how == "ctrl-c":
                 signal.raise_signal(signal.SIGINT)
         return super().step(action)
@@ -84,7 +86,8 @@ def steps(vector: Any, number: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("exit", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt")]
+    ("how", "said"),
+    [("exit", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt"), ("generator", "GeneratorExit")],
 )
 def test_exit_and_interrupt_are_the_environments_errors(how: str, said: str) -> None:
     where = r"Ending \(worker_index=0, vector_index=0\): step raised "
@@ -92,7 +95,7 @@ def test_exit_and_interrupt_are_the_environments_errors(how: str, said: str) -> 
         steps(vector, 3)
 
 
-@pytest.mark.parametrize("how", ["exit", "interrupt"])
+@pytest.mark.parametrize("how", ["exit", "interrupt", "generator"])
 def test_copies_that_exit_are_restarted(how: str) -> None:
     with closing(vector_of(how, restart=True)) as vector:
         last = steps(vector, 4)[2]
@@ -108,6 +111,19 @@ def test_ctrl_c_within_a_step_stays_the_users() -> None:
 def test_an_interrupt_without_a_traceback_is_the_users() -> None:
     with pytest.raises(KeyboardInterrupt):
         reraise_interrupts(KeyboardInterrupt())
+
+
+def test_the_end_of_a_generator_is_not_the_environments() -> None:
+    def watch() -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            reraise_interrupts(error)
+            raise AssertionError from error
+
+    watching = watch()
+    next(watching)
+    watching.close()
 
 
 def test_an_environment_that_exits_when_made_is_told_of() -> None:
