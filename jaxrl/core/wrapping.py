@@ -13,7 +13,7 @@ def wrap_line(line: str, width: int) -> list[str]:
     label that ends in "with" remains a command that can be pasted.
 
     Args:
-        line: Line such as `"run folder        /home/me/jaxrl_results/run"`.
+        line: Line such as `"run folder        /results/run"`.
         width: Number of characters that fit into a row.
     """
     if len(line) <= width:

@@ -101,7 +101,7 @@ SUGGESTIONS = [
     (SETTINGS, "num_agents", None),
     (SETTINGS, "max_steps_total", None),
     (METHODS, "evalute", "evaluate"),
-    (METHODS, "trian", "train"),
+    (METHODS, "tarin", "train"),
     (METHODS, "get_weight", "get_weights"),
     (METHODS, "evaluate_everything", "evaluate"),
     (METHODS, "plot", None),

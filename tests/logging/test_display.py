@@ -333,7 +333,7 @@ def test_the_console_sink_prints_few_lines_and_the_last_one(
     assert "50 steps/s" in line
 
 
-PATH = "/home/me/jaxrl_results/PPO_CartPole-v1_2026-01-01_08-16-49/checkpoints/checkpoint_000010"
+PATH = "/results/of/everything/PPO_CartPole-v1_2026-01-01_08-16-49/checkpoints/checkpoint_000010"
 LINES = [
     f"run folder        {PATH}",
     f"evaluate it with  jaxrl evaluate {PATH} --episodes 20",
