@@ -107,8 +107,10 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         metrics: Logger of values that are added to the next result, as RLlib's.
         on_phase: Function called with "compiling", "training", "evaluating" or "saving" at the
             start of each phase.
+        trial_id: Id of the trial of Ray Tune, "default" outside of it.
     """
 
+    trial_id: str = "default"
     _former_kind = "algorithm"
 
     if TYPE_CHECKING:
@@ -360,6 +362,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         result[TIMERS]["compile_s"] = total_compile_seconds(self._programs) - compiled_before
         elapsed = time.perf_counter() - started + totals.ahead_seconds
         result |= self._record.host.get_auto_filled_metrics(elapsed)
+        result.unwritten = self._record.make_unwritten(self.config, self.trial_id)
         result["compile"] = make_compile_report(self._programs)
         if self.config.debugging_settings.log_sys_usage:
             result["system"] = get_system_usage(self._devices)

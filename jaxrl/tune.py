@@ -255,6 +255,7 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
         if self._algorithm is None:
             build = self._settings.algo_class or Algorithm
             self._algorithm = build(self._settings.copy(), run_folder=self._folder)
+            self._algorithm.trial_id = self.trial_id
         return self._algorithm
 
     @single_threaded
@@ -298,6 +299,7 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
         self._algorithm = Algorithm.from_checkpoint(
             path, run_folder=self._folder, trust=True, **overrides
         )
+        self._algorithm.trial_id = self.trial_id
 
     def cleanup(self) -> None:
         """Stop the Algorithm."""

@@ -71,6 +71,47 @@ def test_policies_and_groups_of_runners_answer_too(algorithm: Algorithm) -> None
     assert group.num_healthy_env_runners == 1
 
 
+def test_results_have_all_that_rllib_adds_and_files_do_not(
+    algorithm: Algorithm, tmp_path: Path
+) -> None:
+    first: Any = algorithm.train()
+    added = {
+        *("config", "done", "trial_id", "node_ip", "perf"),
+        *("iterations_since_restore", "time_since_restore"),
+    }
+    assert all(key in first for key in added)
+    assert first["config"]["lr"] == algorithm.config.lr
+    assert first["config"] is first.get("config")
+    assert (first["done"], first["trial_id"]) == (False, "default")
+    assert {"cpu_util_percent"} <= first["perf"].keys()
+    assert first["iterations_since_restore"] == algorithm.iteration
+    assert first["time_since_restore"] == first["time_total_s"]
+    algorithm.restore(algorithm.save(str(tmp_path)))
+    second: Any = algorithm.train()
+    assert second["iterations_since_restore"] == 1
+    assert 0 < second["time_since_restore"] < second["time_total_s"]
+    assert second.pop("config")["lr"] == algorithm.config.lr
+    assert "config" not in second
+    assert second.pop("config", None) is None
+    del second["done"]
+    with pytest.raises(KeyError, match="no 'done'"):
+        second.pop("done")
+    lines = (algorithm.run_folder.path / "result.json").read_text().splitlines()
+    assert len(lines) >= 2
+    assert not added & json.loads(lines[-1]).keys()
+
+
+def test_old_keys_of_results_are_in_them(algorithm: Algorithm) -> None:
+    result: Any = algorithm.train()
+    assert "episode_reward_mean" in result
+    assert "episode_reward_mean" in result["sampler_results"]
+    assert "episode_reward_mean" not in list(result)
+    assert "episode_reward_std" not in result
+    assert result.pop("timesteps_total") == result["num_env_steps_sampled_lifetime"]
+    with pytest.raises(KeyError, match="on_episode_end callback"):
+        result.pop("hist_stats")
+
+
 def test_a_saved_path_is_a_string_and_a_result_of_rllib(
     algorithm: Algorithm, tmp_path: Path
 ) -> None:

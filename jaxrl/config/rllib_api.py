@@ -71,7 +71,7 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "restore_offline_eval_runners": "evaluate_held_out() has no runners that could fail",
         "restore_workers": "runners restart by themselves, see fault_tolerance(...)",
         **dict.fromkeys(
-            ("trial_id", "trial_name", "trial_resources"),
+            ("trial_name", "trial_resources"),
             "trials are those of Ray Tune, whose Trainables are jaxrl.PPO and so on",
         ),
         **dict.fromkeys(

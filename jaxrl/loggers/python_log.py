@@ -1,8 +1,9 @@
-"""Python logging of the library's own messages, and resource usage of the process."""
+"""Python logging of the library's own messages, and resource usage of process and machine."""
 
 import logging
 import os
 import resource
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -43,3 +44,31 @@ def get_system_usage(devices: Sequence[Device]) -> dict[str, Any]:
         if stats is not None:
             result[f"device_{device.id}_memory_bytes"] = stats.get("bytes_in_use", 0)
     return result
+
+
+def get_machine_usage() -> dict[str, float]:
+    """Return the machine's usage in percent, by the keys that RLlib's `perf` has.
+
+    Cores are counted by the processes that wait for one, on average of a minute; memory is left out
+    where the operating system does not tell how much is available.
+    """
+    usage = {"cpu_util_percent": min(100.0, 100.0 * os.getloadavg()[0] / (os.cpu_count() or 1))}
+    try:
+        with open("/proc/meminfo") as file:
+            fields = {
+                name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in file)
+            }
+        available = fields["MemAvailable"] / fields["MemTotal"]
+    except (OSError, KeyError, ValueError, IndexError):
+        return usage
+    return {**usage, "ram_util_percent": 100.0 * (1.0 - available)}
+
+
+def get_node_ip() -> str:
+    """Return the address of this machine in its network, "127.0.0.1" without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of a datagram socket: nothing is sent
+            return probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"

@@ -2,13 +2,16 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvRunnerError, LearnerError, mark_has_checkpoint_path
 from jaxrl.loggers import RunFolder
+from jaxrl.loggers.python_log import get_machine_usage, get_node_ip
 from jaxrl.loggers.recorder import Recorder
 from jaxrl.metrics import lookup
 from jaxrl.runners.metrics_logger import Key, MetricsLogger
@@ -66,6 +69,8 @@ class RunRecord:
         self.metrics, self.evaluation_metrics = RunMetrics(), MetricsLogger()
         self.recorder = Recorder(config, run_folder)
         self._decision: Callable[[], None] | None = None
+        self._restored = (0, 0.0)
+        """Iteration and total time that this process went on from."""
         self._should_save_at_end = config.checkpointing_settings.checkpoint_at_end
 
     @property
@@ -94,6 +99,30 @@ class RunRecord:
     def extend_result(self, result: dict[str, Any]) -> None:
         """Add the values of the run's logger to a result, whose own entries have precedence."""
         result.update(merge_results(self.metrics.reduce(), result))
+
+    def make_unwritten(
+        self, config: "AlgorithmConfig", trial_id: str
+    ) -> dict[str, Callable[[], Any]]:
+        """Return what Ray's Trainables add to results and no file needs, made when it is read.
+
+        Args:
+            config: Config of the run.
+            trial_id: Id of the trial of Ray Tune, "default" outside of it.
+        """
+        iteration, seconds = self._restored
+        values = {
+            "done": False,
+            "trial_id": trial_id,
+            "iterations_since_restore": self.iteration - iteration,
+            "time_since_restore": self.host.time_total_s - seconds,
+        }
+        made: dict[str, Callable[[], Any]] = {
+            "config": config.to_dict,
+            "node_ip": get_node_ip,
+            "perf": get_machine_usage,
+        }
+        constants = {name: partial(_return, value) for name, value in values.items()}
+        return constants | {name: functools.cache(make) for name, make in made.items()}
 
     def store_counts(self, counts: dict[str, Any]) -> None:
         """Store the counts of host runners and the values logged so far, for a checkpoint."""
@@ -151,6 +180,7 @@ class RunRecord:
         self.metrics.set_state(self.host.logged)
         self.evaluation_metrics.set_state(self.host.logged_in_evaluations)
         self.recorder.set_start(self.iteration, env_steps)
+        self._restored = self.iteration, self.host.time_total_s
 
     def copy_progress(self, source: "RunRecord") -> None:
         """Copy another run's counters and latest result, except for its time and action count."""
@@ -201,3 +231,7 @@ class RunRecord:
         # Train batches of an iteration without a result count towards the next one.
         self.iteration = self.last_iteration
         error.add_note(save())
+
+
+def _return(value: object) -> object:
+    return value

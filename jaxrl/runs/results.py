@@ -13,6 +13,7 @@ import numpy as np
 from jax.tree_util import DictKey, register_pytree_with_keys
 
 from jaxrl import metrics
+from jaxrl.config.rllib_api import REMOVED_RESULT_KEYS
 from jaxrl.errors import UnknownNameError, did_you_mean
 
 logger = logging.getLogger("jaxrl")
@@ -62,13 +63,17 @@ _PARTS = (metrics.ENV_RUNNERS, metrics.EVALUATION, metrics.LEARNERS)
 class RunResult(dict[str, Any]):
     """Result of a training iteration, which can also be read by RLlib's old keys.
 
-    `result["episode_reward_mean"]` is `result["env_runners"]["episode_return_mean"]`. The old keys
-    are not part of the dictionary, so that files have each value once.
+    `result["episode_reward_mean"]` is `result["env_runners"]["episode_return_mean"]`. The old keys,
+    and those of `unwritten`, can be read, asked for, and popped, but are not part of the dictionary,
+    so that files have each value once.
 
     Args:
         values: Result, or a part of one.
         path: Path of this part in the result, ending in "/", or an empty string.
         current_path: Path where the values of an old part are now.
+
+    Attributes:
+        unwritten: Functions that make the values of keys that files do not have.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class RunResult(dict[str, Any]):
     ) -> None:
         self._path = path
         self._current_path = path if current_path is None else current_path
+        self.unwritten: dict[str, Callable[[], Any]] = {}
         super().__init__(values)
         for name, value in values.items():
             if type(value) is dict:
@@ -88,24 +94,54 @@ class RunResult(dict[str, Any]):
         super().__setitem__(key, value)
 
     def __missing__(self, key: str) -> Any:
+        if key in self.unwritten:
+            return self.unwritten[key]()
         if key == "sampler_results" and metrics.ENV_RUNNERS in self:
             old_path = f"{self._path}{key}/"
             return RunResult(
                 self[metrics.ENV_RUNNERS], old_path, f"{self._path}{metrics.ENV_RUNNERS}/"
             )
-        current = metrics.RENAMED_KEYS.get(f"{self._path}{key}", "")
-        inside = current.removeprefix(self._current_path)
-        value = metrics.lookup(self, inside) if inside != key else None
+        value = self._read_old(key)
         if value is None:
             raise UnknownNameError(self._explain_missing(key))
-        _note_old_key(f"{self._path}{key}", current)
+        _note_old_key(f"{self._path}{key}", metrics.RENAMED_KEYS[f"{self._path}{key}"])
         return value
+
+    def _read_old(self, key: object) -> Any:
+        """Return the value of an old key, None if it is none or the result lacks the value."""
+        current = metrics.RENAMED_KEYS.get(f"{self._path}{key}", "")
+        inside = current.removeprefix(self._current_path)
+        return metrics.lookup(self, inside) if inside and inside != key else None
 
     def _explain_missing(self, key: str) -> str:
         sentence = f"The result has no {f'{self._path}{key}'!r}."
         if key == "info" and not self._path:
             return f"{sentence} It is now result['learners']['{metrics.DEFAULT_MODULE}']."
+        if not self._path and key in REMOVED_RESULT_KEYS:
+            return f"{sentence} Instead: {REMOVED_RESULT_KEYS[key]}."
         return f"{sentence}{did_you_mean(key, map(str, self))}"
+
+    def __contains__(self, key: object) -> bool:
+        if super().__contains__(key) or key in self.unwritten:
+            return True
+        if key == "sampler_results":
+            return metrics.ENV_RUNNERS in self
+        return self._read_old(key) is not None
+
+    def pop(self, key: str, *default: Any) -> Any:  # dict.pop ignores __missing__
+        """Remove a key, current or old, and return its value, or the default."""
+        try:
+            value = self[key]
+        except KeyError:
+            if default:
+                return default[0]
+            raise
+        super().pop(key, None)
+        self.unwritten.pop(key, None)
+        return value
+
+    def __delitem__(self, key: str) -> None:
+        self.pop(key)
 
     def get(self, key: str, default: object = None) -> Any:  # dict.get ignores __missing__
         """Return the value of a key, current or old, or the default."""
