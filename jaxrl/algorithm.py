@@ -41,7 +41,13 @@ from jaxrl.config.synonyms import answer_arguments
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
-from jaxrl.errors import CheckpointError, ConfigError, DivergenceError, mark_has_checkpoint_path
+from jaxrl.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergenceError,
+    UnknownNameError,
+    mark_has_checkpoint_path,
+)
 from jaxrl.estimation.held_out import open_held_out
 from jaxrl.estimation.intervals import IntervalEvaluations
 from jaxrl.evaluation.evaluation import run_custom_evaluation
@@ -58,7 +64,8 @@ from jaxrl.policy.compute_actions import ActionOptions
 from jaxrl.policy.opponents import OpponentMethods
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.recording import RecordingMethods
-from jaxrl.policy.weight_methods import attach_writer, find_rllib_weights
+from jaxrl.policy.requests import check_names, read_input_dict
+from jaxrl.policy.weight_methods import attach_policies, attach_writer, find_rllib_weights
 from jaxrl.run_parts import OwnRunParts, RunParts
 from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 from jaxrl.runners.data_flow import DispatchedDataFlow, check_updates_alone, raise_without_progress
@@ -205,6 +212,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         """Make what follows from the learners, the first ones or those of changed modules."""
         config, assembly = self.config, self._assembly
         attach_writer(self, self._learners)
+        if self._assembly.is_in_graph:
+            attach_policies(self, self._loop.runners)
         self._evaluation.log_to(self._record.evaluation_metrics)
         self._totals = self._make_totals()
         self._flow = DispatchedDataFlow(config, assembly.train_step, self._learners, self._loop)
@@ -237,8 +246,14 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
 
     @property
     def env_runner_group(self) -> EnvRunnerGroup | CompiledRunnerGroup:
-        """Runners of environments on the host, or what there is to read of compiled ones."""
-        return self._loop.runners
+        """Runners of environments on the host, or what there is to read of compiled ones.
+
+        Runners on the host have the weights that they are going to act with.
+        """
+        runners = self._loop.runners
+        attach_policies(self, runners)
+        self._loop.broadcast_if_due()
+        return runners
 
     @property
     def iteration(self) -> int:
@@ -592,6 +607,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         self,
         *,
         num_episodes: int | None = None,
+        duration_fn: Callable[[int], int] | None = None,
         video_folder: str | os.PathLike[str] | None = None,
         opponents: Sequence[str | os.PathLike[str]] | None = None,
         seats: str | Sequence[str] = "both",
@@ -604,6 +620,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
 
         Args:
             num_episodes: Number of episodes; None for `evaluation_duration`.
+            duration_fn: RLlib's function from the number of episodes that were played to the number
+                left to play, called once with 0, in the place of `num_episodes`.
             video_folder: Folder for videos if `record_video` is set; None for `videos` in the run
                 folder.
             opponents: Ids of modules, or paths of checkpoints, that a module of two agents plays
@@ -620,6 +638,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             ConfigError: If `custom_evaluation_function` did not return a dictionary, or if
                 `num_episodes` is combined with it.
         """
+        if duration_fn is not None:
+            num_episodes = duration_fn(0)
         custom = self.config.evaluation_settings.custom_evaluation_function
         if custom is not None and num_episodes is not None:
             raise ConfigError(
@@ -666,10 +686,11 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
 
     def get_policy(
         self, policy_id: str = DEFAULT_MODULE, *, explore: bool | None = None, seed: int = 0
-    ) -> Policy:
+    ) -> Policy | Any:
         """Return the current policy as an object that keeps the state of an episode.
 
-        It has a copy of the parameters, so later training does not change it.
+        It has a copy of the parameters, so later training does not change it. As in RLlib, there is
+        no policy, None, where no module has the id.
 
         Args:
             policy_id: Id of the module, in a run of several agents.
@@ -678,14 +699,16 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             seed: Seed of the sampled actions.
 
         Raises:
-            UnknownNameError: If there is no such module.
-            ConfigError: If the seed is invalid.
+            ConfigError: If the seed is invalid, or no id is given in a run of several agents.
         """
-        return self._actions.get_policy(policy_id, self._resolve_explore(explore), seed)
+        try:
+            return self._actions.get_policy(policy_id, self._resolve_explore(explore), seed)
+        except UnknownNameError:
+            return None
 
     def compute_single_action(
         self,
-        observation: object,
+        observation: object = None,
         state: PyTree = None,
         *,
         explore: bool | None = None,
@@ -695,7 +718,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         clip_action: bool | None = None,
         prev_action: object = None,
         prev_reward: float | None = None,
-        **unused: None,
+        input_dict: Mapping[str, Any] | None = None,
+        **ignored: object,
     ) -> PyTree:
         """Compute the action for one observation, including all connectors.
 
@@ -712,21 +736,25 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
                 range, None is as configured.
             clip_action: Whether to clip a Box action that is not unsquashed; None is as configured.
             prev_action: Action that the environment executed, if it is not the one computed with
-                `state`; for connectors that read it.
-            prev_reward: Reward of the previous step, for connectors that read it.
-            **unused: RLlib's other inputs (`info`, `episode`, ...), which must be None.
+                `state`; for connectors that read it, and ignored by others.
+            prev_reward: Reward of the previous step, likewise.
+            input_dict: Dictionary with the observation as "obs" and, by RLlib's names of columns,
+                `state`, `prev_action` and `prev_reward`, for those that are not given.
+            **ignored: RLlib's other inputs (`info`, `episode`, `timestep`), which nothing reads.
 
         Returns:
             The environment action; `(action, state_out, outputs)` with `full_fetch` or a `state`.
 
         Raises:
             SpaceError: If the observation is not in the observation space.
-            ConfigError: If an input is not used, or a state that a connector needs is missing.
+            ConfigError: If there is no observation, or a state that a connector needs is missing.
         """
-        past = {"prev_action": prev_action, "prev_reward": prev_reward}
+        check_names("compute_single_action", ignored)
+        given = {"state": state, "prev_action": prev_action, "prev_reward": prev_reward}
+        obs, past = read_input_dict("compute_single_action", observation, given, input_dict)
         explore = self._resolve_explore(explore)
         options = ActionOptions(explore, full_fetch, unsquash_action, clip_action)
-        return self._actions.compute_one(observation, state, past, unused, policy_id, options)
+        return self._actions.compute_one(obs, past.pop("state"), past, policy_id, options)
 
     def compute_actions(
         self,
@@ -740,7 +768,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         clip_action: bool | None = None,
         prev_action: object = None,
         prev_reward: object = None,
-        **unused: None,
+        **ignored: object,
     ) -> PyTree:
         """Compute actions for several observations: a dictionary for a dictionary, else a batch.
 
@@ -748,10 +776,11 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         name, or have a leading batch axis. The other arguments are those of
         `compute_single_action`.
         """
+        check_names("compute_actions", ignored)
         past = {"prev_action": prev_action, "prev_reward": prev_reward}
         explore = self._resolve_explore(explore)
         options = ActionOptions(explore, full_fetch, unsquash_action, clip_action)
-        return self._actions.compute_several(observations, state, past, unused, policy_id, options)
+        return self._actions.compute_several(observations, state, past, policy_id, options)
 
     def _resolve_explore(self, explore: bool | None) -> bool:
         return self.config.env_runners_settings.explore if explore is None else explore

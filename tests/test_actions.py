@@ -59,12 +59,16 @@ def test_actions_are_those_of_the_module_through_the_whole_pipeline() -> None:
         assert outputs[7]["action_dist_inputs"].shape == (2,)
         with pytest.raises(SpaceError, match="observations are empty"):
             algorithm.compute_actions([])
-        for name in ("prev_action", "prev_reward", "info", "input_dict", "timestep", "episode"):
-            algorithm.compute_single_action(obs, **{name: None})
-            with pytest.raises(
-                ConfigError, match=f"compute_single_action\\({name}=1\\) has no eff"
-            ):
-                algorithm.compute_single_action(obs, **{name: 1})
+        past: dict[str, Any] = {"prev_action": 0, "prev_reward": 0.0}
+        others = {"info": {}, "timestep": 3, "episode": object()}
+        again = algorithm.compute_single_action(obs, explore=False, **past, **others)
+        np.testing.assert_array_equal(again, action)
+        given = {"obs": obs, "prev_actions": np.zeros(1), "prev_rewards": 0.0}
+        again = algorithm.compute_single_action(input_dict=given, explore=False)
+        np.testing.assert_array_equal(again, action)
+        with pytest.raises(ConfigError, match="needs an observation"):
+            algorithm.compute_single_action(input_dict={})
+        algorithm.compute_actions([obs], episodes=[None], prev_reward=[0.0])
         with pytest.raises(ConfigError, match="Did you mean 'prev_reward'"):
             algorithm.compute_actions([obs], prev_rewards=None)
 
@@ -276,3 +280,28 @@ def test_only_what_is_squashed_is_unsquashed() -> None:
         spaces.Discrete(3, start=-1), normalize_actions=True, clip_actions=False
     )
     assert adjust_pipeline(discrete, False, True) is discrete
+
+
+def test_a_policy_computes_actions_as_rllibs_do() -> None:
+    """Actions of a Box are in the module's range, as RLlib's policies return them."""
+    with small(env="Pendulum-v1").build() as algorithm:
+        policy = algorithm.get_policy(explore=False)
+        obs = np.array([0.5, -0.8, 3.0], np.float32)
+        raw = algorithm.compute_single_action(obs, explore=False, unsquash_action=False)
+        for given in ({"obs": obs}, {"input_dict": {"obs": obs}}):
+            action, state, outputs = policy.compute_single_action(**given, info={}, timestep=1)
+            np.testing.assert_array_equal(action, raw)
+            assert state is None
+            assert outputs["action_dist_inputs"].shape == (2,)
+        actions, states, outputs = policy.compute_actions(np.stack([obs, obs]), episodes=[])
+        np.testing.assert_array_equal(actions, [raw, raw])
+        assert states is None
+        assert outputs["actions"].shape == (2, 1)
+        sampled = [float(policy.compute_single_action(obs, explore=True)[0][0]) for _ in range(3)]
+        assert len(set(sampled)) > 1
+        with pytest.raises(
+            ConfigError, match=r"compute_single_action\(\) has no argument 'observ'"
+        ):
+            policy.compute_single_action(obs, observ=obs)
+        assert policy.action_space.high == 2.0
+        assert policy.observation_space.contains(obs)

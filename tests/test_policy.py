@@ -12,7 +12,7 @@ from gymnasium import spaces
 from jaxrl import Policy
 from jaxrl.algorithm import Algorithm
 from jaxrl.cli import evaluation
-from jaxrl.errors import ConfigError, SpaceError, UnknownNameError
+from jaxrl.errors import CheckpointError, ConfigError, SpaceError, UnknownNameError
 from tests.recurrent import remembering
 
 LENGTH, NUM_ACTIONS = 7, 4
@@ -176,10 +176,46 @@ def test_state_and_refusals() -> None:
             policy.act(obs, prev_reward=1.0)
         with pytest.raises(SpaceError, match="must be a dict with the keys"):
             policy.act(np.zeros(3))
+        assert algorithm.get_policy("other") is None
         with pytest.raises(UnknownNameError, match="There is no module 'other'"):
-            algorithm.get_policy("other")
+            algorithm.export("exported", policy_id="other")
     with remembering_all().build() as algorithm:
         with pytest.raises(ConfigError, match=r"ActorCriticModule is stateful: use get_policy\(\)"):
             algorithm.compute_single_action(obs)
         with pytest.raises(ConfigError, match=r"prev_reward=1\.0"):
             algorithm.get_policy().act(obs, prev_reward=1.0)
+
+
+def test_policies_of_a_checkpoint(tmp_path: Path) -> None:
+    with remembering_all().build() as algorithm:
+        path = algorithm.save(str(tmp_path))
+        obs = Corridors().reset(seed=0)[0]
+        policies = Policy.from_checkpoint(path)
+        assert list(policies) == ["default_policy"]
+        single = Policy.from_checkpoint(f"{path}/policies/default_policy")
+        for restored in (policies["default_policy"], single):
+            assert restored.act(obs) == algorithm.get_policy().act(obs)
+        with pytest.raises(UnknownNameError, match="no module 'p0' in"):
+            Policy.from_checkpoint(path, policy_ids=["p0"])
+        exported = algorithm.export_policy_checkpoint(str(tmp_path / "exported"))
+        with pytest.raises(CheckpointError, match="is an export, which NumpyPolicy"):
+            Policy.from_checkpoint(exported)
+
+
+def test_a_masked_memory_by_rllibs_names() -> None:
+    """A recurrent inference loop of RLlib's, and a distribution without the masked actions."""
+    with remembering_all().build() as algorithm:
+        policy, same = algorithm.get_policy(), algorithm.get_policy()
+        env, state = Corridors(), None
+        obs, done = env.reset(seed=0)[0], False
+        while not done:
+            action, state, _ = policy.compute_single_action(obs, state, prev_reward=0.0)
+            assert action == same.act(obs)
+            obs, _, done, _, _ = env.step(action)
+        masked = {"x": np.ones((1, 3)), "action_mask": np.array([[0, 1, 0, 1]], np.int8)}
+        logits, state = policy.model({"obs": masked}, [])
+        dist = policy.dist_class(logits, policy.model)
+        assert np.exp(dist.logp([0])) == 0.0
+        assert {int(dist.sample()[0]) for _ in range(20)} <= {1, 3}
+        again, _ = policy.model({"obs": masked}, state)
+        assert not np.allclose(again, logits)

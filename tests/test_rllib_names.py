@@ -60,11 +60,18 @@ def test_other_names_say_what_to_write(algorithm: Algorithm, name: str, advice: 
 
 
 def test_policies_and_groups_of_runners_answer_too(algorithm: Algorithm) -> None:
-    with pytest.raises(AttributeError, match=r"use algorithm.get_module\(\)"):
-        _ = algorithm.get_policy().model  # pyright: ignore[reportAttributeAccessIssue]
+    policy: Any = algorithm.get_policy()
+    with pytest.raises(AttributeError, match=r"variables\(\) returns copies"):
+        policy.model.parameters()
+    with pytest.raises(AttributeError, match=r"numpy.savez\(path"):
+        policy.model.base_model.save_weights("weights.h5")
+    with pytest.raises(AttributeError, match=r"use algorithm\.set_weights"):
+        policy.set_weights({})
+    with pytest.warns(DeprecationWarning, match="get_initial_state is initial_state"):
+        assert policy.get_initial_state() is None
     group: Any = algorithm.env_runner_group
-    with pytest.raises(AttributeError, match="foreach_env_runner"):
-        group.local_worker()
+    assert group.local_worker() is group.local_env_runner
+    assert group.foreach_worker_with_id(lambda i, runner: (i, runner.num_envs)) == [(0, 16)]
     with pytest.warns(DeprecationWarning, match="foreach_worker is foreach_env_runner"):
         assert group.foreach_worker(lambda runner: runner.num_envs) == [16]
     assert group.foreach_env_runner_with_index(lambda i, runner: i) == [(0, 0)]

@@ -197,7 +197,9 @@ def _record_anew(
     from jaxrl.export.spaces import describe_space
 
     with open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
-        policy = algorithm.get_policy(policy_id or DEFAULT_MODULE)
+        chosen = policy_id or DEFAULT_MODULE
+        algorithm.get_module(chosen)  # raises for an unknown id
+        policy = algorithm.get_policy(chosen)
         space = describe_space(policy.inference.observation_space, "observation_space")
         if space != manifest.get("observation_space"):
             raise ExportError(

@@ -4,10 +4,10 @@ What plans, checks and explains a config, and knows environments, is imported by
 it, so that a config can be written soon after its import.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from jaxrl.config.builder import ConfigBuilder
-from jaxrl.config.fields import fluent
+from jaxrl.config.fields import Flag, fluent
 from jaxrl.config.modules import get_rows_per_sample, resolve_module_spec
 from jaxrl.config.names import refuse_method
 from jaxrl.config.notes import announce_notes, describe_notes
@@ -24,11 +24,14 @@ from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.errors import ConfigError, HostLanesError, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     import gymnasium
 
     from jaxrl.algorithm import Algorithm
     from jaxrl.config.batch_plan.arithmetic import BatchPlan
     from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+    from jaxrl.config.settings.multi_agent import PolicySpec
     from jaxrl.envs.multi.groups import GroupReward
     from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModuleSpec
 
@@ -149,10 +152,14 @@ class AlgorithmConfig(ConfigBuilder):
 
     @property
     def is_multi_agent(self) -> bool:
-        """Return whether the config is for several agents, by its environment or its modules."""
+        """Return whether the config is for several agents, by its environment or its modules.
+
+        It may also be called, as the method that it was in RLlib.
+        """
         from jaxrl.config.multi_agent import has_several_agents
 
-        return not self.groups_agents and self.module_id is None and has_several_agents(self)
+        several = not self.groups_agents and self.module_id is None and has_several_agents(self)
+        return cast("bool", Flag(several))
 
     @property
     def is_offline(self) -> bool:
@@ -342,9 +349,27 @@ class AlgorithmConfig(ConfigBuilder):
         """Raise ConfigError: `get_multi_rl_module_spec` is the current name."""
         refuse_method("get_marl_module_spec", arguments)
 
-    def get_multi_agent_setup(self, **arguments: object) -> NoReturn:
-        """Raise ConfigError: other getters return the modules and the mapping."""
-        refuse_method("get_multi_agent_setup", arguments)
+    def get_multi_agent_setup(
+        self,
+        *,
+        policies: object = None,
+        env: object = None,
+        spaces: "Mapping[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]] | None" = None,
+        default_policy_class: "type[Any] | None" = None,
+    ) -> "tuple[dict[str, PolicySpec], Callable[..., bool]]":
+        """Return the modules with their spaces, and a function of an id: whether it is trained.
+
+        Args:
+            policies: Modules in the place of the setting's.
+            env: Environment in the place of the setting's, of which the spaces are.
+            spaces: Observation and action space by module, in the place of the environment's.
+            default_policy_class: Class of modules that have none of their own; None is the
+                algorithm's.
+        """
+        from jaxrl.config.multi_agent import make_agent_setup
+
+        config = self if env is None else self.copy(copy_frozen=False).environment(env)
+        return make_agent_setup(config, policies, spaces or {}, default_policy_class)
 
     def get_default_learner_class(self) -> type[Any]:
         """Return the algorithm's Learner class; overridden by the config of each algorithm."""

@@ -32,6 +32,16 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adab
 """Optimizers of optax that `training(optimizer=...)` names."""
 
 
+class Flag(int):
+    """Truth value that may also be called, for a method of RLlib's that became a property."""
+
+    def __call__(self) -> bool:
+        return bool(self)
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
 @dataclasses.dataclass(frozen=True)
 class Check:
     """Condition on a single value of the right type.

@@ -304,6 +304,66 @@ def _find_trained(
     return frozenset(chosen)
 
 
+def make_agent_setup(
+    config: "AlgorithmConfig",
+    policies: object,
+    spaces: Mapping[str, tuple[Any, Any]],
+    module_class: type[Any] | None,
+) -> tuple[dict[str, PolicySpec], Callable[..., bool]]:
+    """Return complete specifications of all modules, and a function of an id: is it trained?
+
+    Args:
+        config: Config of the run.
+        policies: Value of `policies`; None for the config's.
+        spaces: Spaces by module, in the place of the environment's.
+        module_class: Class of modules without one; None is the algorithm's.
+    """
+    if policies is not None:
+        config = config.copy(copy_frozen=False).multi_agent(policies=policies)
+    settings = config.multi_agent_settings
+    ids = _list_ids(settings.policies) or [DEFAULT_MODULE]
+    wanted, given = settings.policies_to_train, {m: _get_policy(config, m) for m in ids}
+    default = module_class or config.get_rl_module_spec().module_class
+    found = dict(spaces) if set(ids) <= set(spaces) else {**_find_spaces(config, ids), **spaces}
+
+    def complete(module: str) -> PolicySpec:
+        own = spec if isinstance(spec := given[module], PolicySpec) else PolicySpec()
+        observation, action = found[module]
+        return PolicySpec(
+            policy_class=own.policy_class or default,
+            observation_space=own.observation_space or observation,
+            action_space=own.action_space or action,
+            config=own.config or {},
+        )
+
+    def is_policy_to_train(module: str, batch: object = None) -> bool:
+        del batch
+        if callable(wanted):
+            return is_trained(wanted, module)
+        return wanted is None or module in wanted
+
+    return {module: complete(module) for module in ids}, is_policy_to_train
+
+
+def _find_spaces(config: "AlgorithmConfig", ids: Iterable[str]) -> dict[str, tuple[Any, Any]]:
+    """Return the spaces of the environment for each module; all have those of a single agent's."""
+    settings = config.environment_settings
+    if settings.env is None or not is_multi_agent_spec(settings.env):
+        declared = settings.observation_space, settings.action_space
+        if None not in declared:
+            return dict.fromkeys(ids, declared)
+        if settings.env is None:
+            raise ConfigError(
+                "env is not set, which has the spaces: name one with .environment(env)."
+            )
+        return dict.fromkeys(ids, make_any(settings.env, settings.env_config).spaces)
+    made = make_agents_env(config)
+    agents = resolve_agents(config, made)
+    spaces = made.observation_spaces, made.action_spaces
+    first = {m: agents.get_agents(m)[0] for m in ids}
+    return {m: (spaces[0][agent], spaces[1][agent]) for m, agent in first.items()}
+
+
 def is_trained(function: Mapped, module: str) -> bool:
     """Return what a function of `policies_to_train` says of a module.
 

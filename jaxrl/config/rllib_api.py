@@ -31,10 +31,10 @@ RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
     },
     "config": {"from_state": "from_dict", "get_state": "to_dict", "serialize": "to_dict"},
     "episode": {"user_data": "custom_data"},
+    "policy": {"get_initial_state": "initial_state"},
 }
 """Methods and attributes of RLlib's objects that have another name here."""
 
-_POLICY_OF_RUNNER = "algorithm.get_weights() are the weights that every runner acts with"
 _FIXED_MODULES = "the compiled program has every module: name each in multi_agent(policies=...)"
 METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
     "algorithm": {
@@ -56,7 +56,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "train_buffered": "train() returns the result of one iteration",
         "validate_env": "environment(validate_env=function) checks each environment",
         "import_model": "algorithm.set_weights(...) takes parameters as a pytree of arrays",
-        "import_policy_model_from_h5": "algorithm.set_weights(...) takes a pytree of arrays",
         "local_evaluator": "read the algorithm itself: get_weights(), get_module()",
         "optimizer": "the optimizer's state is in algorithm.state",
         "get_auto_filled_metrics": "train() returns a result with these entries",
@@ -104,25 +103,18 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "update_from_batch": "override update(state, batch, progress, key)",
     },
     "runner_group": {
-        "foreach_worker_with_id": (
-            "foreach_env_runner_with_index passes (index, env_runner) and returns pairs of the "
-            "index and the result"
-        ),
-        "foreach_worker_with_index": "foreach_env_runner_with_index passes (index, env_runner)",
         "foreach_env": "foreach_env_runner passes each runner, which has the environments",
         "foreach_policy": "algorithm.get_module() returns the module, get_weights() its weights",
         "local_env_runner": (
             "with num_env_runners actors there is none: use algorithm.get_weights(), get_module() "
             "or foreach_env_runner(...)"
         ),
-        "local_worker": "use algorithm.get_weights(), get_module() or foreach_env_runner(...)",
         "sample": "algorithm.sample() returns a train batch for a training_step() of one's own",
         "remote_workers": "foreach_env_runner(...) calls a function on each",
         "stop": "algorithm.stop() stops the runners as well",
     },
     "compiled_runner": {
-        "get_policy": _POLICY_OF_RUNNER,
-        "policy_map": _POLICY_OF_RUNNER,
+        "policy_map": "get_policy(policy_id) returns the policy of a module",
         "sample": "environments are part of the compiled program: train() samples and learns",
         "get_metrics": "train() returns the result",
         "get_state": "algorithm.get_state() is the state of the run",
@@ -132,25 +124,32 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "vector": "placement='host' steps environments from Python",
         "stop": "algorithm.stop() ends the run",
     },
-    "env_runner": {"get_policy": _POLICY_OF_RUNNER, "policy_map": _POLICY_OF_RUNNER},
+    "env_runner": {"policy_map": "get_policy(policy_id) returns the policy of a module"},
     "policy": {
-        "compute_actions": "algorithm.compute_actions(observations) takes several observations",
         "compute_log_likelihoods": "use algorithm.get_module().action_dist(...).log_prob(action)",
-        "compute_single_action": (
-            "policy.act(obs) returns the action alone and keeps the state until policy.reset()"
-        ),
         "config": "read algorithm.config",
-        "dist_class": "use algorithm.get_module().action_dist",
         "export_checkpoint": "policy.export(folder) writes what NumPy runs",
         "export_model": "policy.export(folder) writes what NumPy runs",
-        "get_initial_state": "policy.initial_state() returns the state, policy.reset() resets it",
-        "model": "use algorithm.get_module()",
-        "observation_space": "read algorithm.get_module().observation_space",
-        "action_space": "read algorithm.get_module().action_space",
         "set_weights": "use algorithm.set_weights(...)",
+        "import_model_from_h5": "use algorithm.import_policy_model_from_h5(file)",
+    },
+    "model": {
+        "parameters": "variables() returns copies of the parameters",
+        "state_dict": "variables(as_dict=True) returns copies of the parameters",
+        "load_state_dict": "use algorithm.set_weights(...)",
+        "num_outputs": "policy.dist_class.required_input_dim() is the number of logits",
+        "obs_space": "read algorithm.get_module().observation_space",
+        "action_space": "read algorithm.get_module().action_space",
+    },
+    "model_part": {
+        "get_weights": "read variables",
+        "trainable_variables": "read variables",
+        "load_weights": "algorithm.set_weights(...) takes parameters, import_weights reads files",
+        "save_weights": (
+            "numpy.savez(path, **policy.model.variables(as_dict=True)) writes the parameters"
+        ),
     },
     "config": {
-        "get_multi_agent_setup": "get_multi_rl_module_spec() returns the modules",
         "build_learner": "build() makes the learner, algorithm.learner_group holds it",
         "build_learner_group": "build() makes the learners, algorithm.learner_group holds them",
         "get_config_for_module": "get_module_config(module_id) returns the config of one of several",

@@ -75,6 +75,9 @@ MOVED_NAMES: Mapping[str, str] = {
     "examples.rl_modules.classes.AlwaysSameHeuristicRLM": "jaxrl.envs.multi.opponents.AlwaysSame",
     "examples.rl_modules.classes.BeatLastHeuristicRLM": "jaxrl.envs.multi.opponents.BeatLast",
     "examples.rl_modules.classes.random_rlm.RandomRLModule": "jaxrl.RandomRLModule",
+    "models.preprocessors.NoPreprocessor": "jaxrl.connectors.rllib_pieces.NoPreprocessor",
+    "models.preprocessors.get_preprocessor": "jaxrl.connectors.rllib_pieces.get_preprocessor",
+    "policy.policy.Policy": "jaxrl.Policy",
     "policy.policy.PolicySpec": "jaxrl.PolicySpec",
     "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",
     "utils.typing.AgentID": "jaxrl.envs.multi.host_env.AgentID",
@@ -161,10 +164,6 @@ NAME_ADVICE: Mapping[str, str] = {
     ),
     "GeneralAdvantageEstimation": "the learner computes it: training(gamma=..., lambda_=...)",
     "NormalizeAndClipActions": "set environment(normalize_actions=..., clip_actions=...)",
-    "get_preprocessor": (
-        "connectors prepare observations: algorithm.compute_single_action(obs) takes them as the "
-        "environment returns them"
-    ),
     "make_multi_callbacks": "pass the classes as a list: callbacks([First, Second])",
     "ModelCatalog": "pass the network itself: rl_module(network=...), see the guide Custom modules",
     **dict.fromkeys(
@@ -202,7 +201,6 @@ NAME_ADVICE: Mapping[str, str] = {
     "try_import_tf": "the framework is JAX: import jax",
     "try_import_torch": "the framework is JAX: import jax",
     "SampleBatch": "a callback or Learner receives a batch as a dictionary of arrays",
-    "Policy": "algorithm.get_policy() returns a jaxrl.Policy, which acts by act(obs)",
     "RolloutWorker": "callbacks receive the EnvRunner as env_runner",
     "Episode": "callbacks receive a jaxrl.episodes.SingleAgentEpisode",
     "Columns": "batches have the keys of the rollout: obs, actions, rewards, ...",

@@ -479,10 +479,6 @@ REFUSED: dict[str, str] = {
 
 REFUSED_METHODS: dict[str, str] = {
     "get_marl_module_spec": "get_multi_rl_module_spec() returns the specification of every module",
-    "get_multi_agent_setup": (
-        "get_multi_rl_module_spec() returns the modules, and a built Algorithm's config has the "
-        "mapping and policies_to_train"
-    ),
 }
 
 

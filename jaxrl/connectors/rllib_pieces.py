@@ -8,11 +8,12 @@ from typing import Any, Final, TypeVar
 
 import gymnasium
 import jax
+import numpy as np
 
 from jaxrl.connectors.base import ObservationConnector
-from jaxrl.core.spaces import get_leaf_spaces
+from jaxrl.core.spaces import get_leaf_spaces, map_leaves
 from jaxrl.core.types import PyTree
-from jaxrl.errors import ConfigError, did_you_mean
+from jaxrl.errors import ConfigError, SpaceError, did_you_mean
 
 C = TypeVar("C")
 
@@ -38,6 +39,46 @@ _REASONS: Mapping[str, str] = {
     "de_std_to_one": "the filter subtracts the mean and divides by the standard deviation",
     "update_stats": "statistics are updated in training and frozen in evaluation",
 }
+
+
+class NoPreprocessor:
+    """Preprocessor of a space: models here take observations as the environment returns them.
+
+    Args:
+        obs_space: Observation space.
+        options: Argument of RLlib's, which has no effect.
+
+    Attributes:
+        observation_space: Space of what it returns.
+        shape: Shape of what it returns; None for a Dict or Tuple.
+    """
+
+    def __init__(self, obs_space: gymnasium.Space[Any], options: object = None) -> None:
+        del options
+        self.observation_space, self.shape = obs_space, obs_space.shape
+
+    def transform(self, observation: PyTree) -> PyTree:
+        """Return an observation as arrays of the types of its space.
+
+        Raises:
+            SpaceError: If it does not have the structure and the shapes of the space.
+        """
+        space = self.observation_space
+        try:
+            arrays = map_leaves(lambda leaf, x: np.asarray(x, leaf.dtype), space, observation)
+            shapes = [x.shape for x in jax.tree.leaves(arrays)]
+            fits = shapes == [leaf.shape for _, leaf in get_leaf_spaces(space)]
+        except (KeyError, TypeError, ValueError, IndexError):
+            fits, arrays = False, None
+        if not fits:
+            raise SpaceError(f"{observation!r:.80} is no observation of {space}.")
+        return arrays
+
+
+def get_preprocessor(space: gymnasium.Space[Any]) -> type[NoPreprocessor]:
+    """Return the class of the preprocessor for a space, which is the same for all."""
+    del space
+    return NoPreprocessor
 
 
 def take_rllib_arguments(**renamed: str) -> Callable[[type[C]], type[C]]:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +44,14 @@ class StatefulDistribution:
         """Return the distribution whose samples are the most likely actions."""
         return dataclasses.replace(self, is_deterministic=True)
 
+    def deterministic_sample(self) -> PyTree:
+        """Return the most likely actions."""
+        return self.distribution.mode()
+
     def logp(self, value: PyTree) -> Float[Array, "*batch"]:
-        """Compute the log of the probability (or density) of actions."""
-        return self.distribution.log_prob(jax.tree.map(jnp.asarray, value))
+        """Compute the log of the probability (or density) of actions; a list is an array."""
+        actions = jax.tree.map(jnp.asarray, value, is_leaf=lambda x: isinstance(x, list))
+        return self.distribution.log_prob(actions)
 
     def entropy(self) -> Float[Array, "*batch"]:
         """Compute the entropy in nats."""
@@ -54,6 +60,13 @@ class StatefulDistribution:
     def kl(self, other: "StatefulDistribution") -> Float[Array, "*batch"]:
         """Compute KL(self || other) in nats."""
         return self.distribution.kl(other.distribution)
+
+
+class MaskingModel(Protocol):
+    """Model that knows the legal actions of the observations that it computed logits for."""
+
+    @property
+    def action_mask(self) -> PyTree: ...
 
 
 class DistributionClass:
@@ -73,8 +86,20 @@ class DistributionClass:
 
     def from_logits(self, logits: ArrayLike) -> StatefulDistribution:
         """Build the distribution of a module's outputs `action_dist_inputs`, `[*batch, n]`."""
-        inputs = jnp.asarray(logits, jnp.float32)
-        return StatefulDistribution(self._distribution.from_inputs(inputs), self._keys)
+        return self(logits)
+
+    def __call__(
+        self, inputs: ArrayLike, model: MaskingModel | None = None
+    ) -> StatefulDistribution:
+        """Build the distribution of a policy's model as RLlib's older classes do.
+
+        Args:
+            inputs: Logits.
+            model: Model that returned them, whose observations may have a mask of legal actions.
+        """
+        mask = None if model is None else model.action_mask
+        built = self._distribution.from_inputs(jnp.asarray(inputs, jnp.float32), mask)
+        return StatefulDistribution(built, self._keys)
 
     def required_input_dim(self) -> int:
         """Return the number of network outputs per action."""

@@ -9,6 +9,7 @@ from jaxrl.metrics import DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.modules.rl_module import RLModule
     from jaxrl.policy.policy import Policy
 
 _RLLIB_FORMATS = ("checkpoint", "model")
@@ -24,6 +25,7 @@ class ExportMethods:
         def iteration(self) -> int: ...
         @property
         def run_dir(self) -> str: ...
+        def get_module(self, module_id: str) -> RLModule: ...
         def get_policy(self, policy_id: str) -> Policy: ...
         def save(self, checkpoint_dir: str | None = None) -> str: ...
 
@@ -62,6 +64,7 @@ class ExportMethods:
     ) -> str:
         from jaxrl.export.artifact import describe_run, make_export
 
+        self.get_module(policy_id)  # raises for an unknown id
         policy = self.get_policy(policy_id)
         source = describe_run(self.config, self.iteration)
         exported = make_export(
@@ -82,8 +85,8 @@ class ExportMethods:
         Args:
             export_dir: New or empty folder.
             policy_id: Id of the module, in a run of several agents.
-            onnx: Version of ONNX's operators, 17 or newer, to write ONNX files as well; None
-                writes none.
+            onnx: Version of ONNX's operators to write ONNX files of as well, at least 17, which is
+                written for older ones; None writes none.
 
         Raises:
             ExportError: As `export`, or if onnx does not know the version.

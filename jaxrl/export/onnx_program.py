@@ -1,5 +1,6 @@
 """Exported programs as ONNX: one graph for every batch size, with the weights inside."""
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ from jaxrl.export.onnx_operations import Call, render_operation
 from jaxrl.export.program import Dim, ExportedProgram
 from jaxrl.runtime.versions import get_versions
 
+logger = logging.getLogger("jaxrl")
+
 OPSET = 17
 """Version of the operators by default, and the lowest one."""
 MAX_BYTES = 2**31 - 2**20
@@ -20,18 +23,24 @@ BATCH = "b"
 
 
 def check_opset(opset: object) -> int:
-    """Return a version of ONNX's operators.
+    """Return a version of ONNX's operators to write: the lowest one for older ones, with a warning.
 
     Raises:
         ExportError: If it is none that can be written.
     """
     newest = onnx.defs.onnx_opset_version()
-    if not isinstance(opset, int) or isinstance(opset, bool) or not OPSET <= opset <= newest:
+    if isinstance(opset, bool) or not isinstance(opset, int) or not 1 <= opset <= newest:
         raise ExportError(
             f"onnx={opset!r} must be a version of ONNX's operators from {OPSET} to {newest}, which "
             f"is the newest that onnx {onnx.__version__} knows."
         )
-    return opset
+    if opset < OPSET:
+        logger.warning(
+            "onnx=%s: operators of version %s are written, the oldest that have all that is needed.",
+            opset,
+            OPSET,
+        )
+    return max(opset, OPSET)
 
 
 def render_program(

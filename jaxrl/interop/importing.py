@@ -1,5 +1,6 @@
 """Import of weights into an Algorithm or into a module's parameters."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
@@ -15,7 +16,7 @@ from jaxrl.distributions.base import DiagGaussian
 from jaxrl.errors import ConfigError, ModuleError, UnknownNameError, did_you_mean
 from jaxrl.interop.filters import split_filter_arrays, with_filter_arrays
 from jaxrl.interop.matching import Assignment, match_by_naming
-from jaxrl.interop.module_layers import Path, Tree
+from jaxrl.interop.module_layers import Path, Tree, list_shapes
 from jaxrl.interop.names import Naming, get_naming
 from jaxrl.interop.own_mapping import match_by_own_mapping
 from jaxrl.interop.sources import Arrays, Source, read_arrays
@@ -41,7 +42,7 @@ def import_weights(
 
     Args:
         algorithm: Algorithm whose module has the same layers.
-        source: `.npz` or `.safetensors` file, or a state dict. The arrays `obs_rms.mean`,
+        source: `.npz`, `.safetensors` or `.h5` file, or a state dict. The arrays `obs_rms.mean`,
             `obs_rms.var` and `obs_rms.count` are the statistics of the MeanStdFilter.
         mapping: "sb3" for a policy of Stable-Baselines3 or sb3-contrib, "rllib" for a module of
             RLlib's, or a dict: the name of their layer or array -> the path of yours,
@@ -81,6 +82,56 @@ def import_weights(
     algorithm.state = state  # with the statistics
     algorithm.set_weights({module_id: _overlay(weights, done.arrays)})
     return problems
+
+
+def import_keras_weights(algorithm: Algorithm, source: Source, module_id: str) -> None:
+    """Set the weights of a module to those of RLlib's default network that Keras saved.
+
+    A file with this module's own paths, as `policy.model.variables(as_dict=True)` has them, is read as
+    well.
+
+    Args:
+        algorithm: Algorithm whose module has the same layers.
+        source: `.h5` file.
+        module_id: Id of the module.
+
+    Raises:
+        ModuleError: If the file cannot be read, or does not fit the module.
+        UnknownNameError: If there is no such module.
+    """
+    names = list(read_arrays(source))
+    weights = cast(Tree, algorithm.get_weights([module_id])[module_id])
+    own = ["/".join(path) for path, _ in list_shapes(weights)]
+    if set(names) == set(own):
+        mapping: dict[str, str | Sequence[str] | None] = {name: name for name in own}
+    else:
+        layers = sorted({name.rpartition(".")[0] for name in names})
+        mapping = {name: _place_keras_layer(name, weights, layers) for name in layers}
+    import_weights(algorithm, source, mapping, module_id=module_id)
+
+
+_KERAS_LAYER = re.compile(r"fc_(?P<of_value>value_)?(?P<number>[1-9]\d*)")
+
+
+def _place_keras_layer(name: str, params: Tree, layers: Sequence[str]) -> str:
+    """Return the path of the layer that RLlib's default network has under a name.
+
+    Raises:
+        ModuleError: If there is none.
+    """
+    found = _KERAS_LAYER.fullmatch(name)
+    heads = {"fc_out": "pi_head/out", "value_out": "vf_head/out"}
+    if "pi_head" in params and name in heads:
+        return heads[name]
+    if "pi_head" in params and found is not None:
+        encoder = "vf_encoder" if found["of_value"] else "pi_encoder"
+        encoder = "encoder" if "encoder" in params else encoder
+        return f"{encoder}/mlp/dense_{int(found['number']) - 1}"
+    raise ModuleError(
+        f"The file has the layers {', '.join(layers)}, which are not those of RLlib's fully connected "
+        "network of a policy and a value: jaxrl.interop.import_weights(algorithm, file, mapping={'name "
+        "of their layer': 'path/of/yours'}) takes others."
+    )
 
 
 def convert_weights(source: Source, mapping: Mapped, module: RLModule, params: PyTree) -> PyTree:

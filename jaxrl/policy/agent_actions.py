@@ -224,20 +224,18 @@ class ComputeAgentActions:
         obs: object,
         state: PyTree,
         past: Mapping[str, Any],
-        unused: Mapping[str, None],
         policy_id: str,
         options: ActionOptions,
     ) -> PyTree:
         """Compute the action of a module for one observation."""
         own = self._select(policy_id, "compute_single_action")
-        return own.compute_one(obs, state, past, unused, policy_id, options)
+        return own.compute_one(obs, state, past, policy_id, options)
 
     def compute_several(
         self,
         observations: Sequence[Any] | Mapping[Any, Any],
         state: PyTree,
         past: Mapping[str, Any],
-        unused: Mapping[str, None],
         policy_id: str,
         options: ActionOptions,
     ) -> PyTree:
@@ -249,7 +247,7 @@ class ComputeAgentActions:
         is_of_default = is_default and policy_id in self._modules and not by_agent
         if not is_default or is_of_default or not isinstance(observations, Mapping):
             own = self._select(policy_id, "compute_actions")
-            return own.compute_several(observations, state, past, unused, policy_id, options)
+            return own.compute_several(observations, state, past, policy_id, options)
         if not by_agent:
             unknown = next(str(a) for a in observations if str(a) not in self._mapping)
             if any(map(is_slot, self._mapping)):
@@ -284,7 +282,6 @@ class ComputeAgentActions:
                 {agent: self._observe(str(agent), observations[agent]) for agent in agents},
                 pick(state),
                 {name: pick(value) for name, value in past.items()},
-                unused,
                 module,
                 options,
             )

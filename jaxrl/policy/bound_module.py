@@ -127,7 +127,10 @@ class BatchCalls:
 
 
 def bind_module(
-    module: RLModule, get_actor: Callable[[], ActorState], make_key: Callable[[], Key]
+    module: RLModule,
+    get_actor: Callable[[], ActorState],
+    make_key: Callable[[], Key],
+    compiled: dict[str, Callable[..., Outputs]],
 ) -> RLModule:
     """Return a module that also takes RLlib's batches.
 
@@ -135,6 +138,7 @@ def bind_module(
         module: Pure module.
         get_actor: Function that returns the current parameters and hyperparameters.
         make_key: Function that returns a new key for each exploration.
+        compiled: Compiled calls of this module so far, which calls are added to.
     """
     bound: Any = copy.copy(module)
     bound.__class__ = _make_bound_class(type(module))
@@ -142,7 +146,7 @@ def bind_module(
         module,
         get_actor,
         make_key,
-        {},
+        compiled,
     )
     return bound
 

@@ -17,7 +17,7 @@ from jaxrl.modules.rl_module import RLModule
 from jaxrl.policy.bound_module import bind_module
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
-from jaxrl.policy.requests import ActionRequest, ActionResult, check_inputs, split_by_name, take_row
+from jaxrl.policy.requests import ActionRequest, ActionResult, split_by_name, take_row
 from jaxrl.run_parts import ActingState
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
 from jaxrl.runtime.program import Program
@@ -98,7 +98,9 @@ class ComputeActions:
     ) -> None:
         self._inference, self._acting, self._module_id = inference, acting, module_id
         inputs = _ModuleInputs(acting, keys, record, lock)
-        self._module = bind_module(inference.module, inputs.get_actor, inputs.make_key)
+        self._module = bind_module(
+            inference.module, inputs.get_actor, inputs.make_key, inference.module_calls
+        )
         self._keys, self._record, self._use = keys, record, lock
 
     @property
@@ -140,7 +142,6 @@ class ComputeActions:
         obs: object,
         state: PyTree,
         past: Mapping[str, Any],
-        unused: Mapping[str, None],
         policy_id: str,
         options: ActionOptions,
     ) -> PyTree:
@@ -149,15 +150,13 @@ class ComputeActions:
         Args:
             obs: Observation as returned by the environment.
             state: State returned for the previous observation; None at an episode's start.
-            past: Previous action and reward.
-            unused: Inputs of RLlib's that must be None.
+            past: Previous action and reward, which count if a connector reads them.
             policy_id: Name of the module.
             options: Options of the call.
         """
-        read = self._inference.get_read_inputs()
-        check_inputs("compute_single_action", {**past, **unused}, read)
         fields = options.make_request_fields(has_state=state is not None)
-        request = ActionRequest.from_single(obs, state, past, **fields)
+        read = self._inference.select_read(past)
+        request = ActionRequest.from_single(obs, state, read, **fields)
         result = self._act(request, policy_id)
         return take_row(result if request.should_return_state else result[0], 0)
 
@@ -166,7 +165,6 @@ class ComputeActions:
         observations: Sequence[Any] | Mapping[Any, Any],
         state: PyTree,
         past: Mapping[str, Any],
-        unused: Mapping[str, None],
         policy_id: str,
         options: ActionOptions,
     ) -> PyTree:
@@ -175,14 +173,13 @@ class ComputeActions:
         Args:
             observations: Sequence of observations, or a mapping by name.
             state: State returned for the previous observations, by name or batched.
-            past: Previous actions and rewards, likewise.
-            unused: Inputs of RLlib's that must be None.
+            past: Previous actions and rewards, likewise, which count if a connector reads them.
             policy_id: Name of the module.
             options: Options of the call.
         """
-        check_inputs("compute_actions", {**past, **unused}, self._inference.get_read_inputs())
         fields = options.make_request_fields(has_state=state is not None)
-        request = ActionRequest.from_batch(observations, state, past, **fields)
+        read = self._inference.select_read(past)
+        request = ActionRequest.from_batch(observations, state, read, **fields)
         names = list(observations) if isinstance(observations, Mapping) else None
         result = split_by_name(self._act(request, policy_id), names)
         return result if request.should_return_state else result[0]

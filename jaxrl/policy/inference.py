@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -79,6 +79,9 @@ class Inference:
         max_retraces: Maximum number of retraces, see `Program`; another number of observations
             requires a retrace.
         jit: Whether to compile; False runs operation by operation.
+
+    Attributes:
+        module_calls: Compiled calls of the module alone, by its method.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Inference:
         ] = {}
         """Latest actor and the executable for it, by program and shapes."""
         self._initial_carries: dict[int, ActorCarry] = {}
+        self.module_calls: dict[str, Callable[..., dict[str, Any]]] = {}
 
     @property
     def module(self) -> RLModule:
@@ -228,6 +232,11 @@ class Inference:
     def get_read_inputs(self) -> Collection[str]:
         """Return which of `prev_action` and `prev_reward` some connector reads."""
         return self._read_inputs
+
+    def select_read(self, past: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the previous actions and rewards with None for those that no connector reads."""
+        read = self._read_inputs
+        return {name: value if name in read else None for name, value in past.items()}
 
     def can_read_prev_action(self) -> bool:
         """Return whether a connector reads previous actions, and other ones can be converted."""

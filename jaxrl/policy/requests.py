@@ -10,9 +10,12 @@ import numpy as np
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, did_you_mean
 
-UNREAD_INPUTS = ("prev_action", "prev_reward", "info", "input_dict", "timestep", "episode")
-"""Arguments of RLlib's methods that modules do not read; a connector may read the first two."""
-OPTIONS = ("clip_action", "explore", "full_fetch", "policy_id", "state", "unsquash_action")
+IGNORED_INPUTS = ("info", "timestep", "episode", "episodes")
+"""Arguments of RLlib's methods that nothing reads, as in most of RLlib's policies."""
+OPTIONS = (
+    *("clip_action", "explore", "full_fetch", "input_dict", "policy_id", "prev_action"),
+    *("prev_reward", "state", "unsquash_action"),
+)
 """Other arguments of these methods, for suggestions."""
 
 ActionResult = tuple[PyTree, PyTree, dict[str, Any]]
@@ -131,17 +134,55 @@ def check_inputs(method: str, inputs: Mapping[str, Any], read_inputs: Collection
         read_inputs: Names of the inputs that a connector of this run reads.
 
     Raises:
-        ConfigError: If an unread input is not None, or there is no such argument.
+        ConfigError: If an unread input is not None.
     """
     for name, value in inputs.items():
-        if name not in UNREAD_INPUTS:
-            hint = did_you_mean(name, (*UNREAD_INPUTS, *OPTIONS))
-            raise ConfigError(f"{method}() has no argument '{name}'.{hint}")
         if value is not None and name not in read_inputs:
             raise ConfigError(
                 f"{method}({name}={value!r}) has no effect here: a module reads the observation "
                 f"and its state; leave {name} out."
             )
+
+
+def check_names(method: str, ignored: Collection[str]) -> None:
+    """Raise ConfigError if one of the names is no argument that RLlib's methods ignore, too."""
+    for name in ignored:
+        if name not in IGNORED_INPUTS:
+            hint = did_you_mean(name, (*IGNORED_INPUTS, *OPTIONS))
+            raise ConfigError(f"{method}() has no argument '{name}'.{hint}")
+
+
+_INPUTS = {
+    "prev_action": ("prev_actions", "prev_action"),
+    "prev_reward": ("prev_rewards", "prev_reward"),
+    "state": ("state_in", "state"),
+}
+"""Names of inputs in the dictionaries that RLlib's methods take."""
+
+
+def read_input_dict(
+    method: str, obs: object, inputs: Mapping[str, Any], input_dict: Mapping[str, Any] | None
+) -> tuple[Any, dict[str, Any]]:
+    """Return an observation and other inputs, those of RLlib's `input_dict` where none is given.
+
+    Args:
+        method: Name of the called method, for the error message.
+        obs: Observation; None for that of the dictionary.
+        inputs: `state`, `prev_action` and `prev_reward`.
+        input_dict: Dictionary with "obs" and, by RLlib's names of columns, the other inputs.
+
+    Raises:
+        ConfigError: If there is no observation.
+    """
+    given = {} if input_dict is None else input_dict
+    obs = given.get("obs") if obs is None else obs
+    if obs is None:
+        raise ConfigError(f"{method}() needs an observation, or an input_dict with 'obs'.")
+    filled = dict(inputs)
+    for name, columns in _INPUTS.items():
+        if filled.get(name) is None:
+            filled[name] = next((given[column] for column in columns if column in given), None)
+    return obs, filled
 
 
 def stack_trees(trees: Sequence[PyTree]) -> PyTree:

@@ -30,7 +30,6 @@ class TeamActions(ComputeActions):
         observations: Sequence[Any] | Mapping[Any, Any],
         state: PyTree,
         past: Mapping[str, Any],
-        unused: Mapping[str, None],
         policy_id: str,
         options: ActionOptions,
     ) -> PyTree:
@@ -43,10 +42,10 @@ class TeamActions(ComputeActions):
             str(agent) in self.team.members for agent in observations
         )
         if not by_agent or not observations:
-            return super().compute_several(observations, state, past, unused, policy_id, options)
+            return super().compute_several(observations, state, past, policy_id, options)
         named = {str(agent): obs for agent, obs in dict(observations).items()}
         joined = self.team.join_observations(named)
-        result = self.compute_one(joined, state, past, unused, policy_id, options)
+        result = self.compute_one(joined, state, past, policy_id, options)
         has_state = options.make_request_fields(has_state=state is not None)["should_return_state"]
         actions = self.team.split_action(result[0] if has_state else result)
         chosen = {agent: actions[str(agent)] for agent in observations}

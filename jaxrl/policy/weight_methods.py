@@ -1,5 +1,7 @@
 """Methods of `Algorithm` for the modules and their parameters."""
 
+import importlib
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -7,7 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
+from jaxrl.runners.protocols import EnvRunnerGroup
 from jaxrl.runs.weights import get_weights, list_modules, set_weights
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
 from jaxrl.training.train_state import TrainState
@@ -65,6 +69,22 @@ class WeightMethods:
         self.state, problems = set_weights(self.state, weights, strict=strict)
         return problems
 
+    def import_policy_model_from_h5(
+        self, import_file: str | os.PathLike[str], policy_id: str = DEFAULT_MODULE
+    ) -> None:
+        """Set a module's parameters to those of RLlib's default network, which Keras saved.
+
+        Args:
+            import_file: File of HDF5, by `model.base_model.save_weights(file)` in RLlib.
+            policy_id: Id of the module, in a run of several agents.
+
+        Raises:
+            ModuleError: If the file cannot be read, or does not fit the module.
+            UnknownNameError: If there is no such module.
+        """
+        higher = importlib.import_module("jaxrl.interop.importing")  # by name: a higher layer
+        higher.import_keras_weights(self, import_file, policy_id)
+
 
 def make_writer(run: WeightMethods) -> Callable[[Mapping[str, PyTree]], object]:
     """Return a function that sets weights of a run, which it does not keep alive."""
@@ -82,6 +102,18 @@ def attach_writer(run: WeightMethods, learners: LearnerGroup) -> None:
     """Let learners of this process, as RLlib's learner group, set the weights of their run."""
     if isinstance(learners, LocalLearnerGroup):
         learners.write_weights = make_writer(run)
+
+
+def attach_policies(run: WeightMethods, runners: EnvRunnerGroup | CompiledRunnerGroup) -> None:
+    """Let what stands in for runners, and does not act, have the policies of their run."""
+    method: Any = weakref.WeakMethod(cast("Any", run).get_policy)
+
+    def read(policy_id: str) -> Any:
+        function = method()
+        assert function is not None, "the Algorithm is gone"
+        return function(policy_id)
+
+    runners.set_policies(read)
 
 
 def find_rllib_weights(state: Mapping[str, Any]) -> Mapping[str, PyTree] | None:

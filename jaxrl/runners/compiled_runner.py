@@ -9,14 +9,14 @@ from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.metrics_logger import MetricsLogger
-from jaxrl.runners.protocols import call_runner
+from jaxrl.runners.protocols import FormerGroupNames, ReadsPolicies, call_runner
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.modules.rl_module import RLModule
 
 
-class CompiledEnvRunner(FormerNames):
+class CompiledEnvRunner(ReadsPolicies, FormerNames):
     """Readable part of environments in the compiled program, by the names of an EnvRunner.
 
     It cannot step them: `env` has the environment objects, which are pure functions, and their
@@ -65,18 +65,20 @@ class CompiledEnvRunner(FormerNames):
         return self.spaces
 
 
-class CompiledRunnerGroup(FormerNames):
+class CompiledRunnerGroup(FormerGroupNames):
     """Group of the one CompiledEnvRunner, with the methods of a group that only read.
 
     Args:
         runner: Stand-in for the runner.
     """
 
-    _former_kind = "runner_group"
     is_compiled: ClassVar[bool] = True
 
     def __init__(self, runner: CompiledEnvRunner) -> None:
         self.local_env_runner = runner
+
+    def set_policies(self, read: Callable[[str], Any]) -> None:
+        self.local_env_runner.read_policy = read
 
     def foreach_env_runner(
         self,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from jaxrl.runners.hooks import NoHooks, RunnerHooks
 from jaxrl.runners.host_policy import HostPolicy, PrevStep
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.factory import make_multi_env_runner
+from jaxrl.runners.protocols import make_policies
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.runners.rows import FragmentBuilder, PartialFragment
 from jaxrl.runtime.program import Program
@@ -95,6 +96,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         self._drawn: RandomActions | None = None
         self._random: RandomActions | None = None
         """Random actions that replace those of the policy, None for none."""
+        self._readable: Any = None
         self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
         self._obs: list[np.ndarray] | None = None
         self._next_number = 0
@@ -139,6 +141,21 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
     def get_spaces(self) -> dict[str, Spaces]:
         """Return `spaces`."""
         return self.spaces
+
+    def get_policy(self, policy_id: str = DEFAULT_MODULE) -> Any:
+        """Return the policy with the weights to act with, to read; None for another id.
+
+        Raises:
+            ConfigError: If the runner has no weights yet.
+        """
+        if self._readable is None:
+            steps = {DEFAULT_MODULE: self.policy_step}
+            self._readable = make_policies(steps, self.config, explore=self._explore)
+        return self._readable.read(policy_id, self._policy.get_actor)
+
+    def get_weights(self) -> dict[str, PyTree]:
+        """Return the parameters to act with as NumPy copies, by module, as RLlib's runners do."""
+        return {DEFAULT_MODULE: self.get_policy().get_weights()}
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights to act with, and the task if they come with one."""

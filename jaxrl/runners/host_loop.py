@@ -210,6 +210,11 @@ class HostLoop:
             self._version = int(self._learners.state.progress.train_batches)
             self._last_broadcast = None
 
+    def broadcast_if_due(self) -> None:
+        """Send the weights to act with, unless a training step of one's own decides about that."""
+        if self._last_broadcast is None or not self._is_synced_by_user:
+            self._broadcast_if_due()
+
     def _broadcast_if_due(self) -> None:
         self._follow_generation()
         due = self._version // self._interval

@@ -59,7 +59,7 @@ class HostPolicy:
         self.policy_step = policy_step
         self.device = get_cpu_device()
         self._sharding = SingleDeviceSharding(self.device)
-        self._explore = explore
+        self.explore = explore
         self._num_envs = len(env_index)
         self.obs_shapes, self._treedef = jax.tree.flatten(jax.eval_shape(self._make_blank_obs))
         self._env_index = jax.device_put(np.asarray(env_index, np.int32), self.device)
@@ -101,6 +101,11 @@ class HostPolicy:
             actor = jax.device_put(actor, self.device)
         self._actor = self._arrange(actor)
         self._select_read_leaves()
+
+    def get_actor(self, module_id: str) -> ActorState | None:
+        """Return the weights and statistics of a module to act with, None before some were set."""
+        del module_id  # there is one
+        return self._actor
 
     def _arrange(self, actor: PyTree) -> PyTree:
         """Return the weights and statistics in the form that a step takes."""
@@ -278,7 +283,7 @@ class HostPolicy:
             starts,
             env_index,
             jax.tree.map(now, draws),
-            self._explore,
+            self.explore,
         )
         action = out[Columns.ACTIONS]
         recorded = {Columns.ACTIONS: action, **{name: out[name] for name in RECORDED_COLUMNS}}

@@ -143,6 +143,9 @@ class InGraphLoop:
         self._is_full_iteration = False
         self._has_announced_env = False
 
+    def broadcast_if_due(self) -> None:
+        """Do nothing: nobody acts on the host."""
+
     def prepare(self) -> None:
         """Call the hook for created environments, once."""
         if self._has_announced_env:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
@@ -15,7 +14,7 @@ from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.multi.counts import AgentCounts
 from jaxrl.runners.multi.env_runner import MultiEnvRunner
 from jaxrl.runners.multi.factory import change_modules
-from jaxrl.runners.protocols import call_runner
+from jaxrl.runners.protocols import FormerGroupNames, call_runner
 from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ MAX_REPORTED_RESTARTS = 20
 """Maximum number of restarts listed in a result, latest first."""
 
 
-class LocalEnvRunnerGroup(FormerNames):
+class LocalEnvRunnerGroup(FormerGroupNames):
     """Runner group of one local EnvRunner, which samples on request with the newest weights.
 
     Args:
@@ -34,7 +33,6 @@ class LocalEnvRunnerGroup(FormerNames):
         hooks: Callbacks for episodes and samples.
     """
 
-    _former_kind = "runner_group"
     is_compiled: ClassVar[bool] = False
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:

@@ -1,15 +1,20 @@
 """Interfaces between an Algorithm, its training loop and its env runners."""
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
+from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
+from jaxrl.errors import ConfigError
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runtime.program import Program
 from jaxrl.training.nonfinite import drop_counts
 from jaxrl.training.report import DispatchResult, IterationTotals, TrainReport
+from jaxrl.training.rollout import PolicyStep
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
@@ -42,6 +47,10 @@ class EnvRunnerGroup(Protocol):
     @property
     def programs(self) -> list[Program]:
         """Programs compiled in this process for acting."""
+        ...
+
+    def set_policies(self, read: Callable[[str], Any]) -> None:
+        """Take a function from an id to the run's policy, for what stands in for runners."""
         ...
 
     def sync_weights(self, weights: Weights) -> None:
@@ -139,6 +148,52 @@ def call_runner(
     return fn(runner, **(kwargs or {}))
 
 
+def make_policies(
+    steps: Mapping[str, PolicyStep], config: "AlgorithmConfig", *, explore: bool
+) -> Any:
+    """Make the policies that a runner returns, see `jaxrl.policy.policy.RunnerPolicies`."""
+    higher = importlib.import_module("jaxrl.policy.policy")  # by name: it is a higher layer
+    return higher.RunnerPolicies(steps, config, explore=explore)
+
+
+class FormerGroupNames(FormerNames):
+    """Base class of groups of runners, with RLlib's former methods."""
+
+    _former_kind = "runner_group"
+
+    def set_policies(self, read: Callable[[str], Any]) -> None:
+        """Take a function from an id to the run's policy, for what stands in for runners."""
+
+    def local_worker(self) -> Any:
+        """Return the runner of this process, or what stands in for it."""
+        own: Any = self
+        return own.local_env_runner
+
+    def foreach_worker_with_id(self, func: Callable[[int, Any], Any]) -> list[Any]:
+        """Call a function of index and runner on each, and return the results."""
+        own: Any = self
+        return [result for _, result in own.foreach_env_runner_with_index(func)]
+
+    foreach_worker_with_index = foreach_worker_with_id
+    """RLlib's older name."""
+
+
+class ReadsPolicies:
+    """Mix-in of what stands in for a runner: its policies are those of the run.
+
+    Attributes:
+        read_policy: Function from the id of a module to the policy with the weights of now.
+    """
+
+    read_policy: Callable[[str], Any] | None = None
+
+    def get_policy(self, policy_id: str = DEFAULT_MODULE) -> Any:
+        """Return the policy with the weights of now, to read; None for an unknown id."""
+        if self.read_policy is None:
+            raise ConfigError("The run is not built yet: call get_policy() when build() is over.")
+        return self.read_policy(policy_id)
+
+
 class Loop(Protocol):
     """Training loop of a run, either over the compiled program or over host runners.
 
@@ -163,6 +218,10 @@ class Loop(Protocol):
     @property
     def programs(self) -> list[Program]:
         """Compiled programs other than those of the learners."""
+        ...
+
+    def broadcast_if_due(self) -> None:
+        """Send the weights to act with to runners on the host, as the next batch would."""
         ...
 
     def prepare(self) -> None:

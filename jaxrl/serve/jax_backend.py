@@ -159,7 +159,9 @@ def load_backend(
     found = find_checkpoint(path)
     config = cast("Mapping[str, object]", read_metadata(found)["config"])
     with Algorithm.from_checkpoint(found, trust=trust, **WITHOUT_CALLBACKS) as algorithm:
-        policy = algorithm.get_policy(policy_id or DEFAULT_MODULE, explore=False)
+        chosen = policy_id or DEFAULT_MODULE
+        algorithm.get_module(chosen)  # raises for an unknown id
+        policy = algorithm.get_policy(chosen, explore=False)
     if isinstance(replaced, JaxBackend):
         backend = replaced.replace_policy(policy, found.name, config)
     else:

@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from gymnasium import spaces
 
+from jaxrl import PolicySpec
 from jaxrl.algorithms.ppo import A2CConfig, PPOConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.errors import ConfigError, JaxrlError
@@ -95,13 +97,40 @@ def test_learner_classes() -> None:
 
 
 def test_is_multi_agent() -> None:
-    assert config().is_multi_agent is False
+    assert not config().is_multi_agent
+    assert config().is_multi_agent() is False
+    several: Any = PPOConfig().environment("RockPaperScissors-v0").is_multi_agent
+    assert several
+    assert several() is True
+    assert repr(several) == "True"
 
 
-@pytest.mark.parametrize("getter", ["get_marl_module_spec", "get_multi_agent_setup"])
-def test_former_getters_for_several_agents_are_refused_by_name(getter: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{getter}.*get_multi_rl_module_spec"):
-        vars(AlgorithmConfig)[getter](config(), env=None)
+def test_a_former_getter_for_several_agents_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"^get_marl_module_spec.*get_multi_rl_module_spec"):
+        config().get_marl_module_spec(env=None)
+
+
+def test_the_setup_of_several_agents_is_complete() -> None:
+    given = config().environment("CartPole-v1")
+    given.multi_agent(policies={"pol1", "pol2"}, policies_to_train=["pol1"])
+    policies, is_policy_to_train = given.get_multi_agent_setup()
+    assert set(policies) == {"pol1", "pol2"}
+    assert policies["pol2"].observation_space.shape == (4,)
+    assert policies["pol1"].action_space == spaces.Discrete(2)
+    assert policies["pol1"].config == {}
+    assert (is_policy_to_train("pol1"), is_policy_to_train("pol2", None)) == (True, False)
+
+    game = config().environment("RockPaperScissors-v0")
+    own = {"a": PolicySpec(config={"lr": 0.5}), "b": (None, None, None, {})}
+    game.multi_agent(policies=own, mapping={"player_0": "a", "player_1": "b"})
+    policies, is_policy_to_train = game.get_multi_agent_setup()
+    assert policies["a"].config == {"lr": 0.5}
+    assert policies["b"].action_space == spaces.Discrete(3)
+    assert is_policy_to_train("b")
+    single, _ = config().get_multi_agent_setup(env="Pendulum-v1")
+    assert single["default_policy"].action_space.shape == (1,)
+    with pytest.raises(ConfigError, match="env is not set"):
+        PPOConfig().get_multi_agent_setup()
 
 
 @pytest.mark.parametrize(

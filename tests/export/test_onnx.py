@@ -411,14 +411,17 @@ def test_weights_are_part_of_the_file(tmp_path: Path) -> None:
 # --- options ---
 
 
-def test_the_version_of_the_operators(tmp_path: Path) -> None:
+def test_the_version_of_the_operators(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     algorithm = build_once(CARTPOLE)
     newest = onnx.defs.onnx_opset_version()
-    for opset in (16, newest + 1, 0, True, "17"):
+    for opset in (newest + 1, 0, -1, True, "17"):
         with pytest.raises(ExportError, match=rf"onnx={opset!r} must be.*17 to {newest}") as caught:
             algorithm.export_policy_model(str(tmp_path / "model"), onnx=opset)  # pyright: ignore
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "model").exists()
+    old = algorithm.export_policy_model(str(tmp_path / "old"), onnx=1)
+    assert onnx.load(Path(old) / "greedy.onnx").opset_import[0].version == 17
+    assert "onnx=1: operators of version 17 are written" in caplog.text
     folder = algorithm.export_policy_model(str(tmp_path / "model"), onnx=18)
     assert onnx.load(Path(folder) / "greedy.onnx").opset_import[0].version == 18
     observation = np.zeros(4, np.float32)

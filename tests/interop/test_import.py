@@ -181,7 +181,7 @@ PROBLEMS: dict[str, tuple[Any, Any, str]] = {
     "NaN": (changed(action_net__bias=np.full(2, np.nan)), "sb3", "action_net.bias in .* has NaN"),
     "no numbers": (changed(action_net__bias=np.array(["a"])), "sb3", "not an array of numbers"),
     "no arrays": ({}, "sb3", "no arrays in the state dict"),
-    "no state dict": (3, "sb3", "must be the path of a .npz or .safetensors file.*got int"),
+    "no state dict": (3, "sb3", "must be the path of a .npz, .safetensors or .h5 file.*got int"),
     "other library": (read("rllib-ppo"), "sb3", "encoder.actor_encoder.net.mlp.0.weight .* left"),
     "unknown layer of mine": (
         changed(),

@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.placement import NOT_EXTERNAL_SETTINGS
-from jaxrl.config.rllib_api import FormerNames
 from jaxrl.config.settings.external import ExternalSettings
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.core.types import PyTree
@@ -29,6 +28,7 @@ from jaxrl.runners.external.server import ExternalServer, ServerOptions
 from jaxrl.runners.external.sessions import Sessions
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.protocols import FormerGroupNames
 from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _REPORT_INTERVAL_S = 10.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class ExternalEnvRunnerGroup(FormerNames):
+class ExternalEnvRunnerGroup(FormerGroupNames):
     """Runner group that receives what simulators record, and acts for them.
 
     Args:
@@ -54,7 +54,6 @@ class ExternalEnvRunnerGroup(FormerNames):
         ConfigError: If the address, the token or TLS cannot be used.
     """
 
-    _former_kind = "runner_group"
     is_compiled: ClassVar[bool] = False
 
     def __init__(

@@ -17,6 +17,7 @@ from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.host_copy import CopyStep
 from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_vector import MultiHostVector
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
 from jaxrl.runners.episode_sampling import RandomActions
 from jaxrl.runners.episode_tracker import EnvsView, announce_envs, is_tracking
@@ -42,6 +43,7 @@ from jaxrl.runners.multi.state import (
     move_places,
 )
 from jaxrl.runners.multi.tracker import MultiEpisodeTracker
+from jaxrl.runners.protocols import make_policies
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
 
@@ -156,6 +158,7 @@ class MultiEnvRunner(MultiRunnerParts):
         """Set the modules that act, without rows."""
         self.config, self.policy_step = config.copy_live(*LIVE_SETTINGS), policy_step
         self.module = {m: policy.module for m, policy in policy_step.policies.items()}
+        self._policies = make_policies(policy_step.policies, config, explore=self._explore)
         self._slots.set_rows(policy_step.rows, self._policy.groups)
         self._has_ids = any(view.ids is not None for view in policy_step.views.values())
         self._groups = make_group_states(
@@ -186,6 +189,18 @@ class MultiEnvRunner(MultiRunnerParts):
                 places = members[m], self._slots.members[m]
                 after[name][m] = move_places(*places, state, after[name][m])
         set_modules_state(self._policy, self._groups, after)
+
+    def get_policy(self, policy_id: str = DEFAULT_MODULE) -> Any:
+        """Return the policy of a module with the weights to act with, None if there is none.
+
+        Raises:
+            ConfigError: If the runner has no weights yet.
+        """
+        return self._policies.read(policy_id, self._policy.get_actor)
+
+    def get_weights(self) -> dict[str, PyTree]:
+        """Return the parameters to act with as NumPy copies, by module, as RLlib's runners do."""
+        return {m: self.get_policy(m).get_weights() for m in self.policy_step.policies}
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of all modules to act with."""

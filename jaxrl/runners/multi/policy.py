@@ -57,7 +57,7 @@ class MultiHostPolicy(HostPolicy):
     ) -> None:
         self._policies, self._rows = policies, rows
         self._before: dict[str, ActorCarry] = {}
-        self._num_envs, self._explore = len(env_index), explore
+        self._num_envs, self.explore = len(env_index), explore
         self.groups = make_groups(
             {m: self._describe(m, hparams[m], critics.get(m)) if jit else None for m in policies},
             {m: len(rows.get_positions(m)) for m in policies},
@@ -139,6 +139,17 @@ class MultiHostPolicy(HostPolicy):
     def _get_policy(self, group: ModuleGroup) -> PolicyStep:
         """Return the function that all modules of a group have."""
         return self._policies[group.id]
+
+    def get_actor(self, module_id: str) -> ActorState | None:
+        """Return the weights and statistics of a module to act with, None before some were set."""
+        stacked: Any = self._actor
+        if stacked is None:
+            return None
+        own = next(group for group in self.groups.values() if module_id in group.modules)
+        if own.is_single:
+            return stacked[own.id]
+        index = own.modules.index(module_id)
+        return jax.tree.map(lambda x: x[index], stacked[own.id])
 
     def _arrange(self, actor: PyTree) -> PyTree:
         """Return the inputs of acting by group, stacked, given those by module."""
@@ -232,12 +243,12 @@ class MultiHostPolicy(HostPolicy):
         carry, obs, last = rows
         if last is None:
             starts = jnp.zeros(index.shape, bool)
-            out = policy.act(actor, obs, carry, starts, index, drawn, self._explore)
+            out = policy.act(actor, obs, carry, starts, index, drawn, self.explore)
             after = out[Columns.STATE_OUT]
         else:
             before = _advance_alone(policy, carry, last)
             starts = jnp.asarray(last.is_first)
-            out = policy.act(actor, obs, before, starts, index, drawn, self._explore)
+            out = policy.act(actor, obs, before, starts, index, drawn, self.explore)
             after = where_rows(jnp.asarray(last.paused), before, out[Columns.STATE_OUT])
         return policy.action_pipeline(out[Columns.ACTIONS]), _select_recorded(out), after
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.multi_agent import LIVE_SETTINGS
-from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.errors import EnvRunnerError
@@ -19,7 +18,7 @@ from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.multi.counts import AgentCounts
 from jaxrl.runners.multi.state import count_pending_rows
-from jaxrl.runners.protocols import call_runner
+from jaxrl.runners.protocols import FormerGroupNames, ReadsPolicies, call_runner
 from jaxrl.runners.ray.actors import RayBackend
 from jaxrl.runners.ray.env_runner import (
     ActorJob,
@@ -84,7 +83,7 @@ class GroupShape:
         )
 
 
-class RunnerStandIn:
+class RunnerStandIn(ReadsPolicies):
     """Stand-in for a runner of this process, where all are actors: it has a config, and no copies.
 
     Args:
@@ -105,7 +104,7 @@ class RunnerStandIn:
         )
 
 
-class RayEnvRunnerGroup(FormerNames):
+class RayEnvRunnerGroup(FormerGroupNames):
     """Env runners in processes of their own, restarted according to `fault_tolerance`.
 
     Runner i, from 1 on, has the environments (i - 1) * n to i * n - 1 of the run, so the data are
@@ -125,7 +124,6 @@ class RayEnvRunnerGroup(FormerNames):
         EnvRunnerError: If a runner cannot start.
     """
 
-    _former_kind = "runner_group"
     is_compiled: ClassVar[bool] = False
 
     def __init__(
@@ -186,6 +184,13 @@ class RayEnvRunnerGroup(FormerNames):
             )
         )
 
+    def set_policies(self, read: Callable[[str], Any]) -> None:
+        self.stand_in.read_policy = read
+
+    def local_worker(self) -> RunnerStandIn:
+        """Return what stands in for a runner of this process, with the learner's weights."""
+        return self.stand_in
+
     @property
     def local_config(self) -> "AlgorithmConfig":
         return self.stand_in.config
@@ -195,7 +200,9 @@ class RayEnvRunnerGroup(FormerNames):
     ) -> None:
         job = self._pack_job(config, made)
         self._backend.set_job(job)
+        read = self.stand_in.read_policy
         self.stand_in = RunnerStandIn(config)
+        self.stand_in.read_policy = read
         self._kept_params = KeptParamsSplitter(find_frozen_modules(config.plan()))
         self._sampling.wait_for_recovery(_RECOVERY_TIMEOUT_S)
         change = partial(change_modules_by_job, job=job, has_new_mapping=has_new_mapping)
