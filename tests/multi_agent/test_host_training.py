@@ -367,3 +367,21 @@ def test_a_mapping_function_is_given_the_environments_own_ids() -> None:
     config.multi_agent(policy_mapping_fn=choose)
     config.prepare()
     assert config.mapping == {"0": ["first"], "1": ["second"]}
+
+
+def test_runners_have_the_policies_that_they_act_with() -> None:
+    with make_config().build() as algorithm:
+        for _ in range(2):
+            runners: Any = algorithm.env_runner_group
+            weights = algorithm.get_weights()
+            for m, own in weights.items():
+                found = runners.foreach_env_runner(lambda runner, m=m: runner.get_policy(m))[0]
+                jax.tree.map(np.testing.assert_array_equal, found.get_weights(), own)
+                logits, _ = found.model({"obs": np.zeros((1, *found.observation_space.shape))})
+                assert logits.shape[0] == 1
+            jax.tree.map(
+                np.testing.assert_array_equal, runners.local_worker().get_weights(), weights
+            )
+            assert runners.local_worker().get_policy("three") is None
+            assert algorithm.get_policy("three") is None
+            algorithm.train()

@@ -217,9 +217,10 @@ def test_weights_that_are_set_are_acted_with_at_once() -> None:
         algorithm.train()
         zero = jax.tree.map(np.zeros_like, algorithm.get_weights())
         algorithm.set_weights(zero)
+        runners = algorithm.env_runner_group
         algorithm.train()
-        assert not algorithm.env_runner_group.is_compiled
-        fragment = algorithm.env_runner_group.next_batch()[0]
+        assert not runners.is_compiled
+        fragment = runners.next_batch()[0]
         assert fragment.weights_version == 1
     uniform = np.log(0.5)
     np.testing.assert_allclose(fragment.rollout.extras["action_logp"], uniform, atol=1e-3)

@@ -220,14 +220,15 @@ class RayEnvRunner:
         return self._runner
 
     @_return_exceptions
-    def update(self, weights: Weights | None, kept: KeptParams | None) -> None:
-        """Set the weights, and parameters that are kept, if given."""
-        self._update_runner(weights, kept)
-
-    @_return_exceptions
-    def apply(self, fn: Callable[..., object], *args: object) -> object:
-        """Call a function with the runner and return its result."""
-        return fn(self._runner, *args)
+    def apply(
+        self,
+        weights: Weights | None,
+        kept: KeptParams | None,
+        fn: Callable[..., object],
+        *args: object,
+    ) -> object:
+        """Call a function with the runner, with new weights if given, and return its result."""
+        return fn(self._update_runner(weights, kept), *args)
 
     @_return_exceptions
     def close(self) -> None:

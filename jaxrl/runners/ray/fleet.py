@@ -164,30 +164,27 @@ class Fleet:
                 return
             if not member.requests:
                 member.oldest_request_time = self.backend.now()
-            future = self.backend.call(member.handle, method, *self._take_update(member), *args)
-            version = member.weights_version
+            future = self.backend.call(member.handle, method, *self.take_unsent(member), *args)
             member.requests.append(
-                PendingCall(future=future, weights_version=version, steps=steps, tag=tag)
+                PendingCall(
+                    future=future, weights_version=member.weights_version, steps=steps, tag=tag
+                )
             )
 
-    def update(self, member: FleetMember) -> None:
-        """Send a healthy member the newest weights, if it lacks them."""
-        with self.lock:
-            weights, kept = self._take_update(member)
-            if weights is not None or kept is not None:
-                self.backend.call(member.handle, "update", weights, kept)
+    def take_unsent(self, member: FleetMember) -> tuple[object, object]:
+        """Return what a member's next call brings to it; the lock is held.
 
-    def _take_update(self, member: FleetMember) -> tuple[object, object]:
-        """Return the weights and kept parameters that a member lacks, which it is about to get."""
-        version, reference = self._weights
+        Returns:
+            The weights, and the parameters that are kept apart, each None if its actor is up to date.
+        """
         # The same weights are published again with another task.
-        weights = reference if member.num_published != self._num_published else None
+        is_new = member.num_published != self._num_published
         is_kept = member.num_published_kept == self._num_published_kept
-        member.weights_version = version
+        member.weights_version = self._weights[0]
         member.num_published = self._num_published
         member.num_published_kept = self._num_published_kept
         self.num_kept_params_sent += not is_kept
-        return weights, None if is_kept else self._kept_params
+        return self._weights[1] if is_new else None, None if is_kept else self._kept_params
 
     # --- replies ---
 

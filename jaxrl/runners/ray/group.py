@@ -323,7 +323,7 @@ class RayEnvRunnerGroup(FormerGroupNames):
             local_env_runner = self.local_config.is_multi_agent
         local = [call_runner(self.stand_in, func, kwargs)] if local_env_runner else []
         others = call_all(
-            self._fleet, lambda runner: call_runner(runner, func, kwargs), with_weights=True
+            self._fleet, lambda runner: call_runner(runner, func, kwargs), sends_weights=True
         )
         return [*local, *others.values()]
 
@@ -333,7 +333,7 @@ class RayEnvRunnerGroup(FormerGroupNames):
         """Call a function of index and runner on healthy actors; return indices and results."""
         indices = list(range(1, self._shape.num_env_runners + 1))
         results = call_all(
-            self._fleet, lambda runner, i: func(i, runner), indices, with_weights=True
+            self._fleet, lambda runner, i: func(i, runner), indices, sends_weights=True
         )
         return list(results.items())
 

@@ -102,7 +102,7 @@ def call_all(
     fn: Callable[..., Any],
     arguments: Sequence[Any] | None = None,
     *,
-    with_weights: bool = False,
+    sends_weights: bool = False,
 ) -> dict[int, Any]:
     """Call a function on each healthy runner and return the results by runner index.
 
@@ -113,7 +113,7 @@ def call_all(
         fleet: Fleet of runners; another thread may sample from it at the same time.
         fn: Function called in the actor with its runner, and with its argument if there are any.
         arguments: One argument per runner, in order of their indices.
-        with_weights: Whether the runners get the newest weights first, for a function that acts.
+        sends_weights: Whether runners have the newest published weights when they are called.
 
     Raises:
         EnvRunnerError: If the function raised.
@@ -122,10 +122,9 @@ def call_all(
     pending: dict[Any, tuple[FleetMember, Any]] = {}
     with fleet.lock:
         for member in fleet.get_healthy():
-            if with_weights:
-                fleet.update(member)
             extra = () if arguments is None else (arguments[member.worker_index - 1],)
-            future = backend.call(member.handle, "apply", fn, *extra)
+            unsent = fleet.take_unsent(member) if sends_weights else (None, None)
+            future = backend.call(member.handle, "apply", *unsent, fn, *extra)
             pending[future] = member, member.handle
     deadline = backend.now() + policy.sample_timeout_s + policy.probe_timeout_s
     results: dict[int, Any] = {}

@@ -96,12 +96,14 @@ class Simulation:
     def call(self, handle: Actor, method: str, *args: Any) -> Future:
         number, handle.number = handle.number, handle.number + 1
         what = self._behaviour(handle, number)
-        if method in ("apply", "close"):
+        if method == "close":
             return self._task(handle, what, lambda: (handle.worker_index, *args))
         weights, kept, *others = args
         handle.kept += [] if kept is None else [kept]
         if weights is not None:
             handle.version = weights.version
+        if method == "apply":
+            return self._task(handle, what, lambda: (handle.worker_index, *others))
         if method == "evaluate":
             return self._task(handle, what, lambda: (handle.worker_index, handle.version, *others))
         assert method == "sample"

@@ -73,7 +73,7 @@ def test_batch_mode_is_the_runners_too() -> None:
     fewer = actor.evaluate(None, None, "sample_fragment", {"num_steps": 3})
     assert fewer.rollout.reward.shape == (3, 2)
     assert fewer.weights_version == 1
-    assert actor.apply(lambda runner, add: runner.worker_index + add, 10) == 11
+    assert actor.apply(None, None, lambda runner, add: runner.worker_index + add, 10) == 11
 
 
 def test_what_fails_is_returned() -> None:

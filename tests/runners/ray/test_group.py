@@ -369,6 +369,29 @@ def test_asynchronous_runners_keep_the_queue_full_and_lose_nothing(start: Start)
     assert run.faults["num_env_steps_maybe_lost_lifetime"] <= 2 * ENVS * STEPS
 
 
+def test_actors_have_the_policies_that_they_act_with(tmp_path: Path) -> None:
+    config = config_for("CartPole-v1").debugging(results_dir=str(tmp_path))
+    with config.build() as algorithm:
+        for _ in range(2):
+            weights = algorithm.get_weights()["default_policy"]
+            found = [
+                *algorithm.env_runner_group.foreach_env_runner(
+                    lambda r: r.get_policy().get_weights()
+                ),
+                *algorithm.env_runner_group.foreach_worker_with_id(
+                    lambda index, runner: runner.get_weights()["default_policy"]
+                ),
+                algorithm.env_runner_group.local_worker().get_policy().get_weights(),
+            ]
+            assert len(found) == 5
+            for own in found:
+                assert_equal(own, weights)
+            algorithm.train()
+        algorithm.set_weights({"default_policy": jax.tree.map(lambda x: x + 1.0, weights)})
+        set_ = algorithm.env_runner_group.foreach_env_runner(lambda r: r.get_policy().get_weights())
+        assert_equal(set_[0], algorithm.get_weights()["default_policy"])
+
+
 @pytest.mark.representatives("IMPALAConfig")
 @pytest.mark.parametrize("algo", [PPOConfig, IMPALAConfig])
 def test_a_group_that_nobody_holds_lets_its_actors_go(algo: Any) -> None:
