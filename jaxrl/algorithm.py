@@ -88,7 +88,12 @@ from jaxrl.training.data_flow import DataFlow
 from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.nonfinite import NonfiniteMonitor
-from jaxrl.training.report import IterationTotals, check_declarations, to_host
+from jaxrl.training.report import (
+    IterationTotals,
+    check_declarations,
+    merge_results,
+    to_host,
+)
 from jaxrl.training.sharding import RunnerPrograms
 from jaxrl.training.train_state import TrainState
 
@@ -365,13 +370,14 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         self._totals = totals = self._make_totals()
         self._loop.set_lookahead(self._count_iterations_to_state_read())
         with self._keep_modules():
-            self._run_steps(totals, started)
+            returned = self._run_steps(totals, started)
         self._record.iteration += 1
         check_declarations(totals.fetch_report(), self._assembly.made.id)
         trained = totals.make_result(reporting.metrics_num_episodes_for_smoothing)
         self._nonfinite.warn_once(totals)
         timers = {"training_step_s": totals.wait_seconds}
-        result = RunResult(self._loop.extend_result({**trained, TIMERS: timers}))
+        own = {**merge_results(returned, trained), TIMERS: timers}
+        result = RunResult(self._loop.extend_result(own))
         self._evaluate_if_due(result)
         self._record.extend_result(result)
         result[TIMERS]["compile_s"] = total_compile_seconds(self._programs) - compiled_before
@@ -388,9 +394,14 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         self._record.add_result(result)
         return result
 
-    def _run_steps(self, totals: IterationTotals, started: float) -> None:
-        """Run training steps until the iteration that started at this time is complete."""
+    def _run_steps(self, totals: IterationTotals, started: float) -> dict[str, Any]:
+        """Run training steps until the iteration that started at this time is complete.
+
+        Returns:
+            The dictionary that the last one returned, empty for metrics of the learners.
+        """
         reporting = self.config.reporting_settings
+        returned: dict[str, Any] = {}
         self._flow.set_counting(True)
         while not (totals.train_batches and self._should_stop()):
             elapsed = time.perf_counter() - started
@@ -398,7 +409,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             if self._batches_to_run == 0:
                 break
             num_before = totals.train_batches
-            self.training_step()
+            values: object = self.training_step()
+            returned = dict(values) if isinstance(values, dict) else returned
             has_own_steps = self._flow.add_to(totals, 1)
             self._raise_if_diverged(totals)
             if not has_own_steps and totals.train_batches == num_before:
@@ -407,6 +419,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
                 check_updates_alone(type(self), reporting)
                 break
         self._flow.set_counting(False)
+        return returned
 
     @until_stopped
     def training_step(self) -> Mapping[str, float]:
@@ -419,6 +432,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
 
         Returns:
             Learner metrics of the dispatch, averaged over its train batches and fetched on access.
+            The keys of a dictionary that a method of one's own returns are in the result.
         """
         with self._record.save_on_runner_failure(self._save_or_explain):
             if (step := self._assembly.compiled_step) and not self._assembly.is_in_graph:

@@ -189,8 +189,15 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
     def default_resource_request(
         cls, config: Mapping[str, Any] | AlgorithmConfig
     ) -> PlacementGroupFactory:
-        """Return the resources of a trial: its own, and those of every runner and every learner."""
+        """Return the resources of a trial: its own, and those of every runner and every learner.
+
+        Tune calls it before it starts a trial, so that settings that contradict each other end here.
+
+        Raises:
+            ConfigError: If settings contradict each other.
+        """
         settings = cls._make_config(config)
+        settings.validate()
         _share_env(settings.environment_settings.env)
         main, *others = get_resource_bundles(settings)
         strategy = settings.resources_settings.placement_strategy

@@ -483,3 +483,21 @@ def test_actors_take_the_same_steps(where: str) -> None:
                 algorithm.train()
             states.append(algorithm.get_weights())
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *states)
+
+
+class Reporting(Algorithm):
+    """Returns values of its own, and one that a result has."""
+
+    def training_step(self) -> dict[str, Any]:
+        super().training_step()
+        return {"mine": {"number": 7}, "env_runners": {"num_episodes": -1, "extra": 2}}
+
+
+def test_what_a_training_step_of_ones_own_returns_is_in_the_result() -> None:
+    config = small().debugging(loggers=[])
+    config.algo_class = Reporting
+    with config.build() as algorithm:
+        result = algorithm.train()
+    assert result["mine"] == {"number": 7}
+    assert result["env_runners"]["extra"] == 2
+    assert result["env_runners"]["num_episodes"] >= 0

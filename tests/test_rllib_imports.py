@@ -38,6 +38,18 @@ FOUND = {
     "env.wrappers.pettingzoo_env:PettingZooEnv": jaxrl.envs.PettingZooEnv,
 }
 MISSING = {
+    "algorithms.alpha_star:AlphaStarConfig": r"multi_agent\(league=League",
+    "algorithms.alpha_zero:AlphaZeroConfig": r"league=SelfPlay",
+    "algorithms.ars:ARSConfig": "PopulationBasedTraining",
+    "algorithms.bandit:BanditLinUCBConfig": "an episode of one step with DQN",
+    "algorithms.bandit.bandit:BanditLinTSConfig": "an episode of one step with DQN",
+    "algorithms.dreamer:DreamerConfig": "with a memory are the nearest",
+    "algorithms.dreamerv3.dreamerv3:DreamerV3Config": "with a memory are the nearest",
+    "algorithms.es:ESConfig": "PopulationBasedTraining",
+    "algorithms.leela_chess_zero:LeelaChessZeroConfig": "league=SelfPlay",
+    "algorithms.maml:MAMLConfig": "use_lstm",
+    "algorithms.mbmpo:MBMPOConfig": "use_lstm",
+    "algorithms.slateq:SlateQConfig": "MultiDiscrete",
     "env.multi_agent_env_runner:MultiAgentEnvRunner": "subclass jaxrl.envs.MultiAgentEnv, which is",
     "models.torch.torch_modelv2:TorchModelV2": r"rl_module\(network=...\)",
     "policy.sample_batch:SampleBatch": "a dictionary of arrays",

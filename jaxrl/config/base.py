@@ -250,12 +250,19 @@ class AlgorithmConfig(ConfigBuilder):
         return True
 
     def get_rollout_fragment_length(self, worker_index: int = 0) -> int:
-        """Return the number of steps of each environment per train batch, with "auto" resolved."""
-        del worker_index  # the same for all workers
+        """Return the number of steps of each environment per train batch, with "auto" resolved.
+
+        It is the same for all runners: what does not divide is rounded, and the plan's
+        `train_batch_size` is what they sample together.
+
+        Args:
+            worker_index: Index of the runner, as in RLlib.
+        """
+        del worker_index
         return self.plan().rollout_fragment_length
 
     def validate_train_batch_size_vs_rollout_fragment_length(self) -> None:
-        """Raise BatchSizeError unless environments times steps is exactly the train batch."""
+        """Raise BatchSizeError if the train batch is more than a tenth off what runners sample."""
         self.plan()
 
     def get_evaluation_config_object(self) -> "Self | None":

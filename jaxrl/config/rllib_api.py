@@ -49,13 +49,17 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "get_default_policy_class": "the module is config.get_default_rl_module_spec()",
         "local_replay_buffer": "add_to_buffer(batch) stores a batch and update() draws from it",
         "merge_algorithm_configs": "config.update_from_dict(other) merges settings",
+        "merge_trainer_configs": "config.update_from_dict(other) merges settings",
         "reset_config": "build another algorithm from the changed config",
         "resource_help": "jaxrl.PPO.resource_help(config) describes the resources of a trial",
         "restore_env_runners": "runners restart by themselves, see fault_tolerance(...)",
         "step": "train() does one iteration; training_step() may be overridden",
         "train_buffered": "train() returns the result of one iteration",
         "validate_env": "environment(validate_env=function) checks each environment",
-        "import_model": "algorithm.set_weights(...) takes parameters as a pytree of arrays",
+        "import_model": (
+            "algorithm.set_weights(...) takes a pytree, jaxrl.interop.import_weights(algorithm, file, "
+            "mapping=...) a file, and import_policy_model_from_h5(file) one that Keras wrote"
+        ),
         "local_evaluator": "read the algorithm itself: get_weights(), get_module()",
         "optimizer": "the optimizer's state is in algorithm.state",
         "get_auto_filled_metrics": "train() returns a result with these entries",

@@ -289,7 +289,7 @@ _OFFLINE = (
     ),
     *_neutral("input_read_method", "read_parquet"),
     *_neutral("output_write_method", "write_parquet"),
-    *_neutral("input_compress_columns output_compress_columns", ["obs", "new_obs"]),
+    *_neutral("input_compress_columns output_compress_columns", ["obs", "new_obs"], []),
     *_neutral("num_gpus_per_offline_eval_runner num_offline_eval_runners", 0),
     *_neutral("dataset_num_iters_per_eval_runner num_cpus_per_offline_eval_runner", 1),
     *_neutral("max_requests_in_flight_per_offline_eval_runner", 1),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl.core.algorithms import ALGORITHMS
+from jaxrl.core.spaces import SIMPLEX_ADVICE
 
 RLLIB = "ray.rllib"
 
@@ -129,10 +130,51 @@ DECORATORS = (
 )
 """Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
 
+_SEARCH = (
+    "self-play without a search is multi_agent(league=SelfPlay(...)) of PPO, see the guide Games of "
+    "several agents"
+)
+_EVOLUTION = (
+    "PPO is the usual choice, and a Population with PopulationBasedTraining evolves its settings, see "
+    "the guide Sweeps"
+)
+_BANDIT = "an episode of one step with DQN, training(gamma=0.0, epsilon=...), learns the value of each arm"
+_META = (
+    "one policy of many tasks is the nearest: PPO with use_lstm, and tasks drawn by the environment or "
+    "environment(env_task_fn=...)"
+)
 ALGORITHM_ADVICE: Mapping[str, str] = {
     "AlphaStar": "leagues are multi_agent(league=League(...)) of PPO and other algorithms",
+    "AlphaZero": _SEARCH,
+    "LeelaChessZero": _SEARCH,
+    "ES": _EVOLUTION,
+    "ARS": _EVOLUTION,
+    "BanditLinTS": _BANDIT,
+    "BanditLinUCB": _BANDIT,
+    "Dreamer": "no model of the environment is learned: SAC or DQN with a memory are the nearest",
+    "DreamerV3": "no model of the environment is learned: SAC or DQN with a memory are the nearest",
+    "MAML": _META,
+    "MBMPO": _META,
+    "SlateQ": (
+        "a slate is a MultiDiscrete action, which PPO takes; values of single items are DQN's"
+    ),
 }
 """Algorithms of RLlib that need what is not here."""
+
+RLLIB_ALGORITHMS: Mapping[str, str] = {
+    "Apex": "APEX",
+    "Impala": "IMPALA",
+    "QMix": "QMIX",
+    "RANDOM": "RandomAgent",
+}
+"""Other names that RLlib has for algorithms."""
+
+
+def find_algorithm_advice(name: str) -> str | None:
+    """Return what to use in the place of an algorithm of RLlib, None if it is none that is missing."""
+    by_lower = {key.lower(): advice for key, advice in ALGORITHM_ADVICE.items()}
+    return by_lower.get(name.lower().removeprefix("contrib/"))
+
 
 _RETURN_PIECES = "return a connector or a list of connectors, which precede the default ones"
 NAME_ADVICE: Mapping[str, str] = {
@@ -192,6 +234,7 @@ NAME_ADVICE: Mapping[str, str] = {
         ),
         "update() draws from the buffer and updates its priorities, see the guide Training steps",
     ),
+    "Simplex": SIMPLEX_ADVICE,
     "TFModelV2": "write the network with flax: rl_module(network=...)",
     "TorchModelV2": "write the network with flax: rl_module(network=...)",
     "TorchRLModule": "subclass jaxrl.RLModule, or pass a flax network: rl_module(network=...)",
@@ -261,9 +304,7 @@ _ALGORITHM_BY_CLASS = {
         for name, entry in ALGORITHMS.items()
     },
     **{name: name for name in ALGORITHMS},
-    "Apex": "APEX",
-    "Impala": "IMPALA",
-    "QMix": "QMIX",
+    **RLLIB_ALGORITHMS,
 }
 """Algorithms by the names of RLlib's classes, without `Config` and `Trainer`."""
 _ALGORITHM_BY_MODULE = {name.lower(): name for name in ALGORITHMS}

@@ -148,9 +148,7 @@ def _refuse_each(names: str, reason: str) -> Iterator[tuple[str, str]]:
         yield name, reason
 
 
-_FILTER_STATES_REASON = (
-    "the learner updates the statistics from each batch and sends them with the weights"
-)
+_FILTER_STATES_REASON = "the learner updates the statistics from each batch and sends them with the weights: leave it out"
 _LEARNERS_REASON = "each learner receives its batches from the main process, one at a time"
 _FRAMEWORK_REASON = "the framework is JAX and everything is compiled"
 _API_STACK_REASON = (
@@ -218,7 +216,8 @@ REFUSED: dict[str, str] = {
     **dict(
         _refuse_each(
             "num_gpus_per_env_runner num_gpus_per_worker",
-            "runners use no accelerator; the learner's are set by learners(num_devices=...)",
+            "runners act on CPUs; in the compiled program environments act on the learner's devices, "
+            "which learners(num_gpus_per_learner=...) sets",
         )
     ),
     "sample_async": "IMPALA and APPO sample concurrently with updates",
@@ -226,12 +225,13 @@ REFUSED: dict[str, str] = {
         "gym_env_vectorize_mode='async' steps each environment in a separate process"
     ),
     "remote_env_batch_wait_ms": (
-        "with gym_env_vectorize_mode='async' a step waits for all environments"
+        "with gym_env_vectorize_mode='async' a step waits for all environments of a runner; IMPALA and "
+        "APPO do not wait for other runners"
     ),
     "sampler_perf_stats_ema_coef": "timers measure one iteration each and are not smoothed",
     "episodes_to_numpy": "episodes always hold NumPy arrays",
     "compress_observations": (
-        "fragments use shared memory on a node, and are sent uncompressed between nodes"
+        "fragments are views of shared memory, and recorded files are compressed: leave it out"
     ),
     **dict(
         _refuse_each(
@@ -346,7 +346,7 @@ REFUSED: dict[str, str] = {
     ),
     **dict(
         _refuse_each(
-            "_disable_preprocessor_api _disable_action_flattening _validate_config "
+            "_disable_preprocessor_api _disable_action_flattening "
             "_disable_initialize_loss_from_dummy_batch _disable_execution_plan_api "
             "synchronize_filters synchronize_filter in_evaluation _env_runners_only _skip_learners",
             _API_STACK_REASON,
@@ -425,6 +425,7 @@ REFUSED: dict[str, str] = {
     ),
     "dataset_num_iters_per_eval_runner": "offline_evaluation_duration is the number of batches",
     **dict(_refuse_each("exploration_config _prior_exploration_config", EXPLORATION_REASON)),
+    "_validate_config": "settings are always validated, before anything is compiled: leave it out",
     "_fake_gpus": "set XLA_FLAGS=--xla_force_host_platform_device_count=8 before starting Python",
     "render_env": (
         "rendering to a window is not supported; evaluation(record_video=True) writes videos"
@@ -453,7 +454,7 @@ REFUSED: dict[str, str] = {
         "runs"
     ),
     "checkpoint_trainable_policies_only": (
-        "there is one module, and checkpoints contain the whole run"
+        "checkpoints contain the whole run; from_checkpoint(path, policy_ids=[...]) restores modules of it"
     ),
     "logger_creator": "pass debugging(loggers=[...]) and results_dir",
     "logger_config": "pass logger objects with their own options as loggers=[...]",

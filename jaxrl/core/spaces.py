@@ -125,6 +125,13 @@ OBSERVATION_SPACE, ACTION_SPACE = "observation_space", "action_space"
 SUPPORTED_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
+SIMPLEX_ADVICE = (
+    "declare a Box of the same shape, such as Box(-10, 10, (n,)), and let the environment's step take "
+    "its softmax as the shares"
+)
+"""Replacement of RLlib's action space of shares that sum to 1."""
+
+
 def check_supported(space: gymnasium.Space[Any], root: str) -> None:
     """Raise if a part of the space has no fixed shape or no numbers.
 
@@ -134,6 +141,8 @@ def check_supported(space: gymnasium.Space[Any], root: str) -> None:
     leaves = get_leaf_spaces(space)
     for path, leaf in leaves:
         if not isinstance(leaf, SUPPORTED_SPACES):
+            if type(leaf).__name__ == "Simplex":  # RLlib's, which gymnasium does not have
+                raise SpaceError(f"{format_path(root, path)} is a Simplex: {SIMPLEX_ADVICE}.")
             raise SpaceError(
                 f"{format_path(root, path)} is {type(leaf).__name__}, whose values have no fixed shape; "
                 "use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these."

@@ -20,7 +20,15 @@ from libcst.metadata import (
 import jaxrl
 from jaxrl.config.rllib_modules import RLLIB, find_counterpart
 from jaxrl.config.rllib_names import REFUSED, RENAMED
-from jaxrl.migrate.nodes import Returns, SelfAssignments, is_dotted_name, is_self, read_string
+from jaxrl.migrate.nodes import (
+    Returns,
+    SelfAssignments,
+    is_dotted_name,
+    is_self,
+    read_literal,
+    read_string,
+)
+from jaxrl.migrate.verdicts import UNKNOWN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,6 +272,22 @@ class Facts:
         ]
         found.sort(key=lambda entry: (entry[0] > line, abs(line - entry[0])))
         return [value for _, value in found]
+
+    def read_value(self, node: cst.BaseExpression) -> object:
+        """Return the value of a literal, or of a name that has one and is not changed; or UNKNOWN."""
+        literal = read_literal(node)
+        if literal is not UNKNOWN or not isinstance(node, cst.Name):
+            return literal
+        values = self.find_values(node)
+        scope = self._scopes.get(node)
+        if len(values) != 1 or scope is None or len(self._find_assignments(node)) != 1:
+            return UNKNOWN
+        uses = [access.node for each in scope[node.value] for access in each.references]
+        is_only_read = all(
+            isinstance(self._parents.get(use), cst.Arg | cst.DictElement | cst.StarredDictElement)
+            for use in uses
+        )
+        return read_literal(values[0]) if is_only_read else UNKNOWN
 
     def _find_assignments(self, name: cst.Name) -> list[cst.CSTNode]:
         scope = self._scopes.get(name)

@@ -1,6 +1,7 @@
 """Rules for algorithms and what they return, for their constructors, and for Ray Tune."""
 
 import libcst as cst
+from libcst import matchers
 
 import jaxrl
 from jaxrl.algorithm import Algorithm
@@ -32,6 +33,8 @@ def is_trainable(node: cst.ClassDef) -> bool:
     )
 
 
+_FORWARD = ("forward_inference", "forward_exploration", "forward_train")
+_TENSOR_METHODS = ("cpu", "detach", "numpy")
 _OWNERS = {"runner_group": "env_runner_group"}
 
 
@@ -45,6 +48,50 @@ class ObjectRules:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._facts = context.facts
+
+    def report_policy(self, node: cst.ClassDef) -> None:
+        """List a subclass of RLlib's Policy, which acts and learns in one."""
+        for base in node.bases:
+            if self._facts.get_import_path(base.value) == f"{RLLIB}.policy.policy.Policy":
+                advice = (
+                    "a policy by hand is a jaxrl.HeuristicRLModule, whose act is a pure function, and "
+                    "another loss a Learner"
+                )
+                self._context.by_hand(node, "model", f"class {node.name.value}(Policy)", advice)
+
+    def report_torch(self, node: cst.Call) -> None:
+        """List a call that gives a module tensors of torch, or takes its outputs for them."""
+        function = node.func
+        if not isinstance(function, cst.Attribute):
+            return
+        name = function.attr.value
+        if name in _FORWARD and any(self._uses_torch(arg) for arg in node.args):
+            advice = "it takes arrays: numpy.asarray(obs)[None] is a batch of one"
+            self._context.by_hand(node, "model", f"{name}() of tensors", advice)
+        elif (path := self._facts.get_import_path(function)) and path.split(".")[0] == "torch":
+            if any(self._is_output(arg) for arg in node.args):
+                advice = "outputs of a module are arrays: use the function of numpy"
+                self._context.by_hand(node, "model", f"{path}() of a module's output", advice)
+        elif name in _TENSOR_METHODS and self._is_output(function.value):
+            advice = "outputs of a module are arrays already: leave it out"
+            self._context.by_hand(node, "model", f".{name}() of a module's output", advice)
+
+    def _uses_torch(self, node: cst.CSTNode) -> bool:
+        names = matchers.findall(node, matchers.Name() | matchers.Attribute())
+        paths = (self._facts.get_import_path(name) for name in names)
+        return any(path is not None and path.split(".")[0] == "torch" for path in paths)
+
+    def _is_output(self, node: cst.CSTNode) -> bool:
+        """Return whether an expression has the outputs of a module in it."""
+        values = [
+            value
+            for name in matchers.findall(node, matchers.Name())
+            if isinstance(name, cst.Name)
+            for value in self._facts.find_values(name)
+        ]
+        method = matchers.OneOf(*(matchers.Name(name) for name in _FORWARD))
+        calls = matchers.Call(func=matchers.Attribute(attr=method))
+        return any(matchers.findall(value, calls) for value in [node, *values])
 
     def rewrite_link(self, old: Link, new: Link, kind: Kind) -> list[Link]:
         """Rewrite a link on an object of a kind; the empty list removes it."""

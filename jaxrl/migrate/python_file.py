@@ -197,6 +197,7 @@ class _Rewriter(cst.CSTTransformer):
         return self._rewrite_chain(original_node, updated_node)
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:
+        self._objects.report_torch(original_node)
         default = self._get_copied_default(original_node)
         if default is not None:
             return self._objects.rewrite_default_config(original_node, updated_node, default)
@@ -320,6 +321,7 @@ class _Rewriter(cst.CSTTransformer):
     def leave_ClassDef(
         self, original_node: cst.ClassDef, updated_node: cst.ClassDef
     ) -> cst.ClassDef:
+        self._objects.report_policy(original_node)
         for base in original_node.bases:
             path = self._facts.get_import_path(base.value) or ""
             algo = self._facts.get_algorithm(base.value)

@@ -143,9 +143,8 @@ class SettingsRules:
         name = arg.keyword.value
         if name in replaced:
             return Verdict("drop", name, advice=f"{name}_schedule replaces it")
-        return self._context.get_judge(kind.algo).judge(
-            name, read_literal(arg.value), called=method
-        )
+        value = self._facts.read_value(arg.value)
+        return self._context.get_judge(kind.algo).judge(name, value, called=method)
 
     def _record(self, node: cst.CSTNode, name: str, verdict: Verdict) -> None:
         """Record a verdict on a setting."""
@@ -181,7 +180,7 @@ class SettingsRules:
             verdict = (
                 Verdict("drop", name, advice=f"{name}_schedule replaces it")
                 if is_replaced
-                else self._judge_entry(name, read_literal(old_element.value), mark)
+                else self._judge_entry(name, self._facts.read_value(old_element.value), mark)
             )
             self._record_entry(old_element, name, verdict, mark)
             kept.append(_apply_to_element(verdict, new_element))

@@ -169,7 +169,7 @@ class NetworkModule(RLModule):
             if name not in names:
                 raise ModuleError(
                     f"model_config has {name!r}, which {self._name} does not take; it takes "
-                    f"{', '.join(names) or 'nothing'}."
+                    f"{', '.join(names) or 'nothing'}: rl_module(model_config={{}}) clears what was set."
                 )
 
     def _refuse_variables(self, names: Sequence[str]) -> None:

@@ -428,29 +428,28 @@ def test_methods(before: str) -> None:
 def test_methods_without_a_counterpart_are_listed() -> None:
     code = (
         f"{PPO}algo = PPOConfig().build()\n"
-        "algo.get_policy().model\n"
-        "algo.workers.local_worker()\n"
+        "algo.get_policy().config\n"
+        "algo.workers.remote_workers()\n"
         "algo.import_model('d')\n"
         "algo.fly()\n"
     )
     found = by_hand(code)
     assert [line for line, _, _ in found] == [3, 4, 5, 6]
-    assert "get_module()" in found[0][2]
+    assert "algorithm.config" in found[0][2]
 
 
 def test_runners_that_a_function_is_called_with() -> None:
     code = (
         f"{PPO}algo = PPOConfig().build()\n"
-        "algo.workers.foreach_worker(lambda worker: worker.get_policy())\n"
-        "algo.workers.foreach_worker_with_id(lambda i, worker: worker.get_policy())\n"
-        "algo.workers.foreach_worker(lambda worker, i=2: i.get_policy())\n"
-        "sorted([], key=lambda worker: worker.get_policy())\n"
+        "algo.workers.foreach_worker(lambda worker: worker.policy_map)\n"
+        "algo.workers.foreach_worker_with_id(lambda i, worker: worker.policy_map)\n"
+        "algo.workers.foreach_worker(lambda worker, i=2: i.policy_map)\n"
+        "sorted([], key=lambda worker: worker.policy_map)\n"
     )
     found = sorted((line, what) for line, what, _ in by_hand(code))
     assert found == [
-        (3, "env_runner.get_policy()"),
-        (4, "env_runner.get_policy()"),
-        (4, "env_runner_group.foreach_worker_with_id()"),
+        (3, "env_runner.policy_map"),
+        (4, "env_runner.policy_map"),
     ]
 
 
@@ -563,3 +562,65 @@ def test_methods_of_learners_are_listed_with_what_they_are_here() -> None:
         (7, "compute_loss_for_module()"),
     ]
     assert "progress.env_steps are the timesteps" in found[3][2]
+
+
+INFERENCE = """
+import numpy as np
+import torch
+from ray.rllib.algorithms.ppo import PPOConfig
+
+algo = PPOConfig().environment("CartPole-v1").build()
+result = algo.train()
+result.pop("config")
+module = algo.get_module()
+obs = np.zeros(4)
+out = module.forward_inference({"obs": torch.from_numpy(obs).unsqueeze(0)})
+best = torch.argmax(out["action_dist_inputs"], dim=-1)
+action = out["actions"][0].detach()
+fine = module.forward_inference({"obs": obs[None]})
+other = torch.zeros(3).numpy()
+"""
+
+
+def test_tensors_in_an_inference_loop_are_listed() -> None:
+    found = [(line, what) for line, what, _ in by_hand(INFERENCE)]
+    assert found == [
+        (11, "forward_inference() of tensors"),
+        (12, "torch.argmax() of a module's output"),
+        (13, ".detach() of a module's output"),
+    ]
+
+
+EXPLORE = """
+from ray.rllib.algorithms.dqn import DQNConfig
+
+explore = {"type": "EpsilonGreedy", "epsilon_timesteps": 5000}
+explore_more = {"type": "EpsilonGreedy", "epsilon_timesteps": 5000}
+explore_more["final_epsilon"] = 0.5
+config = DQNConfig().exploration(exploration_config=explore)
+other = DQNConfig().exploration(exploration_config=explore_more)
+"""
+
+
+def test_a_literal_that_has_a_name_is_read_unless_it_is_changed() -> None:
+    migration = migrate(EXPLORE)
+    assert "DQNConfig().training(epsilon=[[0, 1.0], [5000, 0.02]])" in migration.new
+    assert [(item.line, item.what) for item in migration.by_hand] == [(8, "exploration_config")]
+
+
+def test_what_is_always_checked_and_what_no_space_is_are_listed() -> None:
+    code = (
+        PPO
+        + """
+from ray.rllib.policy.policy import Policy
+from ray.rllib.utils.spaces.simplex import Simplex
+space = Simplex(shape=(3,))
+PPOConfig().experimental(_validate_config=False)
+class Mine(Policy):
+    pass
+"""
+    )
+    simplex, validate, mine = by_hand(code)
+    assert "softmax" in simplex[2]
+    assert validate[2].startswith("settings are always validated")
+    assert "HeuristicRLModule" in mine[2]

@@ -17,6 +17,7 @@ from jaxrl.envs import list_multi_envs
 from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.learners.base import BaseLearner
 from jaxrl.metrics import KNOWN_KEYS, OPEN_PREFIXES, RENAMED_KEYS
+from jaxrl.policy.model_view import ModelPart, ModelView
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.ray.group import RayEnvRunnerGroup
@@ -64,6 +65,7 @@ def test_renamed_methods_exist() -> None:
         "runner_group": RayEnvRunnerGroup,
         "config": AlgorithmConfig,
         "episode": SimpleNamespace(**vars(SingleAgentEpisode())),  # without __getattr__
+        "policy": Policy,
     }
     for kind, names in api.RENAMED_METHODS.items():
         for old, new in names.items():
@@ -78,6 +80,8 @@ def test_advised_methods_are_those_that_are_missing() -> None:
         "runner_group": type("Local", (), {}),
         "env_runner": EnvRunner,
         "policy": Policy,
+        "model": ModelView,
+        "model_part": ModelPart,
         "config": AlgorithmConfig,
         "episode": SingleAgentEpisode(),
         "learner": BaseLearner,

@@ -158,7 +158,7 @@ class MultiEnvRunner(MultiRunnerParts):
         """Set the modules that act, without rows."""
         self.config, self.policy_step = config.copy_live(*LIVE_SETTINGS), policy_step
         self.module = {m: policy.module for m, policy in policy_step.policies.items()}
-        self._policies = make_policies(policy_step.policies, config, explore=self._explore)
+        self._readable = make_policies(policy_step.policies, config, explore=self._explore)
         self._slots.set_rows(policy_step.rows, self._policy.groups)
         self._has_ids = any(view.ids is not None for view in policy_step.views.values())
         self._groups = make_group_states(
@@ -196,7 +196,7 @@ class MultiEnvRunner(MultiRunnerParts):
         Raises:
             ConfigError: If the runner has no weights yet.
         """
-        return self._policies.read(policy_id, self._policy.get_actor)
+        return self._readable.read(policy_id, self._policy.get_actor)
 
     def get_weights(self) -> dict[str, PyTree]:
         """Return the parameters to act with as NumPy copies, by module, as RLlib's runners do."""
