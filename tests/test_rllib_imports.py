@@ -8,9 +8,12 @@ import pytest
 
 import jaxrl
 from jaxrl.callbacks import Callbacks
+from jaxrl.config.registry import get_algorithm_config
+from jaxrl.config.rllib_modules import ALGORITHM_ADVICE, RLLIB_ALGORITHMS
 from jaxrl.core.types import Columns
 from jaxrl.envs.context import EnvContext
 from jaxrl.episodes import MultiAgentEpisode
+from jaxrl.errors import UnknownNameError
 from jaxrl.external import PolicyClient
 
 FOUND = {
@@ -64,6 +67,22 @@ def test_rllibs_path_leads_to_the_class_here(path: str) -> None:
     scope: dict[str, object] = {}
     exec(f"from jaxrl.{module} import {name}", scope)
     assert scope[name] is FOUND[path]
+
+
+@pytest.mark.parametrize("name", ALGORITHM_ADVICE)
+def test_an_algorithm_that_is_not_here_has_an_alternative(name: str) -> None:
+    for written in (name, name.lower(), f"contrib/{name}"):
+        with pytest.raises(UnknownNameError) as raised:
+            get_algorithm_config(written)
+        assert ALGORITHM_ADVICE[name] in str(raised.value)
+        assert f"'{written}' here" in str(raised.value)
+
+
+def test_other_names_of_algorithms() -> None:
+    found = {name: get_algorithm_config(name).algo_name for name in RLLIB_ALGORITHMS}
+    assert found == RLLIB_ALGORITHMS
+    with pytest.raises(UnknownNameError, match="Did you mean 'MARWIL'"):
+        get_algorithm_config("MARWILL")
 
 
 def test_algorithms_are_in_the_modules_of_their_configs() -> None:

@@ -6,6 +6,7 @@ The environments of `tests.nested` answer an action outside of their space with 
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.callbacks import Callbacks
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.core.space_arrays import get_leaf_dtype
-from jaxrl.errors import JaxrlError
+from jaxrl.core.spaces import check_supported
+from jaxrl.errors import JaxrlError, SpaceError
 from jaxrl.export.numpy_program import Leaf, NumpyPolicy, PolicyInputError
 from jaxrl.policy.observations import conform
 from tests.helpers import assert_equal, small
@@ -381,3 +383,9 @@ def test_whole_numbers_beyond_the_type_of_the_program_are_refused(
         leaf.conform(np.array([[value]]), 1)
     for valid in (low, min(high, 2**31 - 1)):
         assert conform(space, np.array([valid])) == leaf.conform(np.array([[valid]]), 1) == valid
+
+
+def test_a_simplex_of_rllibs_is_answered_by_a_softmax() -> None:
+    simplex = type("Simplex", (gymnasium.Space,), {})((3,), np.float32)
+    with pytest.raises(SpaceError, match=r"^action_space is a Simplex: declare a Box.*softmax"):
+        check_supported(simplex, "action_space")

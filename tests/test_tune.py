@@ -255,6 +255,9 @@ def test_mistakes_are_found_before_a_trial_starts(tune: Any) -> None:
         tune.PPO.default_resource_request({"gama": 0.9})
     with pytest.raises(ConfigError, match="minibatch_size=200 is more than"):
         tune.PPO({"env": "CartPole-v1", "train_batch_size": 100, "minibatch_size": 200})
+    buffer = {"type": "prioritized", "prioritized_replay_eps": 3e-6}
+    with pytest.raises(ConfigError, match="'prioritized_replay_eps'] can only be 1e-06"):
+        tune.DQN.default_resource_request({"replay_buffer_config": buffer})
     lock = threading.Lock()
     jaxrl.register_env("locked", lambda context: lock)
     with pytest.raises(ConfigError, match="creator of 'locked' cannot be sent"):

@@ -253,6 +253,7 @@ def test_every_neutral_value_belongs_to_a_name_of_rllibs() -> None:
 def test_groups_for_what_is_not_here_take_neutral_values() -> None:
     config = PPOConfig().multi_agent(policies=None, policy_map_cache=None)
     config.offline_data(input_=None, output_config=None, shuffle_buffer_size=0)
+    config.offline_data(output_compress_columns=[], input_compress_columns=[])
     config.exploration(explore=False, exploration_config={"type": "StochasticSampling"})
     config.rollouts(num_rollout_workers=2, rollout_fragment_length=50)
     assert config.explicit == {"explore", "num_env_runners", "rollout_fragment_length"}

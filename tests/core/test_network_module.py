@@ -145,7 +145,7 @@ def branching(params: Any, obs: Any) -> Any:
             {"wide": 3},
             "model_config has 'wide', which Linen does not take; it takes num_o",
         ),
-        ((init, apply), {"width": 3}, "apply does not take; it takes nothing"),
+        ((init, apply), {"width": 3}, r"it takes nothing: rl_module\(model_config={}\) clears"),
         (Linen(num_outputs=3), {}, r"'action_dist_inputs' of shape \(3, 3\)"),
         (Normed, {}, r"has variables other than parameters \(batch_stats\)"),
         (
