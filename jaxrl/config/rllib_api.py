@@ -295,8 +295,11 @@ def refuse_uncalled_methods(cls: type) -> None:
         ConfigError: If it does; the message says what to write instead.
     """
     for name in UNCALLED_METHODS:
-        owner = next((base for base in cls.__mro__ if name in vars(base)), None)
-        if owner is not None and not owner.__module__.startswith("jaxrl."):
+        owners = [base.__module__ for base in cls.__mro__ if name in vars(base)]
+        is_known = any(
+            module.startswith("jaxrl.") for module in owners
+        )  # a class of jaxrl's calls it
+        if owners and not is_known:
             raise ConfigError(
                 f"{cls.__name__} overrides {name}(), which is not called here: "
                 f"{METHOD_ADVICE['algorithm'][name]}."
