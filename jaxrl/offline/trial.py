@@ -6,6 +6,7 @@ process, and imports nothing of jaxrl.
 """
 
 import contextlib
+import importlib
 import json
 import resource
 import signal
@@ -13,10 +14,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pyarrow.parquet
 
 _START_SECONDS, _FILE_SECONDS = 60.0, 1.0
 _passed: set[tuple[str, int, int]] = set()
@@ -72,18 +69,19 @@ def _try_all() -> None:
     """Parse the metadata of the files that standard input names, and print a line after each."""
     message = json.load(sys.stdin)
     sys.path[:] = message["sys_path"]  # where the other process has its pyarrow
-    import pyarrow.parquet
-
+    importlib.import_module("pyarrow.parquet")
     for name in message["files"]:
         with contextlib.suppress(Exception):  # which the other process meets as well
-            _parse(pyarrow.parquet.ParquetFile(name))
+            _parse(name)
         sys.stdout.write(".\n")
         sys.stdout.flush()
 
 
-def _parse(file: "pyarrow.parquet.ParquetFile") -> None:
+def _parse(name: str) -> None:
     """Read everything of a file's metadata that is read where it is opened."""
-    with file:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(name) as file:
         file.schema_arrow  # noqa: B018
         for i in range(len(file.schema)):
             file.schema.column(i).physical_type  # noqa: B018

@@ -40,13 +40,12 @@ class _Connection(HttpToolsProtocol):
     """
 
     _timer: asyncio.TimerHandle | None = None
-    _is_in_header = False
-    _has_answered = False
+    _is_in_header = _has_answered = False
     _idle_since = 0.0
 
     @property
     def _is_idle(self) -> bool:
-        return not self.cycle or self.cycle.response_complete
+        return bool(getattr(self.cycle, "response_complete", True))  # None before the first request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)

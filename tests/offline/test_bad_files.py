@@ -319,7 +319,7 @@ def damage_bytes(content: bytes, rng: np.random.Generator) -> bytes:
 
 @pytest.mark.parametrize("name", [name for name in damage.FORMATS if name != "manifest"])
 def test_damaged_files_are_refused_or_read(tmp_path: Path, name: str) -> None:
-    """Of whatever format, and none of them ends the process."""
+    """None of them ends the process, in any format."""
     make, write_content = damage.FORMATS[name]
     whole, example = tmp_path / "whole", tmp_path / "example"
     whole.mkdir()
