@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import resource
 import shutil
 import socket
 import ssl
@@ -370,6 +371,32 @@ def test_the_least_useful_connection_gives_way_first() -> None:
         assert kept.get("/healthz") == {"status": "ok"}
         assert kept.connection.sock is sock
         kept.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "number"),
+    [
+        ((1024, 2**20), 2**16, 1024),
+        ((1024, resource.RLIM_INFINITY), 2**16, 1024),
+        ((2**20, 2**20), None, 1024),
+        ((256, 512), 512, 512 - 64),
+        ((512, 512), None, 512 - 64),
+    ],
+)
+def test_the_limit_of_open_files_is_that_of_connections(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    limits: tuple[int, int],
+    raised: int | None,
+    number: int,
+) -> None:
+    changes: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda which: limits)
+    monkeypatch.setattr("resource.setrlimit", lambda which, both: changes.append(both))
+    server = PolicyServer(Counting(), ServeSettings(port=0))
+    assert server._server.config.limit_concurrency == number
+    assert changes == ([] if raised is None else [(raised, limits[1])])
+    assert ("448 connections are kept open in place of 1024" in caplog.text) == (number < 1024)
 
 
 @pytest.mark.parametrize("data", [b"", HALF, HEALTH + HALF, HEALTH[:1]])
