@@ -14,12 +14,16 @@ between episodes and are therefore left out.
 import dataclasses
 from typing import Any, Protocol
 
+import gymnasium
 import jax
 import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jaxrl.core.spaces import get_at_path, get_leaf_spaces
 from jaxrl.core.struct import pytree, replace, where_rows
-from jaxrl.core.types import Key, Keys, PyTree
+from jaxrl.core.types import Key, Keys, PyTree, TimeStep
 from jaxrl.envs.base import JaxEnv, ResetMode
 from jaxrl.ops.search import searchsorted
 
@@ -83,16 +87,18 @@ class StepInputs:
 NO_FAULT, REWARD_FAULT, OBS_FAULT = 0, 1, 2
 FAULT_NAMES = {NO_FAULT: "none", REWARD_FAULT: "reward", OBS_FAULT: "observation"}
 
-WAITING, CROWD, CUT_AND_ACTS = 3, 4, 5
+WAITING, CROWD, CUT_AND_ACTS, NO_CHOICE = 3, 4, 5, 6
 BREACHES = {
     WAITING: "an agent is present and does not act, and acting='all' declares that all do: leave "
     "acting out, set acting='some', or end the agent",
     CROWD: "more agents act than max_acting declares: raise it, or leave it out",
     CUT_AND_ACTS: "an agent was truncated and acts on its last observation: it may come again one "
     "step later",
+    NO_CHOICE: "an observation is outside of its Discrete or MultiDiscrete space, so that a network "
+    "would see none of its values: correct the space, with its start, or the observation",
 }
-"""Sentences on declarations of environments of several agents that turned out wrong, by the number
-in the place of a fault. What was learned from such steps is wrong, so that the run ends."""
+"""Sentences on declarations of environments that turned out wrong, by the number in the place of a
+fault. What was learned from such steps is wrong, so that the run ends."""
 
 
 def finite_rows(tree: PyTree, num_axes: int = 1) -> Bool[Array, "*rows"]:
@@ -106,6 +112,32 @@ def finite_rows(tree: PyTree, num_axes: int = 1) -> Bool[Array, "*rows"]:
     result = jnp.ones(rows, bool)
     for check in checks:
         result = result & check
+    return result
+
+
+def choices_fit(
+    space: gymnasium.Space[Any] | None, tree: PyTree, num_axes: int = 1
+) -> Bool[Array, "*rows"]:
+    """Return whether a row's integers are values of its Discrete and MultiDiscrete spaces.
+
+    Args:
+        space: Space of a row; None for one that is not to be checked.
+        tree: Values, whose rows have `num_axes` axes.
+        num_axes: Number of these axes.
+    """
+    result = jnp.ones(jax.tree.leaves(tree)[0].shape[:num_axes], bool)
+    for path, leaf in [] if space is None else get_leaf_spaces(space):
+        value = get_at_path(tree, path)
+        if isinstance(leaf, spaces.Discrete):
+            first, number = np.asarray(leaf.start), np.asarray(leaf.n)
+        elif isinstance(leaf, spaces.MultiDiscrete):
+            axes = (1,) * num_axes
+            first, number = (x.reshape(*axes, *x.shape) for x in (leaf.start, leaf.nvec))
+        else:
+            continue
+        first, last = first.astype(np.int32), (first + number - 1).astype(np.int32)
+        fits = (value >= first) & (value <= last)
+        result &= fits.all(axis=tuple(range(num_axes, value.ndim)))
     return result
 
 
@@ -232,10 +264,14 @@ class VectorEnv(AutoReset):
 
     A copy that returns a non-finite reward or observation is
     reset; that row is no transition (`mask` False), its episode is dropped, and `fault` holds the
-    cause.
+    cause. It also holds the number of a breach of the contract.
+
+    Attributes:
+        obs_space: Observation space, if its choices are checked.
     """
 
     env: JaxEnv[Any, Any]
+    obs_space: gymnasium.Space[Any] | None = None
 
     def reset(self, key: Key, index: Int[Array, " B"], params: PyTree) -> VectorState:
         """Return first states of the copies with indices `index`. Consumes the key."""
@@ -281,7 +317,11 @@ class VectorEnv(AutoReset):
             ended=ended & mask,
             episode_return=episode_return,
             episode_length=episode_length,
-            fault=jnp.where(mask, NO_FAULT, jnp.where(finite_obs, REWARD_FAULT, OBS_FAULT)),
+            fault=jnp.where(
+                mask,
+                self._find_breach(state, ts),
+                jnp.where(finite_obs, REWARD_FAULT, OBS_FAULT),
+            ),
         )
         return replace(
             state,
@@ -293,3 +333,12 @@ class VectorEnv(AutoReset):
             episode_return=jnp.where(ended, 0.0, episode_return),
             episode_length=jnp.where(ended, 0, episode_length),
         ), step
+
+    def _find_breach(self, state: VectorState, ts: TimeStep) -> Int[Array, " B"]:
+        """Return `NO_CHOICE` where an observation that was acted on or is the last one does not fit.
+
+        Nothing is learned from the observation after a termination.
+        """
+        fits = choices_fit(self.obs_space, state.obs)
+        fits &= choices_fit(self.obs_space, ts.obs) | ts.terminated | ~ts.truncated
+        return jnp.where(fits, NO_FAULT, NO_CHOICE)

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 from typer.testing import CliRunner
 
+from jaxrl import RandomAgentConfig
 from jaxrl.cli.app import app
-from jaxrl.errors import JaxrlError
+from jaxrl.core.types import TimeStep
+from jaxrl.envs import JaxEnv
+from jaxrl.errors import EnvError, JaxrlError
 from jaxrl.runtime.program import Program
 from tests.bad_input_cases import CASES, Case, Given
 from tests.helpers import small
@@ -100,6 +105,60 @@ def test_on_the_command_line_it_is_exit_code_2(case: Case, given: Given) -> None
     assert verbose.exit_code == 2
     assert "Traceback (most recent call last)" in verbose.stderr
     assert verbose.stderr.splitlines()[-1] == quiet.stderr.strip()
+
+
+class Numbers(JaxEnv[Any, None]):
+    """A count of steps, whose space begins at 1 and ends at `largest`; it is terminated at 5."""
+
+    name = "numbers"
+
+    def __init__(self, largest: int = 5, first: int = 1) -> None:
+        self.largest, self.first = largest, first
+
+    def observation_space(self, params: None) -> Any:
+        number = self.largest - self.first + 1
+        count = spaces.MultiDiscrete([number, 2], start=[self.first, 0])
+        return spaces.Dict({"count": count, "same": spaces.Discrete(number, start=self.first)})
+
+    def action_space(self, params: None) -> Any:
+        return spaces.Discrete(2)
+
+    def observe(self, count: Any) -> Any:
+        return {"count": jnp.stack([count, jnp.zeros_like(count)]), "same": count}
+
+    def reset(self, key: Any, params: None) -> Any:
+        return jnp.ones((), jnp.int32), self.observe(jnp.ones((), jnp.int32))
+
+    def step(self, key: Any, state: Any, action: Any, params: None) -> Any:
+        return state + 1, TimeStep(
+            obs=self.observe(state + 1),
+            reward=jnp.ones((), jnp.float32),
+            terminated=state + 1 >= 5,
+            truncated=jnp.zeros((), bool),
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit", "is_refused"),
+    [
+        ({}, None, False),
+        ({"largest": 4}, None, False),  # 5 is only seen at the end
+        ({"largest": 3}, None, True),
+        ({"largest": 3}, 3, True),  # which cuts at 4
+        ({"first": 2}, None, True),
+    ],
+)
+def test_an_observation_that_a_network_would_not_see_ends_the_run(
+    arguments: Any, limit: int | None, is_refused: bool
+) -> None:
+    config = RandomAgentConfig().environment(Numbers, env_config=arguments, max_episode_steps=limit)
+    config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=8)
+    with config.debugging(loggers=[]).build() as algorithm:
+        if not is_refused:
+            algorithm.train()
+            return
+        with pytest.raises(EnvError, match=r"Numbers: at step .* outside of its Discrete"):
+            algorithm.train()
 
 
 def test_nan_from_an_environment_is_no_error_and_named_in_the_result() -> None:

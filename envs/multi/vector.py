@@ -7,8 +7,10 @@ agent does the same in both, to the bit.
 import dataclasses
 import functools
 import operator
+from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
@@ -19,12 +21,14 @@ from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, Mul
 from jaxrl.envs.vector import (
     CROWD,
     CUT_AND_ACTS,
+    NO_CHOICE,
     NO_FAULT,
     OBS_FAULT,
     REWARD_FAULT,
     WAITING,
     AutoReset,
     StepInputs,
+    choices_fit,
     derive_env_keys,
     finite_rows,
     zero_non_finite,
@@ -122,11 +126,15 @@ class MultiVectorEnv(AutoReset):
     Attributes:
         keeps_global_state: Whether states and steps hold the environment's global state.
         acting: Which agents act at a step, see `find_acting`.
+        obs_spaces: Observation spaces by entry, if their choices are checked.
     """
 
     env: MultiAgentJaxEnv[Any, Any]
     keeps_global_state: bool = False
-    acting: Acting | None = "some"
+    acting: Acting = "some"
+    obs_spaces: Mapping[str, gymnasium.Space[Any]] = dataclasses.field(
+        default_factory=dict[str, gymnasium.Space[Any]]
+    )
 
     def reset(self, key: Key, index: Int[Array, " B"], params: PyTree) -> MultiVectorState:
         """Return first states of the copies with indices `index`. Consumes the key."""
@@ -214,6 +222,10 @@ class MultiVectorEnv(AutoReset):
         for name, here in present.items():
             terminated, truncated = ends.terminated[name], ends.truncated[name]
             goes_on, acts = _expand(~ends.over, here), out.acts[name]
+            space = self.obs_spaces.get(name)
+            acted_on = ~state.acts[name] | choices_fit(space, state.obs[name], here.ndim)
+            last = terminated | ~truncated | choices_fit(space, out.obs[name], here.ndim)
+            breach = jnp.where(_per_copy(acted_on & last).all(axis=1), breach, NO_CHOICE)
             again = _per_copy(truncated & ~terminated & acts & goes_on).any(axis=1)
             breach = jnp.where(again, CUT_AND_ACTS, breach)
             if self.acting == "all":

@@ -475,4 +475,6 @@ def make_policy_step(config: "AlgorithmConfig", made: AnyMadeEnv) -> PolicyStep:
 def make_vector_env(config: "AlgorithmConfig", made: MadeEnv) -> VectorEnv:
     """Make the vector of JAX environments."""
     setting = config.environment_settings.reset_mode
-    return VectorEnv(made.env, made.env.reset_mode if setting == "auto" else setting)
+    mode = made.env.reset_mode if setting == "auto" else setting
+    is_checked = not config.environment_settings.disable_env_checking
+    return VectorEnv(made.env, mode, obs_space=made.spaces[0] if is_checked else None)

@@ -332,7 +332,10 @@ def make_multi_vector_env(config: "AlgorithmConfig", made: MadeMultiEnv) -> Mult
     """Make the vector of JAX environments of several agents."""
     setting = config.environment_settings.reset_mode
     mode = made.env.reset_mode if setting == "auto" else setting
-    return MultiVectorEnv(made.env, mode, acting=find_acting(made))
+    spaces = {e.key: made.observation_spaces[e.agents[0]] for e in get_entries(made.env)}
+    if config.environment_settings.disable_env_checking:
+        spaces = {}
+    return MultiVectorEnv(made.env, mode, acting=find_acting(made), obs_spaces=spaces)
 
 
 def make_multi_agent_env(config: "AlgorithmConfig") -> AnyMadeMulti:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from jaxrl.core.struct import replace
 from jaxrl.envs import MultiAgentJaxEnv, MultiStart, MultiStep, MultiTimeLimit, make
@@ -13,6 +14,7 @@ from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.envs.vector import (
     CROWD,
     CUT_AND_ACTS,
+    NO_CHOICE,
     NO_FAULT,
     OBS_FAULT,
     REWARD_FAULT,
@@ -251,6 +253,21 @@ class ActsOnItsLastObservation(Comers):
         left = jnp.concatenate([step.truncated["hermit"][None], step.truncated["crowd"]])
         acts |= left
         return replace(state, acts=acts), replace(step, acts={"hermit": acts[0], "crowd": acts[1:]})
+
+
+def test_choices_that_a_network_would_not_see_are_found() -> None:
+    """The space says that times, which are whole numbers here, end at 3."""
+    space = spaces.MultiDiscrete([4, 4])
+    action = {"hermit": jnp.full(24, 2), "crowd": jnp.ones((24, 3), jnp.int32)}
+    env = MultiTimeLimit(Comers(), 5)
+    vector = MultiVectorEnv(env, obs_spaces={"hermit": space})
+    states, steps, _ = run(vector, env.default_params, action, index=np.arange(24), steps=60)
+    time = states.obs["hermit"][..., 1]
+    late = states.acts["hermit"] & (time > 3)
+    cut = steps.truncated["hermit"] & ~steps.terminated["hermit"] & (time + 1 > 3)
+    assert late.any()
+    assert (cut & ~late).any()
+    np.testing.assert_array_equal(steps.fault, np.where(late | cut, NO_CHOICE, NO_FAULT))
 
 
 @pytest.mark.parametrize(
