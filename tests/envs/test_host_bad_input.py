@@ -232,9 +232,11 @@ def test_nothing_is_wrong_with_a_good_one(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("cls", [AnyNames, ForeignWithin])
-def test_the_reset_that_is_called_is_the_one_that_is_checked(cls: Any) -> None:
-    vector = make_vector(host(lambda context: TimeLimit(cls(), 3)), num_envs=1)
+def test_the_reset_that_is_called_is_the_one_that_is_checked(cls: Any, is_wrapped: bool) -> None:
+    made = host(lambda context: TimeLimit(cls(), 3)) if is_wrapped else host(cls)
+    vector = make_vector(made, num_envs=1)
     assert vector.reset().shape == (1, 2)
     assert vector.step(np.zeros(1, np.int32)).mask.all()
 
@@ -449,7 +451,7 @@ def test_what_an_environment_raises_is_a_public_error() -> None:
 
 
 def test_a_part_that_no_module_reads_can_be_left_out() -> None:
-    message = r"observation_space\['mission'\] is Mission, .* FilterObservation\(env, \['image'\]\)"
+    message = r"observation_space\['mission'\] is Mission, .*FilterObservation\(env, \['image'\]\)"
     with pytest.raises(EnvError, match=message):
         make(WithText)
     made = host(lambda ctx: gymnasium.wrappers.FilterObservation(WithText(), ["image"]))
