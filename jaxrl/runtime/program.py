@@ -284,7 +284,7 @@ def get_compile_options() -> dict[str, str | int | float]:
 def compile_with_options(
     options: dict[str, Any], lowered: jax.stages.Lowered
 ) -> jax.stages.Compiled:
-    """Compile with options, leaving out those that `XLA_FLAGS` sets, and all if XLA rejects them.
+    """Compile with options, leaving out those that `XLA_FLAGS` sets, and those that XLA rejects.
 
     XLA's compile options are not a stable interface.
     """
@@ -297,8 +297,9 @@ def compile_with_options(
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
+        known = {name: value for name, value in options.items() if f"'{name}'" not in str(error)}
         logger.info("this XLA does not support the options %s: %s", options, error)
-        return lowered.compile()
+        return compile_with_options(known if len(known) < len(options) else {}, lowered)
 
 
 def make_compile_report(programs: Iterable[Program]) -> dict[str, dict[str, Any]]:

@@ -127,6 +127,22 @@ def test_options_that_the_flags_set_are_theirs(
     assert lowered.options == expected
 
 
+def test_an_option_that_xla_does_not_know_leaves_the_others() -> None:
+    lowered: Any = jax.jit(jnp.tanh).lower(jnp.float32(0))
+    tried: list[dict[str, Any] | None] = []
+    compile_lowered = lowered.compile
+
+    def record(compiler_options: Any = None) -> Any:
+        tried.append(compiler_options)
+        return compile_lowered(compiler_options)
+
+    lowered.compile = record
+    program.compile_with_options(
+        {"xla_option_of_another_version": 1, "xla_llvm_disable_expensive_passes": True}, lowered
+    )
+    assert tried[1:] == [{"xla_llvm_disable_expensive_passes": True}]
+
+
 def test_jaxs_own_switch_compiles_nothing() -> None:
     given = []
 
