@@ -299,9 +299,7 @@ def test_a_policy_computes_actions_as_rllibs_do() -> None:
         assert outputs["actions"].shape == (2, 1)
         sampled = [float(policy.compute_single_action(obs, explore=True)[0][0]) for _ in range(3)]
         assert len(set(sampled)) > 1
-        with pytest.raises(
-            ConfigError, match=r"compute_single_action\(\) has no argument 'observ'"
-        ):
-            policy.compute_single_action(obs, observ=obs)
+        with pytest.raises(ConfigError, match=r"compute_single_action\(\) has no argument 'image'"):
+            policy.compute_single_action(obs, image=obs)
         assert policy.action_space.high == 2.0
         assert policy.observation_space.contains(obs)

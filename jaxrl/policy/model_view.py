@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -70,8 +70,8 @@ class ModelView(FormerNames):
         self, module: RLModule, actor: ActorState, compiled: dict[str, Callable[..., Any]]
     ) -> None:
         self._module, self._params = module, actor.params
-        bound: Any = bind_module(module, lambda: actor, lambda: make_key(0), compiled)
-        self._bound = bound
+        bound = bind_module(module, lambda: actor, lambda: make_key(0), compiled)
+        self._bound = cast("Any", bound)
         self._latest: _Pass | None = None
 
     def __call__(
@@ -214,7 +214,7 @@ class ModelView(FormerNames):
 
     def _get_head(self, name: str) -> ModelPart:
         own = {"q_value_head": "q_head", "state_value_head": "vf_head"}[name]
-        params: Any = self._params
+        params = cast("dict[str, Params]", self._params)
         if not isinstance(self._module, QModule) or own not in params:
             needs = "training(dueling=True) of " if own == "vf_head" else ""
             raise ModuleError(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxrl.modules.rl_module import RLModule
     from jaxrl.policy.agent_actions import ComputeAgentActions
     from jaxrl.policy.compute_actions import ComputeActions
+    from jaxrl.policy.policy import Policy
 
 
 class WeightMethods:
@@ -106,9 +107,9 @@ def attach_writer(run: WeightMethods, learners: LearnerGroup) -> None:
 
 def attach_policies(run: WeightMethods, runners: EnvRunnerGroup | CompiledRunnerGroup) -> None:
     """Let what stands in for runners, and does not act, have the policies of their run."""
-    method: Any = weakref.WeakMethod(cast("Any", run).get_policy)
+    method = weakref.WeakMethod(cast("Any", run).get_policy)
 
-    def read(policy_id: str) -> Any:
+    def read(policy_id: str) -> "Policy | None":
         function = method()
         assert function is not None, "the Algorithm is gone"
         return function(policy_id)

@@ -43,6 +43,7 @@ from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.policy.policy import Policy, RunnerPolicies
 
 
 class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
@@ -96,7 +97,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         self._drawn: RandomActions | None = None
         self._random: RandomActions | None = None
         """Random actions that replace those of the policy, None for none."""
-        self._readable: Any = None
+        self._readable: RunnerPolicies | None = None
         self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
         self._obs: list[np.ndarray] | None = None
         self._next_number = 0
@@ -142,7 +143,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         """Return `spaces`."""
         return self.spaces
 
-    def get_policy(self, policy_id: str = DEFAULT_MODULE) -> Any:
+    def get_policy(self, policy_id: str = DEFAULT_MODULE) -> "Policy | Any":
         """Return the policy with the weights to act with, to read; None for another id.
 
         Raises:

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
 from jaxrl.config.rllib_api import FormerNames
 from jaxrl.core.types import PyTree
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.settings.run import ReportingSettings
     from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+    from jaxrl.policy.policy import Policy, RunnerPolicies
     from jaxrl.runners.compiled_runner import CompiledRunnerGroup
+    from jaxrl.runners.env_runner import EnvRunner
 
 
 Fill: TypeAlias = Callable[[str, Callable[[], PyTree]], PyTree]
@@ -150,7 +152,7 @@ def call_runner(
 
 def make_policies(
     steps: Mapping[str, PolicyStep], config: "AlgorithmConfig", *, explore: bool
-) -> Any:
+) -> "RunnerPolicies":
     """Make the policies that a runner returns, see `jaxrl.policy.policy.RunnerPolicies`."""
     higher = importlib.import_module("jaxrl.policy.policy")  # by name: it is a higher layer
     return higher.RunnerPolicies(steps, config, explore=explore)
@@ -164,15 +166,14 @@ class FormerGroupNames(FormerNames):
     def set_policies(self, read: Callable[[str], Any]) -> None:
         """Take a function from an id to the run's policy, for what stands in for runners."""
 
-    def local_worker(self) -> Any:
+    def local_worker(self) -> "EnvRunner | Any":
         """Return the runner of this process, or what stands in for it."""
-        own: Any = self
-        return own.local_env_runner
+        return cast("Any", self).local_env_runner
 
     def foreach_worker_with_id(self, func: Callable[[int, Any], Any]) -> list[Any]:
         """Call a function of index and runner on each, and return the results."""
-        own: Any = self
-        return [result for _, result in own.foreach_env_runner_with_index(func)]
+        pairs = cast("EnvRunnerGroup", self).foreach_env_runner_with_index(func)
+        return [result for _, result in pairs]
 
     foreach_worker_with_index = foreach_worker_with_id
     """RLlib's older name."""
@@ -185,9 +186,9 @@ class ReadsPolicies:
         read_policy: Function from the id of a module to the policy with the weights of now.
     """
 
-    read_policy: Callable[[str], Any] | None = None
+    read_policy: "Callable[[str], Policy | None] | None" = None
 
-    def get_policy(self, policy_id: str = DEFAULT_MODULE) -> Any:
+    def get_policy(self, policy_id: str = DEFAULT_MODULE) -> "Policy | Any":
         """Return the policy with the weights of now, to read; None for an unknown id."""
         if self.read_policy is None:
             raise ConfigError("The run is not built yet: call get_policy() when build() is over.")

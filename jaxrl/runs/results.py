@@ -14,6 +14,7 @@ from jax.tree_util import DictKey, register_pytree_with_keys
 
 from jaxrl import metrics
 from jaxrl.config.rllib_api import REMOVED_RESULT_KEYS
+from jaxrl.core.types import PyTree
 from jaxrl.errors import UnknownNameError, did_you_mean
 
 logger = logging.getLogger("jaxrl")
@@ -107,7 +108,7 @@ class RunResult(dict[str, Any]):
         _note_old_key(f"{self._path}{key}", metrics.RENAMED_KEYS[f"{self._path}{key}"])
         return value
 
-    def _read_old(self, key: object) -> Any:
+    def _read_old(self, key: object) -> object:
         """Return the value of an old key, None if it is none or the result lacks the value."""
         current = metrics.RENAMED_KEYS.get(f"{self._path}{key}", "")
         inside = current.removeprefix(self._current_path)
@@ -128,7 +129,7 @@ class RunResult(dict[str, Any]):
             return metrics.ENV_RUNNERS in self
         return self._read_old(key) is not None
 
-    def pop(self, key: str, *default: Any) -> Any:  # dict.pop ignores __missing__
+    def pop(self, key: str, *default: object) -> PyTree:  # dict.pop ignores __missing__
         """Remove a key, current or old, and return its value, or the default."""
         try:
             value = self[key]

@@ -49,6 +49,7 @@ from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.policy.policy import Policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -190,7 +191,7 @@ class MultiEnvRunner(MultiRunnerParts):
                 after[name][m] = move_places(*places, state, after[name][m])
         set_modules_state(self._policy, self._groups, after)
 
-    def get_policy(self, policy_id: str = DEFAULT_MODULE) -> Any:
+    def get_policy(self, policy_id: str = DEFAULT_MODULE) -> "Policy | Any":
         """Return the policy of a module with the weights to act with, None if there is none.
 
         Raises:

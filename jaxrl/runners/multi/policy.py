@@ -142,9 +142,9 @@ class MultiHostPolicy(HostPolicy):
 
     def get_actor(self, module_id: str) -> ActorState | None:
         """Return the weights and statistics of a module to act with, None before some were set."""
-        stacked: Any = self._actor
-        if stacked is None:
+        if self._actor is None:
             return None
+        stacked = cast("dict[str, Any]", self._actor)
         own = next(group for group in self.groups.values() if module_id in group.modules)
         if own.is_single:
             return stacked[own.id]
