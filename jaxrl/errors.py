@@ -185,10 +185,10 @@ def did_you_mean(
 
 def _rate(written: str, known: str) -> tuple[int, int, bool] | None:
     """Return how far a known name is from what was written, the closest first; None if too far."""
-    tolerated = 1 if len(written) <= 6 else 2 if len(written) <= 11 else 3
-    if abs(len(written) - len(known)) <= tolerated:
+    tolerated = next((weight for most, weight in _TOLERATED if len(written) <= most), 9)
+    if abs(len(written) - len(known)) <= tolerated // _REPLACED:
         distance = _weigh_typos(written, known)
-        if distance <= _REPLACED * min(tolerated, len(written) - 1):
+        if distance <= min(tolerated, _REPLACED * (len(written) - 1)):
             return 0, distance, False
     if bool(_PLACE.match(written)) != bool(_PLACE.match(known)):
         rate = _rate(_PLACE.sub("", written), _PLACE.sub("", known))
@@ -217,6 +217,9 @@ def _are_words_of(words: Sequence[str], longer: Sequence[str]) -> bool:
 
 _MISSED, _REPLACED = 2, 3
 """Weights of a letter that is left out, added or swapped with the next, and of another in its place."""
+
+_TOLERATED = ((5, 3), (6, 5), (11, 6))
+"""Weight of typos that is tolerated up to a number of letters."""
 
 
 def _weigh_typos(a: str, b: str) -> int:

@@ -127,7 +127,8 @@ def test_foreign_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other" / "metadata" / "metadata").write_text('{"hello": 1}')
     for nothing in (None, 5, b"x", "\0"):
         with pytest.raises(
-            CheckpointError, match=r"checkpoint .*(path, got|There is no)|There is no checkpoint"
+            CheckpointError,
+            match=r"A checkpoint must be given as a path, .*, got|There is no checkpoint",
         ):
             find_checkpoint(nothing)  # pyright: ignore[reportArgumentType]
     with pytest.raises(CheckpointError, match="its metadata is not jaxrl's"):
@@ -440,7 +441,8 @@ def test_a_removal_that_is_killed_leaves_no_checkpoint_of_a_name(
 
         with monkeypatch.context() as context, contextlib.suppress(SystemExit):
             context.setattr(os, "unlink", killed)
-            writer._write(folder / "checkpoint_000003", SMALL, json.dumps(document(SMALL)), None)
+            text = json.dumps(document(SMALL))
+            writer._write(folder / "checkpoint_000003", SMALL, text, None, None)
         for path in list_checkpoints(folder):
             read_leaves(path, read_metadata(path))
         CheckpointWriter(folder).close()

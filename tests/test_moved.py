@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxrl.config.imports import load_object
+from jaxrl.config.imports import OWN, load_object
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.moved import MOVED, find_new_name
 
@@ -32,7 +32,7 @@ def test_names_that_did_not_move() -> None:
 
 @pytest.mark.filterwarnings("error::DeprecationWarning")
 def test_a_path_in_a_checkpoint_is_found() -> None:
-    assert load_object("jaxrl.core.rl_module:RLModule", "rl_module") is RLModule
+    assert load_object("jaxrl.core.rl_module:RLModule", "rl_module", trust=OWN) is RLModule
 
 
 def test_a_script_of_before_is_told(tmp_path) -> None:

@@ -198,8 +198,8 @@ def _record_anew(
 
     with open_checkpoint(checkpoint, log_level, trust) as (path, algorithm):
         chosen = policy_id or DEFAULT_MODULE
-        algorithm.get_module(chosen)  # raises for an unknown id
         policy = algorithm.get_policy(chosen)
+        algorithm.get_module(chosen)  # raises for an unknown id
         space = describe_space(policy.inference.observation_space, "observation_space")
         if space != manifest.get("observation_space"):
             raise ExportError(

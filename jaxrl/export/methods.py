@@ -64,8 +64,8 @@ class ExportMethods:
     ) -> str:
         from jaxrl.export.artifact import describe_run, make_export
 
-        self.get_module(policy_id)  # raises for an unknown id
         policy = self.get_policy(policy_id)
+        self.get_module(policy_id)  # raises for an unknown id
         source = describe_run(self.config, self.iteration)
         exported = make_export(
             policy.inference,

@@ -160,8 +160,8 @@ def load_backend(
     config = cast("Mapping[str, object]", read_metadata(found)["config"])
     with Algorithm.from_checkpoint(found, trust=trust, **WITHOUT_CALLBACKS) as algorithm:
         chosen = policy_id or DEFAULT_MODULE
-        algorithm.get_module(chosen)  # raises for an unknown id
         policy = algorithm.get_policy(chosen, explore=False)
+        algorithm.get_module(chosen)  # raises for an unknown id
     if isinstance(replaced, JaxBackend):
         backend = replaced.replace_policy(policy, found.name, config)
     else:

@@ -200,7 +200,7 @@ CASES: list[Case] = [
     (
         "setting of RLlib's without effect",
         lambda: PPOConfig().env_runners(num_gpus_per_env_runner=0.5),
-        ["'num_gpus_per_env_runner'", "0.5", "use no accelerator", "num_devices"],
+        ["'num_gpus_per_env_runner'", "0.5", "runners act on CPUs", "num_gpus_per_learner"],
     ),
     (
         "device setting of RLlib's without effect",

@@ -208,7 +208,7 @@ OTHER = gymnasium.spaces.Discrete(9)
         ({"b": np.zeros(2)}, r"obs must be a dict of \['a', 'b'\]"),
         ({"b": np.zeros(2), "a": 1}, r"obs\['a'\] must be a tuple of 2"),
         ({"b": np.zeros(3), "a": (np.zeros(2), 0)}, r"obs\['b'\] must be float32 of shape"),
-        ({"b": np.zeros(2), "a": (np.zeros(2), 2)}, r"obs\['a'\]\[1\] is 2 at \[\], outside"),
+        ({"b": np.zeros(2), "a": (np.zeros(2), 2)}, r"obs\['a'\]\[1\] is 2, outside"),
         ({"b": np.zeros(2), "a": (np.zeros(2), 0.5)}, r"obs\['a'\]\[1\] must be whole"),
         ({"b": np.zeros(2), "a": (np.asarray([0, 9]), 0)}, r"is 9 at \[1\], outside its bounds"),
         ({"b": np.zeros(2), "a": ("x", 0)}, r"obs\['a'\]\[0\] must be float32"),

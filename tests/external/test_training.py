@@ -265,7 +265,7 @@ def test_run_whose_simulators_are_gone_says_so(
     monkeypatch.setattr("jaxrl.runners.external.group._REPORT_INTERVAL_S", 0.0)
     algorithm = make_run(PPOConfig, Walk(), sample_timeout_s=0.5).build()
     with PolicyClient(algorithm.env_runner_group.address, "remote") as client:
-        assert client.weights_version == -1
+        assert client.weights_version == 0
     with pytest.raises(EnvRunnerError, match=r"No simulator has been connected .*=0\.5 s"):
         algorithm.train()
     assert f"connect to {algorithm.env_runner_group.address} (connected: 0)" in caplog.text
