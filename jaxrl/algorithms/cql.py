@@ -24,7 +24,7 @@ from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
 from jaxrl.distributions.base import SquashedGaussian, mask_logits
 from jaxrl.distributions.from_space import make_action_distribution
 from jaxrl.errors import ConfigError
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select
 from jaxrl.learners.multi_optimizer import (
     CRITIC,
     LR_NAMES,
@@ -35,7 +35,6 @@ from jaxrl.learners.multi_optimizer import (
     init_parts,
     step_one,
 )
-from jaxrl.learners.packing import select
 from jaxrl.learners.soft_actor_critic import LOG_PROB, SoftActorCriticState
 from jaxrl.learners.twin_soft_actor_critic import TwinSoftActorCritic
 from jaxrl.modules.model_config import RELU_ACTIVATIONS

@@ -12,7 +12,7 @@ from jaxrl.core.hparams import HParams, build_hparams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
 from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms, select
 from jaxrl.learners.multi_optimizer import (
     CRITIC,
     LR_NAMES,
@@ -25,7 +25,6 @@ from jaxrl.learners.multi_optimizer import (
     replace_part,
     step_one,
 )
-from jaxrl.learners.packing import pack, select
 from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.policy_and_critics import DeterministicPolicyModule
 from jaxrl.ops.losses import masked_mean
@@ -174,12 +173,11 @@ class TD3Learner(BaseLearner[TD3State]):
                 policy=get_part(stepped, POLICY), target=target, metrics=actor_metrics
             )
 
-        packed, unpack = pack(skipped)
         # A `cond`, so that a policy step that is not due costs nothing.
         delayed = (
             policy_step()
             if delay == 1
-            else unpack(jax.lax.cond(age >= delay, lambda: pack(policy_step())[0], lambda: packed))
+            else jax.lax.cond(age >= delay, policy_step, lambda: skipped)
         )
         metrics = combine_metrics(critic, delayed.metrics)
         updated = replace(

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.hparams import HParams
-from jaxrl.core.struct import pytree, replace, static
+from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.errors import LossError
 from jaxrl.learners.microbatches import Gradients
-from jaxrl.learners.packing import Packable, ravel, select
 
 if TYPE_CHECKING:
     from jaxrl.config.settings.training import Training
@@ -25,6 +25,14 @@ B = TypeVar("B")
 B_contra = TypeVar("B_contra", contravariant=True)
 
 NUM_NONFINITE_UPDATES = "num_nonfinite_updates"
+
+MAX_RAVELED = 2**14
+"""Maximum number of parameters that are one vector to their optimizer and in collectives.
+
+A vector takes a few operations instead of a few for each tensor, but parameters are copied into it
+and out of it, which costs more with networks of two layers of 128 units.
+Measured: docs/performance.md.
+"""
 
 
 class LearnerState(Protocol):
@@ -87,29 +95,11 @@ class OnPolicyLearner(Learner[S, B], Protocol[S, B]):
 
 
 @pytree
-class SgdState(Packable):
-    """Parameters and their optimizer state; both are by part if every part has its own optimizer.
-
-    `is_elementwise` is true if the optimizer treats every entry alike, so that few parameters are one
-    vector to it.
-    """
+class SgdState:
+    """Parameters and their optimizer state."""
 
     params: Params
     opt_state: PyTree
-    is_elementwise: bool = static(default=False)
-
-    @property
-    def parts(self) -> tuple[str, ...] | None:
-        if not self.is_elementwise:
-            return ()
-        return tuple(self.opt_state) if isinstance(self.opt_state, dict) else None
-
-
-def init_sgd(tx: optax.GradientTransformation, params: Params) -> SgdState:
-    """Return parameters with the initial state of their optimizer."""
-    is_elementwise = isinstance(tx, ElementwiseTransformation)
-    seen = ravel(params)[0] if is_elementwise else params
-    return SgdState(params=params, opt_state=tx.init(seen), is_elementwise=is_elementwise)
 
 
 _NUMBERS = (jax.Array, np.ndarray, np.generic, int, float)
@@ -212,22 +202,13 @@ def apply_gradients(
         log_gradients: Whether to report the L2 norm of every gradient tensor as `grad_norm/<path>`.
     """
     (loss, metrics), grads = gradients
-    flat, restore = ravel(grads)
-    if axis_name is not None:
-        flat, loss = _average(flat, loss, axis_name)
-    grad_norm = optax.tree.norm(flat)
+    grads, loss, grad_norm = _reduce_gradients(grads, loss, axis_name)
     if log_gradients:
-        metrics = {**metrics, **compute_gradient_norms(restore(flat))}
+        metrics = {**metrics, **compute_gradient_norms(grads)}
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    params = state.params
-    if state.is_elementwise:
-        params, restore = ravel(params)
-    else:
-        flat, restore = restore(flat), lambda params: params
-    updates, opt_state = tx.update(flat, state.opt_state, params)
-    stepped = (optax.apply_updates(params, updates), opt_state)
-    params, opt_state = select(is_finite, stepped, (params, state.opt_state))
-    return replace(state, params=restore(params), opt_state=opt_state), {
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return select(is_finite, SgdState(params=params, opt_state=opt_state), state), {
         **jax.lax.stop_gradient(metrics),
         "total_loss": loss,
         "grad_norm": grad_norm,
@@ -235,14 +216,19 @@ def apply_gradients(
     }
 
 
-def _average(
-    grads: PyTree, loss: Float[Array, ""], axis_name: str
-) -> tuple[PyTree, Float[Array, ""]]:
-    """Average gradients and loss over all devices, a vector together with the loss."""
-    if not isinstance(grads, jax.Array):
-        return jax.lax.pmean((grads, loss), axis_name)
-    reduced = jax.lax.pmean(jnp.append(grads, loss), axis_name)
-    return reduced[:-1], reduced[-1]
+def _reduce_gradients(
+    grads: Params, loss: Float[Array, ""], axis_name: str | None
+) -> tuple[Params, Float[Array, ""], Float[Array, ""]]:
+    """Average gradients and loss over all shards, and compute the gradients' L2 norm."""
+    if not _is_raveled(grads):
+        if axis_name is not None:
+            grads, loss = jax.lax.pmean((grads, loss), axis_name)
+        return grads, loss, optax.tree.norm(grads)
+    flat, unravel = ravel_pytree(grads)
+    if axis_name is not None:
+        reduced = jax.lax.pmean(jnp.append(flat, loss), axis_name)
+        flat, loss = reduced[:-1], reduced[-1]
+    return unravel(flat), loss, jnp.sqrt(jnp.sum(jnp.square(flat)))
 
 
 def compute_gradient_norms(grads: PyTree) -> Metrics:
@@ -251,6 +237,11 @@ def compute_gradient_norms(grads: PyTree) -> Metrics:
         f"grad_norm/{jax.tree_util.keystr(path, simple=True, separator='.')}": optax.tree.norm(leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]
     }
+
+
+def select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    """Select `new` where the scalar condition holds, else `old`, leaf by leaf."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 
 
 def clip_gradients(
@@ -303,7 +294,8 @@ def build_optimizer(
 ) -> optax.GradientTransformation:
     """Build the optimizer of a training group (`Training`), gradient clipping included.
 
-    If every step is elementwise, it is an `ElementwiseTransformation`.
+    If every step is elementwise, it works on one vector of all parameters, if they are few
+    (`MAX_RAVELED`).
 
     Args:
         settings: Training settings.
@@ -312,16 +304,28 @@ def build_optimizer(
     """
     clip = clip_gradients(settings.grad_clip_by, values.get("grad_clip"), is_stacked=is_stacked)
     optimizer = make_base_optimizer(settings.optimizer, values["lr"])
-    transformation = optax.chain(clip, optimizer)
-    by = "value" if values.get("grad_clip") is None else settings.grad_clip_by
-    needs_tensors = by == "norm" or (by == "global_norm" and is_stacked)
-    if needs_tensors or not _is_elementwise(settings.optimizer):
-        return transformation
-    return ElementwiseTransformation(*transformation)
+    if not _is_elementwise(settings.optimizer):
+        return optax.chain(clip, optimizer)
+    if settings.grad_clip_by == "norm" or is_stacked:
+        return optax.chain(clip, _ravel(optimizer))
+    return _ravel(optax.chain(clip, optimizer))
 
 
-class ElementwiseTransformation(optax.GradientTransformation):
-    """Optimizer that treats every entry alike, but for the norm of all gradients."""
+def _is_raveled(tree: PyTree) -> bool:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree)) <= MAX_RAVELED
+
+
+def _ravel(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return an optimizer of one vector of all parameters, if they are few."""
+    raveled = optax.flatten(optimizer)
+
+    def choose(tree: PyTree) -> optax.GradientTransformation:
+        return raveled if _is_raveled(tree) else optimizer
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        return choose(updates).update(updates, state, params)
+
+    return optax.GradientTransformation(lambda params: choose(params).init(params), update)
 
 
 ELEMENTWISE_OPTIMIZERS = frozenset(

@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Key, Metrics, Params
 from jaxrl.learners.learner import (
     NUM_NONFINITE_UPDATES,
     SgdState,
-    init_sgd,
     sgd_step,
     validate_loss,
 )
@@ -42,16 +40,12 @@ def init_parts(
         values: Current hyperparameters by name.
     """
     states = {
-        part: init_sgd(
-            configure_part_optimizer(learner, part, learner.lr_names, values), {part: part_params}
+        part: configure_part_optimizer(learner, part, learner.lr_names, values).init(
+            {part: part_params}
         )
         for part, part_params in params.items()
     }
-    return SgdState(
-        params=dict(params),
-        opt_state={part: state.opt_state for part, state in states.items()},
-        is_elementwise=all(state.is_elementwise for state in states.values()),
-    )
+    return SgdState(params=dict(params), opt_state=states)
 
 
 class MultiOptimizerLearner(Protocol):
@@ -97,13 +91,12 @@ def step_one(
 
 def get_part(state: SgdState, part: str) -> SgdState:
     """Return one part alone, `{part: ...}`, with its own optimizer state."""
-    return replace(state, params={part: state.params[part]}, opt_state=state.opt_state[part])
+    return SgdState(params={part: state.params[part]}, opt_state=state.opt_state[part])
 
 
 def replace_part(state: SgdState, part: str, new_part: SgdState) -> SgdState:
     """Replace one part by `new_part`, as returned by `get_part`."""
-    return replace(
-        state,
+    return SgdState(
         params={**state.params, **new_part.params},
         opt_state={**state.opt_state, part: new_part.opt_state},
     )

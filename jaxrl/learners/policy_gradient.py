@@ -9,7 +9,7 @@ from jaxrl.core.hparams import HParams, HParamValues, build_hparams, current_val
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree
 from jaxrl.errors import LossError
-from jaxrl.learners.learner import SgdState, apply_gradients, init_sgd, validate_loss
+from jaxrl.learners.learner import SgdState, apply_gradients, validate_loss
 from jaxrl.learners.microbatches import accumulate_gradients
 from jaxrl.learners.optimizers import configure_optimizer
 from jaxrl.modules.rl_module import RLModule
@@ -62,7 +62,7 @@ def init_sgd_and_hparams(learner: "TrainedLearner", key: Key) -> tuple[SgdState,
     """Initialize parameters, optimizer state and hyperparameters. Consumes the key."""
     params, hparams = learner.module.init(key), build_hparams(learner.settings)
     optimizer = configure_optimizer(learner, current_values(hparams, Progress.zeros()), params)
-    return init_sgd(optimizer, params), hparams
+    return SgdState(params=params, opt_state=optimizer.init(params)), hparams
 
 
 def weight_advantages(

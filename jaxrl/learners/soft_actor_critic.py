@@ -15,7 +15,7 @@ from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.distributions.base import Categorical, SquashedGaussian
 from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select
 from jaxrl.learners.multi_optimizer import (
     CRITIC,
     LOG_ALPHA,
@@ -26,7 +26,6 @@ from jaxrl.learners.multi_optimizer import (
     init_parts,
     step_one,
 )
-from jaxrl.learners.packing import select
 from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.policy_and_critics import StochasticPolicyModule
 from jaxrl.ops.losses import masked_mean

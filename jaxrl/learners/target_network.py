@@ -7,11 +7,10 @@ from jaxtyping import Array, Bool, Float, UInt32
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Metrics, Params, Progress, PyTree
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
-from jaxrl.learners.packing import Packable, ravel
 
 
 @pytree
-class TargetNetwork(Packable):
+class TargetNetwork:
     """Parameters of the copy, and the low word of the environment steps at its last update."""
 
     params: Params
@@ -55,7 +54,4 @@ def polyak_average(
     is_due: Bool[Array, ""], tau: Float[Array, ""], new: PyTree, old: PyTree
 ) -> PyTree:
     """Compute τ new + (1 − τ) old where an update is due, else `old`."""
-    (new, _), (old, restore) = ravel(new), ravel(old)
-    return restore(
-        jax.tree.map(lambda x, y: jnp.where(is_due, tau * x + (1.0 - tau) * y, y), new, old)
-    )
+    return jax.tree.map(lambda x, y: jnp.where(is_due, tau * x + (1.0 - tau) * y, y), new, old)

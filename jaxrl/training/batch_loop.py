@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import PyTree
-from jaxrl.learners.packing import pack
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.train_state import (
     RecordedRollouts,
@@ -46,18 +45,17 @@ class CompiledLoop(abc.ABC):
         self, state: TrainState, num_batches: Int[Array, ""]
     ) -> tuple[TrainState, Summary]:
         """Run `num_batches` train batches, a traced number: changing it compiles nothing."""
-        packed, unpack = pack(state)
-        start = _RunCarry(state=packed, summary=self.init_summary(state))
+        start = _RunCarry(state=state, summary=self.init_summary(state))
 
         def is_running(carry: _RunCarry) -> Bool[Array, ""]:
             return self.is_running(carry.state, carry.summary, num_batches)
 
         def body(carry: _RunCarry) -> _RunCarry:
-            state, summary = self.add_step(unpack(carry.state), carry.summary)
-            return _RunCarry(state=pack(state)[0], summary=summary)
+            state, summary = self.add_step(carry.state, carry.summary)
+            return _RunCarry(state=state, summary=summary)
 
         end = jax.lax.while_loop(is_running, body, start)
-        return unpack(end.state), end.summary
+        return end.state, end.summary
 
     @functools.cached_property
     def _traced_run(self) -> Callable[..., tuple[TrainState, ReportRow]]:

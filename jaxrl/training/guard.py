@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress, PyTree
-from jaxrl.learners.packing import pack
 from jaxrl.training.train_state import GuardState
 
 SNAPSHOT_INTERVAL = 100
@@ -111,8 +110,7 @@ def _replace_if(condition: Bool[Array, ""], old: PyTree, new: PyTree) -> PyTree:
 
     A zero-trip loop aliases its carry in place; `cond` would copy it.
     """
-    (new, _), (old, unpack) = pack(new), pack(old)
-    return unpack(jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, tree: new, old))
+    return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, tree: new, old)
 
 
 def _tail_length(flags: Bool[Array, " U"]) -> Int[Array, ""]:

@@ -32,7 +32,6 @@ from jaxrl.learners.learner import (
     LearnerState,
     check_scalar_metrics,
 )
-from jaxrl.learners.packing import pack
 from jaxrl.modules.sequences import attach_state_in
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.nonfinite import mask_nonfinite, prefix_counts
@@ -270,20 +269,19 @@ class ReplayUpdates:
         memory = source.init_state()
         # The number of a loop over Python's zero is of a weak type, as zero is.
         names = sorted(jax.eval_shape(update, before.learner, memory, progress, 0)[2])
-        packed, unpack = pack(before.learner)
 
         def body(i: Int[Array, ""], carry: _LoopCarry) -> _LoopCarry:
             now = replace(progress, updates=before.updates.add(i))
             if self.update_steps:
                 steps = now.env_steps.add(i.astype(jnp.uint32) * jnp.uint32(self.update_steps))
                 now = replace(now, env_steps=steps)
-            learner, memory, metrics = update(unpack(carry.learner), carry.memory, now, i)
+            learner, memory, metrics = update(carry.learner, carry.memory, now, i)
             row = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
             skipped = metrics[NUM_NONFINITE_UPDATES] > 0.5
-            return carry.add(i, pack(learner)[0], memory, row, skipped)
+            return carry.add(i, learner, memory, row, skipped)
 
         start = _LoopCarry(
-            learner=packed,
+            learner=before.learner,
             memory=memory,
             sums=jnp.zeros(len(names), jnp.float32),
             nonfinite=jnp.zeros(len(names), jnp.float32),
@@ -296,7 +294,7 @@ class ReplayUpdates:
         if self.axis_name is not None:
             means, counts = jax.lax.pmean((means, counts), self.axis_name)
         guard, learner = self.guard.update_after_replay(
-            before.guard, unpack(end.learner), end.skipped, is_ready, progress
+            before.guard, end.learner, end.skipped, is_ready, progress
         )
         learner_progress = LearnerProgress(
             learner=learner, guard=guard, updates=before.updates.add(number.astype(jnp.uint32))

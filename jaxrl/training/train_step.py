@@ -29,8 +29,8 @@ from jaxrl.learners.learner import (
     Learner,
     OnPolicyLearner,
     check_scalar_metrics,
+    select,
 )
-from jaxrl.learners.packing import pack, select
 from jaxrl.training.episode_stats import (
     init_episode_stats,
     init_fault_log,
@@ -447,19 +447,18 @@ class TrainStep:
         shards = device * here + jnp.arange(here, dtype=jnp.int32)
         orders = experience.sample_orders(shuffle_key, shards)
         names: list[str] = []
-        packed, unpack = pack(learner_state)
 
         def body(s: PyTree, i: Int[Array, ""]) -> tuple[PyTree, Float[Array, " M"]]:
             rows = experience.minibatch_rows(i, orders, num_steps, num_envs)
             now = replace(progress, updates=progress.updates.add(i))
             key = jax.random.fold_in(update_key, i)
-            s, metrics = self.learner.update(unpack(s), take_rows(flat, rows), now, key)
+            s, metrics = self.learner.update(s, take_rows(flat, rows), now, key)
             check_scalar_metrics(type(self.learner).__name__, metrics)
             names[:] = sorted(metrics)
-            return pack(s)[0], jnp.stack([metrics[name].astype(jnp.float32) for name in names])
+            return s, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
 
         updates = jnp.arange(experience.num_updates, dtype=jnp.int32)
-        packed, table = jax.lax.scan(body, packed, updates)
+        learner_state, table = jax.lax.scan(body, learner_state, updates)
         skipped = table[:, names.index(NUM_NONFINITE_UPDATES)] > 0.5
         last = experience.num_updates_of_last_epoch
         means = jnp.stack(
@@ -476,7 +475,7 @@ class TrainStep:
             for row in means[:2]
         )
         every |= prefix_counts(names, means[2])
-        return unpack(packed), UpdateMetrics(every=every, last_epoch=last_epoch, skipped=skipped)
+        return learner_state, UpdateMetrics(every=every, last_epoch=last_epoch, skipped=skipped)
 
 
 def _as_rows(rollout: Rollout) -> Rollout:

@@ -10,33 +10,29 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl import DQNConfig, SACConfig, TD3Config
 from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
-from jaxrl.assembly.assemble import assemble
 from jaxrl.core.hparams import build_hparams, current_values
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError
-from jaxrl.learners import packing
+from jaxrl.learners import learner
 from jaxrl.learners.learner import (
     NUM_NONFINITE_UPDATES,
     SgdState,
     build_optimizer,
     clip_gradients,
-    init_sgd,
+    select,
     sgd_step,
 )
-from jaxrl.learners.multi_optimizer import CRITIC, POLICY
-from jaxrl.learners.packing import pack, select
 
 BOTH_LAYOUTS = pytest.mark.usefixtures("max_raveled")
 LR = 0.1
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scale": ()}
 
 
-@pytest.fixture(params=[packing.MAX_RAVELED, 0], ids=["vector", "tensors"])
+@pytest.fixture(params=[learner.MAX_RAVELED, 0], ids=["vector", "tensors"])
 def max_raveled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters as one vector, and each tensor by itself."""
-    monkeypatch.setattr(packing, "MAX_RAVELED", request.param)
+    monkeypatch.setattr(learner, "MAX_RAVELED", request.param)
 
 
 def tree(seed: int, size: float = 1.0) -> dict[str, jax.Array]:
@@ -158,8 +154,8 @@ def test_parameters_are_a_vector_if_they_are_few() -> None:
     settings = PPOTraining(lr=LR)
     tx = build_optimizer(settings, values_of(settings))
     few, many = jnp.zeros((2, 2**13)), jnp.zeros((2, 2**13 + 1))
-    assert jax.tree.leaves(init_sgd(tx, few).opt_state)[1].shape == (2**14,)
-    assert jax.tree.leaves(init_sgd(tx, many).opt_state)[1].shape == many.shape
+    assert jax.tree.leaves(tx.init(few))[1].shape == (2**14,)
+    assert jax.tree.leaves(tx.init(many))[1].shape == many.shape
 
 
 # --- the step ---
@@ -173,7 +169,7 @@ def quadratic(params: Any, factor: Any = 1.0) -> tuple[Any, Any]:
 def started() -> tuple[optax.GradientTransformation, SgdState]:
     settings = PPOTraining(lr=LR)
     tx = build_optimizer(settings, values_of(settings))
-    return tx, init_sgd(tx, tree(4))
+    return tx, SgdState(params=tree(4), opt_state=tx.init(tree(4)))
 
 
 @BOTH_LAYOUTS
@@ -248,38 +244,3 @@ def test_select(condition: bool) -> None:
     jax.tree.map(np.testing.assert_array_equal, got, new if condition else old)
     bad = jax.tree.map(lambda leaf: leaf * jnp.nan, new)
     jax.tree.map(np.testing.assert_array_equal, select(jnp.asarray(False), bad, old), old)
-
-
-# --- parameters as vectors ---
-
-
-@pytest.mark.parametrize("config", [PPOConfig, DQNConfig, SACConfig, TD3Config])
-def test_a_packed_state_is_restored(config: Any) -> None:
-    env = "CartPole-v1" if config in (PPOConfig, DQNConfig) else "Pendulum-v1"
-    small = config().environment(env).rl_module(model_config={"fcnet_hiddens": [8]})
-    state = assemble(small).train_step.learner.init(jax.random.key(0))
-    packed, unpack = pack(state)
-    jax.tree.map(np.testing.assert_array_equal, unpack(packed), state)
-    assert jax.tree.structure(unpack(packed)) == jax.tree.structure(state)
-    params = packed.sgd.params
-    vectors = [params[POLICY], params[CRITIC]] if isinstance(params, dict) else [params]
-    vectors += [packed.target.params] if hasattr(packed, "target") else []
-    assert all(vector.ndim == 1 for vector in vectors)
-
-
-def test_a_loop_over_updates_selects_and_adds_vectors_alone() -> None:
-    """Slices that are put together again are the vector, so that no tensor is selected by itself."""
-    tx, state = started()
-    packed, unpack = pack(state)
-
-    def body(i: Any, carry: Any) -> Any:
-        return pack(sgd_step(quadratic, tx, unpack(carry))[0])[0]
-
-    program = jax.jit(lambda carry: jax.lax.fori_loop(0, 10, body, carry)).lower(packed).compile()
-    size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    selected = {
-        line.split(" = ")[1].split("[")[1].split("]")[0]
-        for line in program.as_text().splitlines()
-        if " select(" in line
-    }
-    assert selected == {"", str(size)}  # the counter of steps is a scalar
