@@ -29,6 +29,8 @@ def test_evaluation_leaves_training_alone_and_repeats_itself() -> None:
         assert first["episode_return_mean"] == pytest.approx(first["episode_len_mean"])
         assert_equal(before, algorithm.get_state()["train_state"])
         assert algorithm.evaluate(num_episodes=7)["env_runners"]["num_episodes"] == 7
+        counted = algorithm.evaluate(duration_fn=lambda num_played: 5 - num_played)
+        assert counted["env_runners"]["num_episodes"] == 5
 
 
 def test_evaluation_by_timesteps_plays_exactly_so_many() -> None:

@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exported(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exports") / "policy"
-    code, printed, err = jaxrl("export", checkpoint, "--out", folder, "--formats", "numpy")
+    code, printed, err = jaxrl("export", checkpoint, "--out", folder, "--format", "numpy")
     assert code == 0, err
     assert printed.startswith(f"exported    {folder}\n")
     assert f"checkpoint  {checkpoint}" in printed
