@@ -95,14 +95,9 @@ BUILTIN_HOST_ENVS: Mapping[str, CatalogEntry] = {
 
 _AS_JAX_ENV = "write its reset and step as a JaxEnv, see docs/guides/custom_environment.md"
 WITHOUT_ADAPTER = {
-    "craftax": f"Craftax has no adapter here: {_AS_JAX_ENV}.",
-    "brax": f"Brax has no adapter here: {_AS_JAX_ENV}.",
-    "jumanji": (
-        f"Jumanji has no adapter here: {_AS_JAX_ENV}; or use a creator of "
-        "jumanji.wrappers.JumanjiToGymWrapper(env), which is stepped on the host."
-    ),
-    **dict.fromkeys(("xland", "xminigrid"), f"XLand-MiniGrid has no adapter here: {_AS_JAX_ENV}."),
-    "mujoco_playground": f"MuJoCo Playground has no adapter here: {_AS_JAX_ENV}.",
+    "navix": f"NAVIX has no adapter here: {_AS_JAX_ENV}, or take xminigrid:MiniGrid-Empty-8x8.",
+    "kinetix": f"Kinetix has no adapter here: {_AS_JAX_ENV}.",
+    "jaxatari": f"JAXAtari has no adapter here: {_AS_JAX_ENV}, or take ALE/Pong-v5.",
     "envpool": "EnvPool has no adapter here; use gymnasium's ids of the same games.",
 }
 """Environment suites without an adapter by name or package, and the alternative for each."""

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import sys
+from collections.abc import Callable, Mapping
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -47,20 +48,25 @@ def describe_spec(spec: object) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def get_instance(cls: type, arguments: dict[str, object]) -> object:
-    """Return the instance of a class for these arguments, cached if they are hashable."""
+def get_instance(
+    make: Callable[..., object], arguments: Mapping[str, object], *names: str
+) -> object:
+    """Return the result of a class or a function for these arguments, cached if they are hashable."""
     try:
         hash(tuple(arguments.values()))
     except TypeError:
-        return cls(**arguments)
+        return make(*names, **arguments)
     # The types keep True apart from 1 and 1.0.
     types = tuple(type(value) for value in arguments.values())
-    return _make_instance(cls, tuple(arguments.items()), types)
+    return _make_instance(make, names, tuple(arguments.items()), types)
 
 
 @functools.cache
 def _make_instance(
-    cls: type, arguments: tuple[tuple[str, object], ...], types: tuple[type, ...]
+    make: Callable[..., object],
+    names: tuple[str, ...],
+    arguments: tuple[tuple[str, object], ...],
+    types: tuple[type, ...],
 ) -> object:
     del types
-    return cls(**dict(arguments))
+    return make(*names, **dict(arguments))

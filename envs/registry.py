@@ -14,13 +14,15 @@ import gymnasium
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters import gymnasium as gymnasium_adapter
 from jaxrl.envs.adapters import gymnax as gymnax_adapter
-from jaxrl.envs.adapters.multi_agent import (
-    HOST_ADAPTERS,
-    MULTI_ADAPTERS,
-    find_host_package,
-    make_adapted,
-)
 from jaxrl.envs.adapters.pettingzoo import is_pettingzoo, is_pettingzoo_class
+from jaxrl.envs.adapters.table import (
+    ADAPTERS,
+    explain_making,
+    find_adapter,
+    find_maker,
+    get_module,
+    split_id,
+)
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.catalog import (
     BUILTIN_ENVS,
@@ -55,7 +57,8 @@ EnvSpec: TypeAlias = str | EnvClass | AnyEnv | EnvCreator
 _registered: dict[str, EnvCreator | EnvClass] = {}
 _CATALOG = {**BUILTIN_ENVS, **BUILTIN_MULTI_ENVS, **BUILTIN_HOST_ENVS}
 
-RESERVED_PREFIXES = ("gymnasium", "gymnax", "jaxrl", *MULTI_ADAPTERS, *HOST_ADAPTERS)
+RESERVED_PREFIXES = ("jaxrl", *ADAPTERS)
+_ADAPTED_PACKAGES = {adapter.package for adapter in ADAPTERS.values()}
 
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 _PACKAGES = {"babyai": "minigrid", "highway": "highway_env"}
@@ -144,7 +147,8 @@ def is_multi_agent_spec(spec: object) -> bool:
         name = spec.removeprefix("jaxrl:")
         if spec in _registered:
             return is_multi_agent_spec(_registered[spec])
-        if spec.split(":")[0] in (*MULTI_ADAPTERS, *HOST_ADAPTERS) and ":" in spec:
+        found = split_id(spec)
+        if found is not None and ADAPTERS[found[0]].is_multi:
             return True
         if name in _CATALOG:
             return name in BUILTIN_MULTI_ENVS
@@ -158,8 +162,9 @@ def is_multi_agent_spec(spec: object) -> bool:
             return False
     if isinstance(spec, type):
         is_host = is_multi_agent_class(spec) or is_pettingzoo_class(spec)
-        return is_host or issubclass(spec, MultiAgentJaxEnv)
-    return isinstance(spec, MultiAgentJaxEnv) or is_multi_agent_env(spec) or is_pettingzoo(spec)
+        return is_host or issubclass(spec, MultiAgentJaxEnv) or _is_adapted(spec, is_multi=True)
+    is_host = is_multi_agent_env(spec) or is_pettingzoo(spec)
+    return is_host or isinstance(spec, MultiAgentJaxEnv) or _is_adapted(spec, is_multi=True)
 
 
 def make(
@@ -295,25 +300,15 @@ def _from_string(spec: str, request: EnvRequest) -> Made:
         return _with_note(
             made, f"{spec}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."
         )
-    if name and prefix in WITHOUT_ADAPTER:
+    if name and (prefix in WITHOUT_ADAPTER or prefix in _ADAPTED_PACKAGES - set(ADAPTERS)):
         raise _unknown_env_error(spec)
-    if prefix == "gymnax" and name:
-        return _from_class(gymnax_adapter.get_env_class(name), request, spec)
-    if prefix == "gymnasium" and name:
-        return gymnasium_adapter.from_id(name, request, spec)
-    if prefix in MULTI_ADAPTERS and name:
-        env = make_adapted(prefix, name, request.context, request.max_episode_steps)
-        made, note = _wrap(env, None, spec, request), getattr(env, "note", None)
-        return made if note is None else _with_note(made, note)
-    if prefix in HOST_ADAPTERS and name:
-        create = HOST_ADAPTERS[prefix](name)
-        env = gymnasium_adapter.create_env(spec, create, request.context)
-        return gymnasium_adapter.from_creator(create, env, request, spec)
+    if (found := split_id(spec)) is not None:
+        return _from_adapter(*found, request, spec)
     if spec in gymnax_adapter.ENV_IDS:
-        made = _from_class(gymnax_adapter.get_env_class(spec), request, spec)
+        made = _from_adapter("gymnax", spec, request, spec)
         return _with_note(made, f"{spec}: gymnax's implementation.")
     if prefix != "jaxrl" and _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.has_env(spec):
-        made = gymnasium_adapter.from_id(spec, request, spec)
+        made = gymnasium_adapter.make(spec, request, spec)
         return _with_note(made, f"{spec}: gymnasium's implementation, stepped on the host.")
     if prefix != "jaxrl" and _CLASS_PATH.fullmatch(spec):
         return _from_object(check_creator(_load(spec), spec), request, spec)
@@ -331,12 +326,10 @@ def find_imports(spec: str) -> tuple[str | None, str | None]:
         spec in names
         for names in (_registered, BUILTIN_ENVS, BUILTIN_MULTI_ENVS, gymnax_adapter.ENV_IDS)
     )
-    if known or (prefix in ("jaxrl", "gymnax", *MULTI_ADAPTERS) and name):
+    if known or (prefix == "jaxrl" and name):
         return None, None
-    if prefix in HOST_ADAPTERS and name:
-        return find_host_package(prefix, name), None
-    if prefix == "gymnasium" and name:
-        return name.rpartition(":")[0] or None, None
+    if (found := split_id(spec)) is not None:
+        return ADAPTERS[prefix].find_import(found[1]), None
     if _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.has_env(spec):
         return spec.rpartition(":")[0] or None, None
     if _CLASS_PATH.fullmatch(spec):
@@ -347,6 +340,30 @@ def find_imports(spec: str) -> tuple[str | None, str | None]:
 
 def _with_note(made: MadeT, note: str) -> MadeT:
     return dataclasses.replace(made, notes=(note, *made.notes))
+
+
+def _from_adapter(prefix: str, name: str, request: EnvRequest, env_id: str) -> Made:
+    """Make an environment of another package; equal arguments give the same object."""
+    if ADAPTERS[prefix].is_host:
+        with explain_making(prefix, env_id):
+            made = get_module(prefix).make(name, request, env_id)
+        if isinstance(made, MadeHostEnv | MadeMultiHostEnv):
+            return made
+        env = gymnasium_adapter.create_env(env_id, made, request.context)
+        return gymnasium_adapter.from_creator(made, env, request, env_id)
+    make, context = find_maker(prefix, name), request.context
+    parameters = list(inspect.signature(make).parameters.values())[1:]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    names = [p.name for p in parameters]
+    arguments = {key: context[key] for key in context if takes_any or key in names}
+    with explain_making(prefix, env_id, arguments):
+        env = get_instance(make, arguments, name)
+    if isinstance(env, type):
+        return _from_class(env, request, env_id)
+    env = _adapt(env, env_id)
+    rest = {key: value for key, value in context.items() if key not in arguments}
+    params = override_params(env_id, env.default_params, rest, names)
+    return _wrap(env, params, env_id, request)
 
 
 def _from_catalog(name: str, request: EnvRequest, env_id: str) -> Made:
@@ -360,12 +377,12 @@ def _from_object(spec: object, request: EnvRequest, env_id: str) -> Made:
     gymnasium_adapter.refuse_vector(spec, env_id)
     if isinstance(spec, type):
         return _from_class(spec, request, env_id)
-    if isinstance(spec, JaxEnv | MultiAgentJaxEnv) or gymnax_adapter.is_gymnax(spec):
+    if gymnasium_adapter.is_host_env(spec):
+        return gymnasium_adapter.from_instance(spec, request, env_id)
+    if isinstance(spec, JaxEnv | MultiAgentJaxEnv) or _is_adapted(spec):
         env = _adapt(spec, env_id)
         params = override_params(env_id, env.default_params, request.context)
         return _wrap(env, params, env_id, request)
-    if gymnasium_adapter.is_host_env(spec):
-        return gymnasium_adapter.from_instance(spec, request, env_id)
     _refuse_suite(type(spec), env_id)
     if not callable(spec):
         raise EnvError(
@@ -381,18 +398,26 @@ def _from_object(spec: object, request: EnvRequest, env_id: str) -> Made:
     return _wrap(env, env.default_params, env_id, request)
 
 
+def _is_adapted(spec: object, *, is_multi: bool | None = None) -> bool:
+    """Return whether this is a compiled package's instance or class, or its pair with parameters."""
+    prefix = find_adapter(spec[0] if isinstance(spec, tuple) and len(spec) == 2 else spec)
+    return prefix is not None and is_multi in (None, ADAPTERS[prefix].is_multi)
+
+
 def _adapt(env: object, env_id: str) -> JaxEnv[Any, Any] | MultiAgentJaxEnv[Any, Any]:
-    if isinstance(env, MultiAgentJaxEnv):
+    if isinstance(env, JaxEnv | MultiAgentJaxEnv):
         return env
-    if gymnax_adapter.is_gymnax(env):
-        return gymnax_adapter.GymnaxEnv(env)
-    if not isinstance(env, JaxEnv):
-        _refuse_suite(type(env), env_id)
-        raise EnvError(
-            f"The creator of {env_id} must return a JaxEnv, a MultiAgentJaxEnv or a gymnasium.Env, "
-            f"got {env!r}{'; shimmy wraps the old gym API' if hasattr(env, 'reset') else ''}."
-        )
-    return env
+    # gymnax's and XLand-MiniGrid's functions return environment and parameters.
+    given = env if isinstance(env, tuple) and len(env) == 2 else (env,)
+    prefix = find_adapter(given[0])
+    if prefix is not None:
+        with explain_making(prefix, env_id):
+            return get_module(prefix).adapt(*given)
+    _refuse_suite(type(env), env_id)
+    raise EnvError(
+        f"The creator of {env_id} must return a JaxEnv, a MultiAgentJaxEnv or a gymnasium.Env, "
+        f"got {env!r}{'; shimmy wraps the old gym API' if hasattr(env, 'reset') else ''}."
+    )
 
 
 def _refuse_suite(cls: type, env_id: str) -> None:
@@ -406,7 +431,7 @@ def _from_class(cls: type, request: EnvRequest, env_id: str) -> Made:
     """Make an environment from a class; the config holds constructor arguments and params."""
     if gymnasium_adapter.is_host_class(cls):
         return gymnasium_adapter.from_class(cls, request, env_id)
-    if not (issubclass(cls, JaxEnv | MultiAgentJaxEnv) or gymnax_adapter.is_gymnax_class(cls)):
+    if not (issubclass(cls, JaxEnv | MultiAgentJaxEnv) or _is_adapted(cls)):
         _refuse_suite(cls, env_id)
         raise EnvError(
             f"{env_id} is neither a JaxEnv class, nor a MultiAgentJaxEnv class, nor a gymnasium.Env "
@@ -435,10 +460,15 @@ def _wrap(
     limit = request.max_episode_steps
     if isinstance(env, MultiTimeLimit):
         env, limit = env.env, limit or env.max_episode_steps
+    if limit is not None and env.time_limit_fault is not None:
+        raise EnvError(
+            f"max_episode_steps={limit} cannot truncate {env_id}: {env.time_limit_fault}."
+        )
     limit = limit or env.max_episode_steps
-    return MadeMultiEnv(
+    made = MadeMultiEnv(
         env=env if limit is None else MultiTimeLimit(env, limit), params=params, id=env_id
     )
+    return made if env.note is None else _with_note(made, env.note)
 
 
 def _with_time_limit(made: MadeEnv, request: EnvRequest) -> MadeEnv:
@@ -511,6 +541,12 @@ def _unknown_env_error(spec: str) -> UnknownNameError:
     family = next((name for name in WITHOUT_ADAPTER if name in spec.lower()), None)
     if family is not None:
         return UnknownNameError(f"Unknown environment {spec!r}. {WITHOUT_ADAPTER[family]}")
+    for prefix, adapter in ADAPTERS.items():
+        if adapter.package in spec.lower() and spec.partition(":")[0] not in ADAPTERS:
+            return UnknownNameError(
+                f"Unknown environment {spec!r}. The ids of {adapter.title} have a prefix, as in "
+                f"{prefix}:{adapter.example}."
+            )
     spelled = {name.lower(): name for name in reversed(known)}
     found = did_you_mean(_spell_minatar(spec.lower()), spelled)
     hint = f" Did you mean {spelled[found.split(chr(39))[1]]!r}?" if found else ""

@@ -108,7 +108,12 @@ def refuse_vector(env: object, env_id: str) -> None:
         )
 
 
-def from_id(env_id: str, request: EnvRequest, name: str) -> MadeAny:
+def list_ids() -> list[str]:
+    """List the ids that are registered now."""
+    return sorted(gymnasium.registry)
+
+
+def make(env_id: str, request: EnvRequest, name: str) -> MadeAny:
     """Make a host environment from an id of gymnasium's registry.
 
     Args:

@@ -5,23 +5,16 @@ and leaves resets to auto-reset. gymnax's own rewards, observations and states h
 differ between reset and step or are weakly typed, so everything is cast here, once.
 """
 
-import functools
 import importlib
-import sys
 from typing import Any
 
 import gymnasium
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.core.space_arrays import get_leaf_dtype
-from jaxrl.core.spaces import map_leaves
-from jaxrl.core.types import Key, PyTree, TimeStep
-from jaxrl.envs.adapters.jax_packages import call_package, cast, find_state_dtypes
-from jaxrl.envs.params import get_param, override_params
-from jaxrl.envs.wrappers import HasTimeLimit
-from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
+from jaxrl.core.types import Key, PyTree
+from jaxrl.envs.adapters.suite_env import Ends, Suite, TimedSuiteEnv
+from jaxrl.errors import EnvError
 
 ENV_IDS = {
     "CartPole-v1": "classic_control.cartpole:CartPole",
@@ -52,7 +45,6 @@ ENV_IDS = {
 }
 """Module and class below `gymnax.environments` of each id; MNISTBandit-bsuite is left out."""
 
-_ENVIRONMENT_MODULE = "gymnax.environments.environment"
 _GRID_GAMES = ("gymnax.environments.minatar.", "gymnax.environments.misc.pong")
 """Modules whose observations are binary images; resetting all copies at each step is expensive."""
 
@@ -68,77 +60,41 @@ CELL_PIXELS = 16
 """Width and height in pixels of a grid game's rendered cell."""
 
 
-def get_env_class(name: str) -> type:
-    """Return the gymnax class of an id.
+def list_ids() -> list[str]:
+    """List the ids, which are known without importing gymnax."""
+    return list(ENV_IDS)
 
-    Raises:
-        UnknownNameError: If gymnax has no such environment.
-        EnvError: If gymnax is not installed, or the environment does not work offline.
-    """
-    if name == "MNISTBandit-bsuite":
-        raise EnvError(
-            "gymnax:MNISTBandit-bsuite downloads its data when it is made, so jaxrl refuses it; "
-            "gymnax:SimpleBandit-bsuite and gymnax:BernoulliBandit-misc are bandits without data."
-        )
-    if name not in ENV_IDS:
-        raise UnknownNameError(
-            f"gymnax has no environment {name!r}.{did_you_mean(name, ENV_IDS)} "
-            f"Known: {', '.join(ENV_IDS)}."
-        )
+
+def make(name: str) -> type:
+    """Return the gymnax class of an id."""
     module_name, _, class_name = ENV_IDS[name].partition(":")
-    try:
-        module = importlib.import_module(f"gymnax.environments.{module_name}")
-    except ModuleNotFoundError as error:
-        raise EnvError(
-            f"gymnax:{name} needs the package {error.name!r}, which is not installed: "
-            f"pip install 'gymnax>=1.0,<2' six."
-        ) from error
-    return vars(module)[class_name]
+    return vars(importlib.import_module(f"gymnax.environments.{module_name}"))[class_name]
 
 
-def is_gymnax(value: object) -> bool:
-    """Return whether the value is a gymnax environment; never imports gymnax."""
-    return is_gymnax_class(type(value))
-
-
-def is_gymnax_class(cls: type) -> bool:
-    """Return whether the class is a gymnax environment's; never imports gymnax."""
-    module = sys.modules.get(_ENVIRONMENT_MODULE)
-    return module is not None and issubclass(cls, vars(module)["Environment"])
-
-
-class GymnaxEnv(HasTimeLimit):
+class GymnaxEnv(TimedSuiteEnv):
     """A gymnax environment, with `params.max_steps_in_episode` as its time limit.
 
     Rewards are float32. Observations are float32, except for the one-hot images of MinAtar and Pong
     (uint8) and discrete observations (int32). Wrappers of the same gymnax object compare equal.
     """
 
+    limit_name = "max_steps_in_episode"
+
     def __init__(self, env: Any) -> None:
         self.env = env
-        self.name = str(env.name)
         self._is_image = type(env).__module__.startswith(_GRID_GAMES)
+        with jax.ensure_compile_time_eval():
+            action_space = _to_gymnasium(env.action_space(env.default_params), as_image=False)
+        suite = Suite(
+            objects=(env,),
+            reset=self._reset,
+            step=self._step,
+            action_space=action_space,
+            params=env.default_params,
+        )
+        super().__init__(str(env.name), suite)
         self.reset_mode = "on_demand" if self._is_image else "every_step"
         self.render_fps = 10 if self._is_image else 30
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GymnaxEnv) and self.env is other.env
-
-    def __hash__(self) -> int:
-        return hash((GymnaxEnv, id(self.env)))
-
-    @property
-    def default_params(self) -> PyTree:
-        """Default parameters of gymnax, with every number strongly typed."""
-        with jax.ensure_compile_time_eval():
-            return jax.tree.map(_strong_numpy, self.env.default_params)
-
-    def with_time_limit(self, params: PyTree, max_episode_steps: int) -> PyTree:
-        changes = {"max_steps_in_episode": max_episode_steps}
-        return override_params(self.name, params, changes)
-
-    def get_time_limit(self, params: PyTree) -> int:
-        return int(get_param(params, "max_steps_in_episode"))
 
     def observation_space(self, params: PyTree) -> gymnasium.Space[Any]:
         with jax.ensure_compile_time_eval():
@@ -150,30 +106,13 @@ class GymnaxEnv(HasTimeLimit):
                 space = gymnasium.spaces.Box(lows, highs, dtype=np.float32)
         return space
 
-    def action_space(self, params: PyTree) -> gymnasium.Space[Any]:
-        with jax.ensure_compile_time_eval():
-            return _to_gymnasium(self.env.action_space(params), as_image=False)
+    def _reset(self, key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
+        obs, state = self.env.reset_env(key, params)
+        return state, obs
 
-    def reset(self, key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
-        params = jax.tree.map(jnp.asarray, params)
-        obs, state = call_package(self.env.reset_env, key, params)
-        return jax.tree.map(cast, state, self._state_dtypes), self._cast_obs(obs)
-
-    def step(
-        self, key: Key, state: PyTree, action: PyTree, params: PyTree
-    ) -> tuple[PyTree, TimeStep]:
-        params = jax.tree.map(jnp.asarray, params)
-        obs, next_state, reward, terminated, _ = call_package(
-            self.env.step_env, key, state, action, params
-        )
-        truncated = call_package(self.env.is_truncated, next_state, params)
-        return jax.tree.map(cast, next_state, self._state_dtypes), TimeStep(
-            obs=self._cast_obs(obs),
-            reward=cast(jnp.reshape(reward, ()), np.float32),
-            terminated=cast(jnp.reshape(terminated, ()), np.bool_),
-            truncated=cast(jnp.reshape(truncated, ()), np.bool_),
-            info={},
-        )
+    def _step(self, key: Key, state: PyTree, action: PyTree, params: PyTree) -> tuple[PyTree, Ends]:
+        obs, after, reward, terminated, _ = self.env.step_env(key, state, action, params)
+        return after, (obs, reward, terminated, self.env.is_truncated(after, params))
 
     def render(self, state: PyTree, params: PyTree) -> np.ndarray:
         """Render a grid game, `[16 height, 16 width, 3]`, each cell in its channel's color.
@@ -190,31 +129,10 @@ class GymnaxEnv(HasTimeLimit):
         palette = np.concatenate([np.zeros((1, 3)), colors]).astype(np.uint8)
         return palette[number].repeat(CELL_PIXELS, axis=0).repeat(CELL_PIXELS, axis=1)
 
-    def _cast_obs(self, obs: PyTree) -> PyTree:
-        return jax.tree.map(cast, obs, self._obs_dtypes)
 
-    @functools.cached_property
-    def _obs_dtypes(self) -> PyTree:
-        """Structure of an observation, with the dtype of each leaf."""
-        return map_leaves(get_leaf_dtype, self.observation_space(self.default_params))
-
-    @functools.cached_property
-    def _state_dtypes(self) -> PyTree:
-        """Structure of the state, with a dtype per leaf that fits both a reset and a step."""
-        params = self.default_params
-        action_space = self.action_space(params)
-
-        def reset_and_step(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
-            _, first = call_package(self.env.reset_env, key, params)
-            action = jnp.zeros(action_space.shape, get_leaf_dtype(action_space))
-            return first, call_package(self.env.step_env, key, first, action, params)[1]
-
-        return find_state_dtypes(reset_and_step, params)
-
-
-def _strong_numpy(value: jax.typing.ArrayLike) -> np.ndarray:
-    array = np.asarray(value)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+def adapt(env: Any) -> GymnaxEnv:
+    """Return an instance of a gymnax environment as a `JaxEnv`."""
+    return GymnaxEnv(env)
 
 
 def _to_gymnasium(space: Any, *, as_image: bool) -> gymnasium.Space[Any]:

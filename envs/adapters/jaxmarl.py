@@ -20,7 +20,8 @@ from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.adapters.jax_packages import call_package, cast, find_state_dtypes
 from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep
-from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
+from jaxrl.envs.params import check_bool
+from jaxrl.errors import EnvError
 
 WORLD_STATE = "world_state"
 """JaxMARL's key of the global state among the observations."""
@@ -54,16 +55,11 @@ class JaxMARLEnv(MultiAgentJaxEnv[JaxMARLState, None]):
         self.name = f"jaxmarl:{env.name}"
         self.possible_agents = tuple(env.agents)
         self.own_time_limit = getattr(env, "max_steps", None) if truncate_at_max_steps else None
-
-    @property
-    def note(self) -> str | None:
-        """Sentence on what the end of an episode means, None without a time limit."""
-        if self.own_time_limit is None:
-            return None
-        return (
-            f"{self.name}: an episode that ends at max_steps={self.own_time_limit} is truncated; "
-            f"env_config={{{TRUNCATES!r}: False}} makes it terminate."
-        )
+        if self.own_time_limit is not None:
+            self.note = (
+                f"{self.name}: an episode that ends at max_steps={self.own_time_limit} is truncated; "
+                f"env_config={{{TRUNCATES!r}: False}} makes it terminate."
+            )
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -228,31 +224,32 @@ def _to_gymnasium(
     raise EnvError(f"{env} has a space of the type {kind}, which gymnasium does not have.")
 
 
-def make_jaxmarl(name: str, arguments: Mapping[str, Any]) -> JaxMARLEnv:
-    """Make an environment of an id of JaxMARL.
+def list_ids() -> list[str]:
+    """List the environments of JaxMARL."""
+    return list(importlib.import_module("jaxmarl").registered_envs)
+
+
+def make(name: str, /, truncate_at_max_steps: bool = True, **arguments: object) -> JaxMARLEnv:
+    """Make an environment.
 
     Raises:
-        UnknownNameError: If JaxMARL has no such environment.
-        EnvError: If JaxMARL is not installed, or refuses an argument.
+        EnvError: If `truncate_at_max_steps` is no bool.
     """
-    try:
-        package = importlib.import_module("jaxmarl")
-    except ImportError as error:
+    check_bool(f"jaxmarl:{name}: {TRUNCATES}", truncate_at_max_steps)
+    env = importlib.import_module("jaxmarl").make(name, **arguments)
+    return JaxMARLEnv(env, truncate_at_max_steps)
+
+
+def adapt(env: Any) -> JaxMARLEnv:
+    """Return an environment that `jaxmarl.make` returned, without a wrapper.
+
+    Raises:
+        EnvError: If it is wrapped.
+    """
+    base = importlib.import_module("jaxmarl.environments.multi_agent_env").MultiAgentEnv
+    if not isinstance(env, base):
         raise EnvError(
-            f"jaxmarl:{name} needs the package jaxmarl: {error}. Install it with "
-            "pip install 'jaxrl[jaxmarl]'."
-        ) from error
-    known = package.registered_envs
-    if name not in known:
-        raise UnknownNameError(
-            f"JaxMARL has no environment {name!r}.{did_you_mean(name, known)} Known: "
-            f"{', '.join(known)}."
+            f"{type(env).__name__} is a wrapper of JaxMARL, whose work is jaxrl's own: give the "
+            "environment that jaxmarl.make returns."
         )
-    own = {key: value for key, value in arguments.items() if key != TRUNCATES}
-    truncates = arguments.get(TRUNCATES, True)
-    if not isinstance(truncates, bool):
-        raise EnvError(f"jaxmarl:{name}: {TRUNCATES} must be True or False, got {truncates!r}.")
-    try:
-        return JaxMARLEnv(package.make(name, **own), truncates)
-    except (TypeError, ValueError, AssertionError, NameError, ImportError) as error:
-        raise EnvError(f"jaxmarl:{name} with env_config={own!r}: {error}.") from error
+    return JaxMARLEnv(env)

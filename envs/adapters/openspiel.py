@@ -10,6 +10,7 @@ from gymnasium import spaces
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_creators import Creator
 from jaxrl.envs.context import EnvContext
+from jaxrl.envs.host import EnvRequest
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_env import AgentDict, AgentID, MultiAgentEnv
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean, summarize_exception
@@ -147,7 +148,12 @@ class OpenSpielEnv(MultiAgentEnv):
             )
 
 
-def find_openspiel(name: str) -> Creator:
+def list_ids() -> list[str]:
+    """List the names of OpenSpiel's games."""
+    return list(_import_pyspiel("").registered_names())
+
+
+def make(name: str, request: EnvRequest, env_id: str) -> Creator:
     """Return the creator of a game by its name, which may have parameters: `hex(board_size=5)`.
 
     The `env_config` has the game's parameters, and `observe` (see `OpenSpielEnv`).
@@ -156,6 +162,7 @@ def find_openspiel(name: str) -> Creator:
         UnknownNameError: If there is no such game.
         EnvError: If OpenSpiel is not installed.
     """
+    del request, env_id
     known = _import_pyspiel(name).registered_names()
     game = name.partition("(")[0]
     if game not in known:

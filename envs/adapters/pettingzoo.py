@@ -4,7 +4,9 @@ PettingZoo is not imported: its environments are recognized by their classes.
 """
 
 import importlib
+import importlib.util
 import pkgutil
+import re
 import warnings
 from typing import Any
 
@@ -15,6 +17,7 @@ from gymnasium import spaces
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_creators import Creator
 from jaxrl.envs.context import EnvContext
+from jaxrl.envs.host import EnvRequest
 from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_env import AgentDict, AgentID, MultiAgentEnv
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean, summarize_exception
@@ -221,7 +224,20 @@ def wrap_pettingzoo(env: Any) -> Any:
     return PettingZooEnv(env) if in_turns else ParallelPettingZooEnv(env)
 
 
-def find_pettingzoo(name: str) -> Creator:
+def list_ids() -> list[str]:
+    """List the names of PettingZoo's own environments and of those of mpe2 that are installed."""
+    packages = [*_OWN_PACKAGES, "mpe2"]
+    found = ((package, get_package(f"{package}/")) for package in packages)
+    return [
+        f"{package}/{name}"
+        for package, path in found
+        if importlib.util.find_spec(path) is not None
+        for name in _list_names(path)
+        if re.search(r"_v\d+$", name)
+    ]
+
+
+def make(name: str, request: EnvRequest, env_id: str) -> Creator:
     """Return the creator of an environment by its package and name, `classic/connect_four_v3`.
 
     It is parallel where PettingZoo has it so. The `env_config` has the arguments of PettingZoo's
@@ -231,6 +247,7 @@ def find_pettingzoo(name: str) -> Creator:
         UnknownNameError: If there is no such package or environment.
         EnvError: If a package is not installed.
     """
+    del request, env_id
     env_name = name.partition("/")[2]
     if not env_name:
         raise UnknownNameError(

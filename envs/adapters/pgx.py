@@ -5,7 +5,6 @@
 """
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -17,7 +16,6 @@ from gymnasium import spaces
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.adapters.jax_packages import call_package
 from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep, make_no_ends
-from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
 
 class PgxEnv(MultiAgentJaxEnv[Any, None]):
@@ -30,6 +28,10 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
     """
 
     acting: Acting | None = "some"
+    time_limit_fault = (
+        "pgx makes the observation of the player whose turn it is alone, so the other has none to "
+        "bootstrap from; leave it out, games of pgx end by their own rules"
+    )
     max_acting = 1
     reset_mode = "on_demand"
 
@@ -96,25 +98,16 @@ def _drop_observation(state: PyTree) -> PyTree:
     return state.replace(observation=jnp.zeros((), state.observation.dtype))
 
 
-def make_pgx(name: str, arguments: Mapping[str, Any]) -> PgxEnv:
-    """Make an environment of an id of pgx.
+def list_ids() -> list[str]:
+    """List the games of pgx."""
+    return list(importlib.import_module("pgx").available_envs())
 
-    Raises:
-        UnknownNameError: If pgx has no such game.
-        EnvError: If pgx is not installed, or refuses an argument.
-    """
-    try:
-        pgx = importlib.import_module("pgx")
-    except ImportError as error:
-        raise EnvError(
-            f"pgx:{name} needs the package pgx: {error}. Install it with pip install 'jaxrl[pgx]'."
-        ) from error
-    known = pgx.available_envs()
-    if name not in known:
-        raise UnknownNameError(
-            f"pgx has no game {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}."
-        )
-    try:
-        return PgxEnv(pgx.make(name, **arguments))
-    except (TypeError, ValueError, AssertionError) as error:
-        raise EnvError(f"pgx:{name} with env_config={dict(arguments)!r}: {error}.") from error
+
+def make(name: str, /, **arguments: object) -> PgxEnv:
+    """Make a game."""
+    return adapt(importlib.import_module("pgx").make(name, **arguments))
+
+
+def adapt(env: Any) -> PgxEnv:
+    """Return a game that `pgx.make` returned."""
+    return PgxEnv(env)

@@ -100,6 +100,10 @@ class MultiAgentJaxEnv(Generic[StateT, ParamsT]):
     """Time limit that `make_multi` applies, None for no limit."""
     own_time_limit: int | None = None
     """Time limit at which `step` itself truncates, for what is said of the environment."""
+    time_limit_fault: str | None = None
+    """Reason why episodes cannot be truncated, None if they can."""
+    note: str | None = None
+    """Sentence for `config.explain()`."""
     reset_mode: ResetMode = "every_step"
     """Cheapest auto-reset mode for this environment; see `jaxrl.envs.vector`."""
     render_fps: float = 30

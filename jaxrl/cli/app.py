@@ -407,7 +407,10 @@ def compile_report(
 def list_(
     what: Annotated[ListingKind, typer.Argument(help="What to list.")],
     everything: Annotated[
-        bool, typer.Option("--all", help="Include environments that only test algorithms.")
+        bool,
+        typer.Option(
+            "--all", help="Include environments that only test algorithms, and all ids of packages."
+        ),
     ] = False,
     verbose: Verbosity = 0,
 ) -> None:

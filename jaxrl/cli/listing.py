@@ -15,19 +15,13 @@ from jaxrl.cli.command import format_command
 from jaxrl.cli.experiments import parse_json_object
 from jaxrl.config.registry import find_shipped_configs, list_algorithms
 from jaxrl.core.algorithms import ALGORITHMS
+from jaxrl.envs.adapters.table import ADAPTERS, list_ids
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import Made, list_envs, list_multi_envs, make_any
 from jaxrl.errors import JaxrlError
 from jaxrl.testing import check_env
 
-_OTHER_ENVS = (
-    "",
-    "and those of pgx and JaxMARL, of several agents: pgx:connect_four, jaxmarl:SMAX, ...",
-    "and in Python, of PettingZoo and OpenSpiel: pettingzoo:sisl/pursuit_v5, openspiel:leduc_poker, ...",
-    "and every gymnasium id, stepped on the host: LunarLander-v3, ALE/Pong-v5, ...",
-    "and your own: a name passed to register_env, module:Id-v0 or module:Class",
-)
 _IN_GRAPH = "JAX, in the compiled program"
 _ON_HOST = "environments in Python, stepped on the host"
 
@@ -68,7 +62,28 @@ def _list_environments(everything: bool) -> list[str]:
         lines += ["", f"{group}:", *_format_table(entries)]
     if not everything:
         lines += ["", f"and tasks that test algorithms: {format_command('list', 'envs', '--all')}"]
-    return [*lines[1:], *_OTHER_ENVS]
+    lines += ["", "from other packages, by the prefix of their ids:", *_list_packages(everything)]
+    return [
+        *lines[1:],
+        "",
+        "and your own: a name passed to register_env, module:Id-v0 or module:Class",
+    ]
+
+
+def _list_packages(everything: bool) -> list[str]:
+    """List the packages with an adapter, and all of their ids if asked for everything."""
+    rows: list[tuple[str, str]] = []
+    for prefix, adapter in ADAPTERS.items():
+        place = "stepped on the host" if adapter.is_host else "in the compiled program"
+        agents = ", of several agents" if adapter.is_multi else ""
+        install = "" if adapter.is_installed() else f"; not installed: {adapter.install}"
+        ids = f"{prefix}:{adapter.example}"
+        if everything and adapter.is_installed():
+            ids = ", ".join(f"{prefix}:{name}" for name in list_ids(prefix))
+            rows.append((f"{adapter.title}, {place}{agents}:", ids))
+        else:
+            rows.append((ids, f"{adapter.title}, {place}{agents}{install}"))
+    return _format_table(rows)
 
 
 def _describe_spaces(made: Made) -> str:

@@ -34,7 +34,7 @@ from jaxrl.runs.saved_results import (
     restore_nan,
 )
 from jaxrl.runtime.process import prepare_process
-from jaxrl.runtime.versions import EXACT_PACKAGES, get_versions
+from jaxrl.runtime.versions import EXACT_PACKAGES, SUITES, get_versions
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -333,6 +333,11 @@ def list_differences(metadata: Mapping[str, Any], devices: list[Device]) -> list
         "num_devices": len(devices),
         "platform": devices[0].platform,
         **{f"{name} version": versions.get(name) for name in EXACT_PACKAGES},
+        **{
+            f"{name} version": versions[name]
+            for name in SUITES
+            if name in versions and name in metadata["versions"]
+        },
         **{name: get_jax_option(name) for name in known},
     }
     saved = {

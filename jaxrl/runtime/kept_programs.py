@@ -45,13 +45,13 @@ from jaxrl.config.serialize import (
 from jaxrl.config.settings.run import CheckpointingSettings
 from jaxrl.core.spaces import get_leaf_spaces
 from jaxrl.core.types import Device
-from jaxrl.envs.adapters.multi_agent import MULTI_ADAPTERS
+from jaxrl.envs.adapters.table import ADAPTERS, split_id
 from jaxrl.envs.registry import find_imports, get_registered_env
 from jaxrl.runtime.commands import is_command
 from jaxrl.runtime.compilation_cache import get_cache_file, make_private, uses_own_folder
 from jaxrl.runtime.measurements import describe_machine
 from jaxrl.runtime.traced_code import snapshot_code
-from jaxrl.runtime.versions import read_versions
+from jaxrl.runtime.versions import is_editable, read_versions
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -310,7 +310,7 @@ def open_program_cache(
         built = _digest({"config": description, "jax": _jax_options()})
         shared = (built, _digest_spaces(spaces), snapshot_code())
     folder = _get_folder(config) if is_in_graph else None
-    packages = None if folder is None else _get_package_versions()
+    packages = None if folder is None else _get_package_versions(frozenset(_find_suites(config)))
     if packages is None:
         return (
             None if shared is None else ProgramCache(None, config=None, machine="", shared=shared)
@@ -319,7 +319,7 @@ def open_program_cache(
         folder,
         shared=shared,
         config=None
-        if description is None or not is_command() or _traces_others(config)
+        if description is None or not is_command()
         else _digest({"config": description, "code": _digest_source()}),
         machine=_digest(
             {
@@ -386,11 +386,12 @@ def _is_own_env(name: str) -> bool:
     return get_registered_env(name) is None and find_imports(name) == (None, None)
 
 
-def _traces_others(config: "AlgorithmConfig") -> bool:
-    """Return whether an environment is of a package whose version no key has."""
-    envs = (config.environment_settings.env, config.evaluation_settings.evaluation_config)
-    names = [x.get("env") if isinstance(x, Mapping) else x for x in envs]
-    return any(isinstance(x, str) and x.partition(":")[0] in MULTI_ADAPTERS for x in names)
+def _find_suites(config: "AlgorithmConfig") -> set[str]:
+    """Find the prefixes of the packages whose environments a config names, at any depth."""
+    settings = config.environment_settings
+    named = (settings.env, settings.env_config, config.evaluation_settings.evaluation_config)
+    strings = (leaf for leaf in jax.tree.leaves(named) if isinstance(leaf, str))
+    return {found[0] for text in strings if (found := split_id(text)) is not None}
 
 
 def _is_own(data: object) -> bool:
@@ -421,14 +422,21 @@ def _digest_source() -> str:
 
 
 @functools.cache
-def _get_package_versions() -> dict[str, str] | None:
-    """Return versions of Python and of jaxrl's requirements; None if jaxrl is not installed."""
+def _get_package_versions(suites: frozenset[str]) -> dict[str, str] | None:
+    """Return versions of Python, of jaxrl's requirements and of packages of environments.
+
+    None if one is unknown, because jaxrl is not installed or a package is edited in place.
+    """
     try:
         requirements = importlib.metadata.requires("jaxrl") or []
-    except importlib.metadata.PackageNotFoundError:  # a checkout on the path: unknown
+    except importlib.metadata.PackageNotFoundError:  # a checkout on the path
         return None
     names = {re.split(r"[^\w.-]", required)[0] for required in requirements if ";" not in required}
-    return {"python": platform.python_version(), **read_versions(sorted({"jaxlib", *names}))}
+    packages = {name for suite in suites for name in ADAPTERS[suite].distributions}
+    if any(is_editable(name) for name in packages):
+        return None
+    versions = read_versions(sorted({"jaxlib", *names, *packages}))
+    return {"python": platform.python_version(), **versions}
 
 
 def _processor_flags() -> str:

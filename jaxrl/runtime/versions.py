@@ -3,19 +3,24 @@
 import contextlib
 import functools
 import importlib.metadata
+import json
 import platform
 from collections.abc import Iterable
 
 import jaxrl
+from jaxrl.envs.adapters.table import ADAPTERS
 
+SUITES = tuple(sorted({name for row in ADAPTERS.values() for name in row.distributions}))
+"""Packages of compiled environments."""
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "chex", "flashbax", "numpy"),
-    *("gymnasium", "gymnax", "ray", "ale-py", "mujoco", "box2d"),
+    *("gymnasium", "ray", "ale-py", "mujoco", "box2d"),
+    *SUITES,
     *("jax-cuda12-plugin", "jax-cuda13-plugin"),
 )
 """Packages that compute: learning, environments, devices. Those not installed are left out."""
 EXACT_PACKAGES = ("jaxrl", "python", "jax", "jaxlib", "flax", "optax", "gymnax")
-"""Packages that a bit-exact resume depends on."""
+"""Packages that a bit-exact resume depends on, beside those of `SUITES` that its environment is of."""
 
 
 @functools.cache
@@ -32,3 +37,12 @@ def read_versions(names: Iterable[str]) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
+
+
+def is_editable(name: str) -> bool:
+    """Return whether a package is installed from a folder in place, so that its version says little."""
+    try:
+        text = importlib.metadata.distribution(name).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return text is not None and bool(json.loads(text).get("dir_info", {}).get("editable"))

@@ -14,7 +14,7 @@ from jaxrl.cli.app import app
 from jaxrl.cli.experiments import build_experiment, parse_stop_options, resolve_config_path
 from jaxrl.config.load import load_config
 from jaxrl.config.registry import find_shipped_configs, list_algorithms
-from jaxrl.envs.adapters.multi_agent import MULTI_ADAPTERS
+from jaxrl.envs.adapters.table import ADAPTERS
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 
 NOTHING: dict[str, Any] = {
@@ -108,8 +108,8 @@ def test_lists_have_a_word_on_each() -> None:
     lines = {line.split("  ")[0]: line for line in out.splitlines() if line}
     assert "observes Box(4), acts Discrete(2)" in lines["CartPole-v1"]
     assert "probe" not in out
-    assert "every gymnasium id" in out
-    assert all(f"{prefix}:" in out for prefix in MULTI_ADAPTERS), out
+    assert "LunarLander-v3" in out
+    assert all(f"{prefix}:" in out for prefix in ADAPTERS), out
     assert "jaxrl:probe-value-v0" in run("list", "envs", "--all")[1]
     algos = run("list", "algos")[1].splitlines()
     assert [line.split()[0] for line in algos] == list_algorithms()

@@ -219,17 +219,42 @@ def test_what_follows_from_a_config_alone(command: Path) -> None:
         PPOConfig().environment("CartPole-v1").evaluation(evaluation_config={"env": OwnCartPole}),
         PPOConfig().environment("CartPole-v1").debugging(jit=False),
         type("OwnConfig", (PPOConfig,), {})().environment("CartPole-v1"),
-        PPOConfig().environment("pgx:tic_tac_toe"),
     ],
-    ids=[
-        *("class", "callbacks", "hook", "registered", "path", "evaluation", "debugger", "config"),
-        "another package",
-    ],
+    ids=["class", "callbacks", "hook", "registered", "path", "evaluation", "debugger", "config"],
 )
 def test_code_of_others_is_traced(config: Any, command: Path) -> None:
     register_env("own-cartpole", lambda context: OwnCartPole())
     found = of_config(config, command)
     assert found is None or found._config is None
+
+
+def test_versions_of_environments_packages_are_in_the_key(
+    command: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a config names one, also within another environment's arguments."""
+    versions: dict[str, str] = {}
+    own_read = kept.read_versions
+    monkeypatch.setattr(kept, "read_versions", lambda names: own_read(names) | versions)
+    configs = {
+        "pgx": small().environment("pgx:tic_tac_toe"),
+        "brax": small().environment(env_config={"env": {"inner": "brax:ant"}}),
+        "craftax": small().evaluation(evaluation_config={"env": "craftax:Craftax-Symbolic-v1"}),
+    }
+    for package, config in configs.items():
+        keys = []
+        for number in ("1.0", "1.0", "1.1"):
+            versions.clear()
+            versions[package] = number
+            kept._get_package_versions.cache_clear()
+            keys.append(vars(of_config(config, command))["_machine"])
+        assert keys[0] == keys[1] != keys[2]
+    monkeypatch.setattr(kept, "is_editable", lambda name: name == "pgx")
+    kept._get_package_versions.cache_clear()
+    kept_in_memory = of_config(configs["pgx"], command)
+    assert kept_in_memory is None or kept_in_memory._config is None, "it is edited in place"
+    assert vars(of_config(configs["brax"], command))["_config"] is not None
+    monkeypatch.undo()
+    kept._get_package_versions.cache_clear()
 
 
 def test_only_in_commands_and_where_the_cache_is_on(command: Path, monkeypatch: Any) -> None:
