@@ -28,6 +28,7 @@ from jaxrl.connectors.observations import (
     fit_observation_pipeline,
 )
 from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
+from jaxrl.envs.adapters.table import ADAPTERS, split_id
 from jaxrl.runs.checkpoint import fetch_leaves
 
 ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
@@ -58,6 +59,13 @@ REPRESENTATIVES = ("APPO", "DDPG", "DQN", "PPO", "PQN", "SAC")
 """One of each kind: they cover all that the others do, but for losses, whose contracts are slow tests."""
 RELATIVES = tuple(sorted(set(ALGORITHMS) - set(REPRESENTATIVES)))
 """All others."""
+
+
+def need_package(env: object) -> None:
+    """Skip a test whose environment is of a package that is not installed."""
+    found = split_id(env) if isinstance(env, str) else None
+    if found is not None and not ADAPTERS[found[0]].is_installed():
+        pytest.skip(f"{ADAPTERS[found[0]].title} is not installed")
 
 
 def slow_but(*chosen: Any, of: Iterable[Any]) -> list[Any]:

@@ -48,101 +48,52 @@ class Adapter:
         return importlib.util.find_spec(self.package) is not None
 
 
-def _extra(name: str) -> str:
-    return f"pip install 'jaxrl[{name}]'"
+def _jax(title: str, name: str, example: str, *others: str, **fields: Any) -> Adapter:
+    """Describe a compiled package whose module, distribution and extra have one name."""
+    defaults = {"package": name, "install": f"pip install 'jaxrl[{name}]'"}
+    versions = (name, *others)
+    return Adapter(title=title, example=example, distributions=versions, **defaults | fields)
 
+
+def _host(title: str, package: str, example: str, install: str, **fields: Any) -> Adapter:
+    return Adapter(
+        title=title, package=package, example=example, install=install, is_host=True, **fields
+    )
+
+
+_MNIST = (
+    "it downloads its data when it is made; SimpleBandit-bsuite and BernoulliBandit-misc are bandits "
+    "without data"
+)
+_SOKOBAN = (
+    "it downloads its levels when it is made; a creator of Sokoban with another generator, such as "
+    "SimpleSolveGenerator(), is taken"
+)
+_GYMNAX = {"install": "pip install 'gymnax>=1.0,<2' six", "refused": {"MNISTBandit-bsuite": _MNIST}}
 
 ADAPTERS: Mapping[str, Adapter] = {
-    "gymnax": Adapter(
-        title="gymnax",
-        package="gymnax",
-        example="Catch-bsuite",
-        install="pip install 'gymnax>=1.0,<2' six",
-        distributions=("gymnax",),
-        refused={
-            "MNISTBandit-bsuite": "it downloads its data when it is made; SimpleBandit-bsuite and "
-            "BernoulliBandit-misc are bandits without data"
-        },
-    ),
-    "brax": Adapter(
-        title="Brax",
-        package="brax",
-        example="ant",
-        install=_extra("brax"),
-        distributions=("brax", "mujoco", "mujoco-mjx"),
-    ),
-    "playground": Adapter(
-        title="MuJoCo Playground",
+    "gymnax": _jax("gymnax", "gymnax", "Catch-bsuite", **_GYMNAX),
+    "brax": _jax("Brax", "brax", "ant", "mujoco", "mujoco-mjx"),
+    "playground": _jax(
+        *("MuJoCo Playground", "playground", "CartpoleBalance", "mujoco", "mujoco-mjx"),
         package="mujoco_playground",
-        example="CartpoleBalance",
-        install=_extra("playground"),
-        distributions=("playground", "mujoco", "mujoco-mjx"),
     ),
-    "craftax": Adapter(
-        title="Craftax",
-        package="craftax",
-        example="Craftax-Symbolic-v1",
-        install=_extra("craftax"),
-        distributions=("craftax",),
-    ),
-    "jumanji": Adapter(
-        title="Jumanji",
-        package="jumanji",
-        example="Snake-v1",
-        install=_extra("jumanji"),
-        distributions=("jumanji",),
-        refused={
-            "Sokoban-v0": "it downloads its levels when it is made; a creator of Sokoban with another "
-            "generator, such as SimpleSolveGenerator(), is taken"
-        },
-    ),
-    "xminigrid": Adapter(
-        title="XLand-MiniGrid",
-        package="xminigrid",
-        example="MiniGrid-Empty-8x8",
-        install=_extra("xminigrid"),
-        distributions=("xminigrid",),
-    ),
-    "jaxmarl": Adapter(
-        title="JaxMARL",
-        package="jaxmarl",
-        example="SMAX",
-        install=_extra("jaxmarl"),
-        distributions=("jaxmarl",),
-        is_multi=True,
-    ),
-    "pgx": Adapter(
-        title="pgx",
-        package="pgx",
-        example="connect_four",
-        install=_extra("pgx"),
-        distributions=("pgx",),
-        is_multi=True,
-    ),
-    "gymnasium": Adapter(
-        title="gymnasium",
-        package="gymnasium",
-        example="LunarLander-v3",
-        install="pip install gymnasium",
-        is_host=True,
+    "craftax": _jax("Craftax", "craftax", "Craftax-Symbolic-v1"),
+    "jumanji": _jax("Jumanji", "jumanji", "Snake-v1", refused={"Sokoban-v0": _SOKOBAN}),
+    "xminigrid": _jax("XLand-MiniGrid", "xminigrid", "MiniGrid-Empty-8x8"),
+    "jaxmarl": _jax("JaxMARL", "jaxmarl", "SMAX", is_multi=True),
+    "pgx": _jax("pgx", "pgx", "connect_four", is_multi=True),
+    "gymnasium": _host(
+        *("gymnasium", "gymnasium", "LunarLander-v3", "pip install gymnasium"),
         find_import=lambda name: name.rpartition(":")[0] or None,
     ),
-    "pettingzoo": Adapter(
-        title="PettingZoo",
-        package="pettingzoo",
-        example="sisl/pursuit_v5",
-        install=_extra("pettingzoo"),
-        is_host=True,
+    "pettingzoo": _host(
+        *("PettingZoo", "pettingzoo", "sisl/pursuit_v5", "pip install 'jaxrl[pettingzoo]'"),
         is_multi=True,
         find_import=get_package,
     ),
-    "openspiel": Adapter(
-        title="OpenSpiel",
-        package="pyspiel",
-        example="leduc_poker",
-        install=_extra("openspiel"),
-        is_host=True,
-        is_multi=True,
+    "openspiel": _host(
+        *("OpenSpiel", "pyspiel", "leduc_poker", "pip install 'jaxrl[openspiel]'"), is_multi=True
     ),
 }
 

@@ -14,6 +14,7 @@ from jaxrl.cli.app import app
 from jaxrl.config.load import load_experiment
 from jaxrl.config.registry import find_shipped_configs, get_algorithm_config, resolve_config_path
 from jaxrl.config.sweep import is_sweep
+from tests.helpers import need_package
 
 CPU = [types.SimpleNamespace(platform="cpu")]
 GPU = [types.SimpleNamespace(platform="gpu")]
@@ -94,6 +95,7 @@ def test_the_chosen_reuse_of_train_batches_is_not_called_slow() -> None:
 @pytest.mark.parametrize("name", sorted(find_shipped_configs()))
 def test_no_shipped_file_is_called_slow(name: str) -> None:
     config = load_experiment(resolve_config_path(name)).config
+    need_package(config.env)
     if not is_sweep(config):
         assert hints.find_update_hint(config, CPU) is None
 

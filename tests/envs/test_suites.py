@@ -283,9 +283,9 @@ def trace_step(env_id: str, env_config: dict[str, Any]) -> None:
     ("env_id", "env_config", "message"),
     [
         ("xminigrid:MiniGrid-Emty-5x5", {}, "Did you mean 'MiniGrid-Empty-5x5'"),
-        ("xminigrid:MiniGrid-Empty-5x5", {"hight": 3}, "unexpected keyword argument 'hight'"),
+        ("xminigrid:MiniGrid-Empty-5x5", {"viewsize": 3}, "unexpected keyword argument 'viewsize'"),
         ("brax:antt", {}, r"Brax has no environment 'antt'. Did you mean 'ant'\? Known: ant, fast"),
-        ("brax:ant", {"bakend": "spring"}, "unexpected keyword argument 'bakend'"),
+        ("brax:ant", {"back_end": "spring"}, "unexpected keyword argument 'back_end'"),
         ("craftax:Craftax-Symbolic-v1", {"god_mod": True}, "Did you mean 'god_mode'"),
         ("craftax:Craftax-Symbolic-v1", {"static_env_params": {"x": 1}}, "argument 'x'"),
         ("jumanji:Sokoban-v0", {}, "downloads its levels when it is made; a creator"),
