@@ -26,7 +26,7 @@ from jaxrl.testing import check_env
 pytestmark = [
     pytest.mark.allow_key_reuse,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Brax System"),
+    pytest.mark.filterwarnings("ignore:Brax System", "ignore:.* did not end within"),
 ]
 
 
