@@ -172,6 +172,7 @@ def make_config(setting: Setting) -> PPOConfig:
                 "fcnet_activation": "tanh",
                 "vf_share_layers": False,
                 **make_conv_config(setting),
+                **({"free_log_std": True} if setting.env.startswith("brax:") else {}),
                 **make_second_layer_config(setting),
             }
         )
@@ -183,7 +184,8 @@ def make_config(setting: Setting) -> PPOConfig:
 def make_conv_config(setting: Setting) -> dict[str, Any]:
     """Return the model config of the convolutions before the dense layers, if there are any."""
     filters = [list(layer) for layer in setting.conv_filters]
-    return {"conv_filters": filters} if filters else {}
+    is_flat = setting.env.startswith("xminigrid:")  # tiles are flattened, as by hand
+    return {"conv_filters": filters} if filters or is_flat else {}
 
 
 def make_second_layer_config(setting: Setting) -> dict[str, Any]:

@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.allow_key_reuse,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Brax System", "ignore:.* did not end within"),
+    pytest.mark.filterwarnings("ignore:scatter inputs:FutureWarning"),  # BinPack
 ]
 
 

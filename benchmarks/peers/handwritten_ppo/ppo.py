@@ -1,4 +1,4 @@
-"""PPO on CartPole-v1 in one file, as a researcher would write it with jax, flax, and optax.
+"""PPO in one file, as a researcher would write it with jax, flax, and optax.
 
 There are two forms. The *plain* one draws a full `jax.random.permutation` per epoch and runs on one
 device. The *tuned* one differs in two ways: minibatches come from a keyed bijection on the indices
@@ -6,8 +6,7 @@ instead of a sort, and the CPU's cores are devices, each with its share of the e
 every minibatch, with averaged gradients.
 
 As in PureJaxRL, a time limit is treated as a termination: there is no bootstrap from the value of
-the final observation. All environments compute a reset at every step, and use it where an episode
-ended.
+the final observation.
 """
 
 from __future__ import annotations
@@ -22,43 +21,10 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
+from benchmarks.peers.handwritten_ppo import tasks
 from benchmarks.settings import Setting
 
 AXIS = "devices"
-MAX_EPISODE_STEPS = 500
-
-
-class Env(NamedTuple):
-    physics: jax.Array
-    """Position, velocity, angle, and angular velocity, `[4]`."""
-    time: jax.Array
-    episode_return: jax.Array
-
-
-def reset(key: jax.Array) -> Env:
-    physics = jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
-    return Env(physics, jnp.zeros((), jnp.int32), jnp.zeros(()))
-
-
-def step(key: jax.Array, env: Env, action: jax.Array) -> tuple[Env, jax.Array, jax.Array]:
-    """Step gymnasium's CartPole-v1 with auto-reset.
-
-    Returns:
-        Next state, reward, and whether the episode ended.
-    """
-    _, x_dot, theta, theta_dot = env.physics
-    force = jnp.where(action == 1, 10.0, -10.0)
-    cos, sin = jnp.cos(theta), jnp.sin(theta)
-    temp = (force + 0.05 * theta_dot**2 * sin) / 1.1
-    theta_acc = (9.8 * sin - cos * temp) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
-    x_acc = temp - 0.05 * theta_acc * cos / 1.1
-    change = jnp.stack([x_dot, x_acc, theta_dot, theta_acc])
-    physics = env.physics + 0.02 * change
-    fallen = (jnp.abs(physics[0]) > 2.4) | (jnp.abs(physics[2]) > 12 * 2 * np.pi / 360)
-    moved = Env(physics, env.time + 1, env.episode_return + 1.0)
-    ended = fallen | (moved.time >= MAX_EPISODE_STEPS)
-    env = jax.tree.map(lambda new, old: jnp.where(ended, new, old), reset(key), moved)
-    return env, jnp.ones(()), ended
 
 
 class MLP(nn.Module):
@@ -92,6 +58,11 @@ class Transition(NamedTuple):
     value: jax.Array
     reward: jax.Array
     ended: jax.Array
+    episode_return: jax.Array
+
+
+class Env(NamedTuple):
+    state: Any
     episode_return: jax.Array
 
 
@@ -174,7 +145,8 @@ class PPO:
         self.setting = setting
         self.mesh = mesh
         self.num_shards = 1 if mesh is None else mesh.size
-        self.actor = MLP(setting.hidden_size, 2, 0.01)
+        self.task = tasks.make_task(setting.env)
+        self.actor = MLP(setting.hidden_size, self.task.num_actions, 0.01)
         self.critic = MLP(setting.hidden_size, 1, 1.0)
         self.optimizer = optax.chain(
             optax.clip_by_global_norm(setting.max_grad_norm),
@@ -183,9 +155,14 @@ class PPO:
 
     def init(self, key: jax.Array) -> State:
         key_actor, key_critic, key_env, key = jax.random.split(key, 4)
-        obs = jnp.zeros((1, 4))
-        params = (self.actor.init(key_actor, obs), self.critic.init(key_critic, obs))
-        env = jax.vmap(reset)(jax.random.split(key_env, self.setting.num_envs))
+        num_envs = self.setting.num_envs
+        state = jax.vmap(self.task.reset)(jax.random.split(key_env, num_envs))
+        obs = jax.vmap(self.task.observe)(state)[:1]
+        actor = self.actor.init(key_actor, obs)
+        if self.task.is_continuous:
+            actor = (actor, jnp.zeros(self.task.num_actions))
+        params = (actor, self.critic.init(key_critic, obs))
+        env = Env(state, jnp.zeros(num_envs))
         return State(params, self.optimizer.init(params), env, key)
 
     def train(self, state: State) -> tuple[State, Metrics]:
@@ -231,21 +208,21 @@ class PPO:
 
         def one_step(env: Env, key: jax.Array) -> tuple[Env, Transition]:
             key_act, key_env = jax.random.split(key)
-            obs = env.physics
-            log_probs = self._compute_log_probs(params, obs)
-            action = jax.random.categorical(key_act, log_probs)
-            log_prob = jnp.take_along_axis(log_probs, action[:, None], axis=1)[:, 0]
+            obs = jax.vmap(self.task.observe)(env.state)
+            action = self._draw(params, obs, key_act)
+            log_prob = self._compute_log_prob(params, obs, action)[0]
             value = self._compute_value(params, obs)
             keys = jax.random.split(key_env, num_envs)
-            next_env, reward, ended = jax.vmap(step)(keys, env, action)
+            state, reward, ended = jax.vmap(self.task.step)(keys, env.state, action)
             episode_return = env.episode_return + reward
+            next_env = Env(state, jnp.where(ended, 0.0, episode_return))
             return next_env, Transition(obs, action, log_prob, value, reward, ended, episode_return)
 
         return jax.lax.scan(one_step, env, jax.random.split(key, self.setting.num_steps))
 
     def _compute_targets(self, params: Any, env: Env, rollout: Transition) -> Batch:
         """Compute advantages, normalized over the train batch, and value targets `[T * B, ...]`."""
-        last_value = self._compute_value(params, env.physics)
+        last_value = self._compute_value(params, jax.vmap(self.task.observe)(env.state))
         advantage = gae(
             rollout.reward,
             rollout.value,
@@ -310,20 +287,39 @@ class PPO:
 
     def _compute_loss(self, params: Any, batch: Batch) -> jax.Array:
         """Compute equation 9 of Schulman et al. 2017 with the clipped objective, equation 7."""
-        log_probs = self._compute_log_probs(params, batch.obs)
-        log_prob = jnp.take_along_axis(log_probs, batch.action[:, None], axis=1)[:, 0]
+        log_prob, entropies = self._compute_log_prob(params, batch.obs, batch.action)
         ratio = jnp.exp(log_prob - batch.log_prob)
         clip = self.setting.clip_param
         clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
         policy_loss = -jnp.mean(jnp.minimum(ratio * batch.advantage, clipped * batch.advantage))
         value = self._compute_value(params, batch.obs)
         value_loss = 0.5 * jnp.mean((value - batch.target) ** 2)
-        entropy = -jnp.mean(jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
+        entropy = jnp.mean(entropies)
         setting = self.setting
         return policy_loss + setting.vf_loss_coeff * value_loss - setting.entropy_coeff * entropy
 
-    def _compute_log_probs(self, params: Any, obs: jax.Array) -> jax.Array:
-        return jax.nn.log_softmax(cast(jax.Array, self.actor.apply(params[0], obs)))
+    def _draw(self, params: Any, obs: jax.Array, key: jax.Array) -> jax.Array:
+        if not self.task.is_continuous:
+            return jax.random.categorical(key, self._apply_actor(params[0], obs))
+        mean = self._apply_actor(params[0][0], obs)
+        return mean + jnp.exp(params[0][1]) * jax.random.normal(key, mean.shape)
+
+    def _compute_log_prob(
+        self, params: Any, obs: jax.Array, action: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Compute log-probabilities of the actions, and entropies, of all rows."""
+        if not self.task.is_continuous:
+            log_probs = jax.nn.log_softmax(self._apply_actor(params[0], obs))
+            chosen = jnp.take_along_axis(log_probs, action[:, None], axis=1)[:, 0]
+            return chosen, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+        mean, log_std = self._apply_actor(params[0][0], obs), params[0][1]
+        noise = (action - mean) * jnp.exp(-log_std)
+        constant = 0.5 * jnp.log(2 * jnp.pi)
+        log_prob = -jnp.sum(0.5 * noise**2 + log_std + constant, axis=-1)
+        return log_prob, jnp.broadcast_to(jnp.sum(log_std + constant + 0.5), log_prob.shape)
+
+    def _apply_actor(self, params: Any, obs: jax.Array) -> jax.Array:
+        return cast(jax.Array, self.actor.apply(params, obs))
 
     def _compute_value(self, params: Any, obs: jax.Array) -> jax.Array:
         return cast(jax.Array, self.critic.apply(params[1], obs))[:, 0]
