@@ -186,7 +186,7 @@ weights = [
     # Get weights of the default local policy
     algo.get_policy().get_weights(),
     # Same as above
-    algo.workers.local_worker().get_policy().get_weights(),
+    algo.workers.local_worker().policy_map["default_policy"].get_weights(),
     # Get list of weights of each worker, including remote replicas
     *algo.workers.foreach_worker(lambda worker: worker.get_policy().get_weights()),
     # Same as above, but with index.
@@ -194,6 +194,8 @@ weights = [
     *algo.workers.foreach_worker_with_index(lambda _id, worker: worker.get_policy().get_weights()),
 ]
 assert len(weights) == 5
+assert list(algo.workers.local_worker().policy_map) == ["default_policy"]
+assert algo.workers.local_worker().get_policy("unknown") is None
 for own in weights:
     assert_equal(own, algo.get_weights()["default_policy"])
 algo.stop()

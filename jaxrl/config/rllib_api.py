@@ -118,7 +118,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "stop": "algorithm.stop() stops the runners as well",
     },
     "compiled_runner": {
-        "policy_map": "get_policy(policy_id) returns the policy of a module",
         "sample": "environments are part of the compiled program: train() samples and learns",
         "get_metrics": "train() returns the result",
         "get_state": "algorithm.get_state() is the state of the run",
@@ -128,7 +127,7 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
         "vector": "placement='host' steps environments from Python",
         "stop": "algorithm.stop() ends the run",
     },
-    "env_runner": {"policy_map": "get_policy(policy_id) returns the policy of a module"},
+    "env_runner": {"foreach_env": "env_runner.env.envs are the environments, to call in a loop"},
     "policy": {
         "compute_log_likelihoods": "use algorithm.get_module().action_dist(...).log_prob(action)",
         "config": "read algorithm.config",

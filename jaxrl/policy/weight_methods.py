@@ -3,7 +3,7 @@
 import importlib
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.core.types import PyTree
@@ -107,14 +107,32 @@ def attach_writer(run: WeightMethods, learners: LearnerGroup) -> None:
 
 def attach_policies(run: WeightMethods, runners: EnvRunnerGroup | CompiledRunnerGroup) -> None:
     """Let what stands in for runners, and does not act, have the policies of their run."""
-    method = weakref.WeakMethod(cast("Any", run).get_policy)
+    runners.set_policies(RunPolicies(run))
 
-    def read(policy_id: str) -> "Policy | None":
-        function = method()
-        assert function is not None, "the Algorithm is gone"
-        return function(policy_id)
 
-    runners.set_policies(read)
+class RunPolicies(Mapping[str, "Policy"]):
+    """Policies of a run by id, made when they are read; the run is not kept alive."""
+
+    def __init__(self, run: WeightMethods) -> None:
+        self._get_run = weakref.ref(run)
+
+    @property
+    def _run(self) -> Any:
+        run = self._get_run()
+        assert run is not None, "the Algorithm is gone"
+        return run
+
+    def __getitem__(self, policy_id: str) -> "Policy":
+        policy = self._run.get_policy(policy_id)
+        if policy is None:
+            raise KeyError(policy_id)
+        return policy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list_modules(self._run.state))
+
+    def __len__(self) -> int:
+        return len(list_modules(self._run.state))
 
 
 def find_rllib_weights(state: Mapping[str, Any]) -> Mapping[str, PyTree] | None:

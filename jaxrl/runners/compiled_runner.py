@@ -1,6 +1,6 @@
 """Stand-ins for the runners of a run whose environments are part of the compiled program."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxrl.assembly.assemble import Assembly
@@ -77,8 +77,8 @@ class CompiledRunnerGroup(FormerGroupNames):
     def __init__(self, runner: CompiledEnvRunner) -> None:
         self.local_env_runner = runner
 
-    def set_policies(self, read: Callable[[str], Any]) -> None:
-        self.local_env_runner.read_policy = read
+    def set_policies(self, policies: Mapping[str, Any]) -> None:
+        self.local_env_runner.run_policies = policies
 
     def foreach_env_runner(
         self,

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -154,9 +156,10 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
             self._readable = make_policies(steps, self.config, explore=self._explore)
         return self._readable.read(policy_id, self._policy.get_actor)
 
-    def get_weights(self) -> dict[str, PyTree]:
-        """Return the parameters to act with as NumPy copies, by module, as RLlib's runners do."""
-        return {DEFAULT_MODULE: self.get_policy().get_weights()}
+    @property
+    def policy_map(self) -> "Mapping[str, Policy]":
+        """Policies by id, as `get_policy` returns them."""
+        return MappingProxyType({DEFAULT_MODULE: self.get_policy()})
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights to act with, and the task if they come with one."""

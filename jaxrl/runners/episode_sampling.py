@@ -1,7 +1,7 @@
 """Episodes that a runner plays on request, for functions of the user's own."""
 
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -23,6 +23,7 @@ from jaxrl.runners.quotas import CHUNK_STEPS, split_evenly
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.policy.policy import Policy
 
 MAX_EPISODE_STEPS = 100_000
 """Maximum steps to wait for the end of an episode if the environment has no time limit."""
@@ -97,6 +98,19 @@ class EpisodeSampler(FormerNames, Generic[Episode, Tracker]):
     def sample_fragment(self, num_steps: int) -> Fragment:
         """Sample the next `num_steps` steps of every environment."""
         raise NotImplementedError
+
+    @property
+    def policy_map(self) -> "Mapping[str, Policy]":
+        """Policies by id with the weights to act with, to read.
+
+        Raises:
+            ConfigError: If the runner has no weights yet.
+        """
+        raise NotImplementedError
+
+    def get_weights(self) -> dict[str, PyTree]:
+        """Return the parameters to act with as NumPy copies, by module, as RLlib's runners do."""
+        return {m: policy.get_weights() for m, policy in self.policy_map.items()}
 
     def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
         """Pause the marked environments and resume all others."""

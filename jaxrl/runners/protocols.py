@@ -51,8 +51,8 @@ class EnvRunnerGroup(Protocol):
         """Programs compiled in this process for acting."""
         ...
 
-    def set_policies(self, read: Callable[[str], Any]) -> None:
-        """Take a function from an id to the run's policy, for what stands in for runners."""
+    def set_policies(self, policies: Mapping[str, Any]) -> None:
+        """Take the run's policies by id, for what stands in for runners."""
         ...
 
     def sync_weights(self, weights: Weights) -> None:
@@ -163,8 +163,8 @@ class FormerGroupNames(FormerNames):
 
     _former_kind = "runner_group"
 
-    def set_policies(self, read: Callable[[str], Any]) -> None:
-        """Take a function from an id to the run's policy, for what stands in for runners."""
+    def set_policies(self, policies: Mapping[str, Any]) -> None:
+        """Take the run's policies by id, for what stands in for runners."""
 
     def local_worker(self) -> "EnvRunner | Any":
         """Return the runner of this process, or what stands in for it."""
@@ -183,16 +183,21 @@ class ReadsPolicies:
     """Mix-in of what stands in for a runner: its policies are those of the run.
 
     Attributes:
-        read_policy: Function from the id of a module to the policy with the weights of now.
+        run_policies: Policies of the run by id, None until it is built.
     """
 
-    read_policy: "Callable[[str], Policy | None] | None" = None
+    run_policies: "Mapping[str, Policy] | None" = None
+
+    @property
+    def policy_map(self) -> "Mapping[str, Policy]":
+        """Policies by id with the weights of now, to read."""
+        if self.run_policies is None:
+            raise ConfigError("The run is not built yet: read policies when build() is over.")
+        return self.run_policies
 
     def get_policy(self, policy_id: str = DEFAULT_MODULE) -> "Policy | Any":
         """Return the policy with the weights of now, to read; None for an unknown id."""
-        if self.read_policy is None:
-            raise ConfigError("The run is not built yet: call get_policy() when build() is over.")
-        return self.read_policy(policy_id)
+        return self.policy_map.get(policy_id)
 
 
 class Loop(Protocol):

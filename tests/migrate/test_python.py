@@ -441,15 +441,15 @@ def test_methods_without_a_counterpart_are_listed() -> None:
 def test_runners_that_a_function_is_called_with() -> None:
     code = (
         f"{PPO}algo = PPOConfig().build()\n"
-        "algo.workers.foreach_worker(lambda worker: worker.policy_map)\n"
-        "algo.workers.foreach_worker_with_id(lambda i, worker: worker.policy_map)\n"
-        "algo.workers.foreach_worker(lambda worker, i=2: i.policy_map)\n"
-        "sorted([], key=lambda worker: worker.policy_map)\n"
+        "algo.workers.foreach_worker(lambda worker: worker.foreach_env(f))\n"
+        "algo.workers.foreach_worker_with_id(lambda i, worker: worker.foreach_env(f))\n"
+        "algo.workers.foreach_worker(lambda worker, i=2: i.foreach_env(f))\n"
+        "sorted([], key=lambda worker: worker.foreach_env(f))\n"
     )
     found = sorted((line, what) for line, what, _ in by_hand(code))
     assert found == [
-        (3, "env_runner.policy_map"),
-        (4, "env_runner.policy_map"),
+        (3, "env_runner.foreach_env()"),
+        (4, "env_runner.foreach_env()"),
     ]
 
 

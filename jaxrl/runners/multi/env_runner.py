@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -199,9 +200,10 @@ class MultiEnvRunner(MultiRunnerParts):
         """
         return self._readable.read(policy_id, self._policy.get_actor)
 
-    def get_weights(self) -> dict[str, PyTree]:
-        """Return the parameters to act with as NumPy copies, by module, as RLlib's runners do."""
-        return {m: self.get_policy(m).get_weights() for m in self.policy_step.policies}
+    @property
+    def policy_map(self) -> "Mapping[str, Policy]":
+        """Policies by id, as `get_policy` returns them."""
+        return MappingProxyType({m: self.get_policy(m) for m in self.policy_step.policies})
 
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of all modules to act with."""

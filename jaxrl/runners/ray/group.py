@@ -2,7 +2,7 @@
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
@@ -184,8 +184,8 @@ class RayEnvRunnerGroup(FormerGroupNames):
             )
         )
 
-    def set_policies(self, read: Callable[[str], Any]) -> None:
-        self.stand_in.read_policy = read
+    def set_policies(self, policies: Mapping[str, Any]) -> None:
+        self.stand_in.run_policies = policies
 
     def local_worker(self) -> RunnerStandIn:
         """Return what stands in for a runner of this process, with the learner's weights."""
@@ -200,9 +200,9 @@ class RayEnvRunnerGroup(FormerGroupNames):
     ) -> None:
         job = self._pack_job(config, made)
         self._backend.set_job(job)
-        read = self.stand_in.read_policy
+        policies = self.stand_in.run_policies
         self.stand_in = RunnerStandIn(config)
-        self.stand_in.read_policy = read
+        self.stand_in.run_policies = policies
         self._kept_params = KeptParamsSplitter(find_frozen_modules(config.plan()))
         self._sampling.wait_for_recovery(_RECOVERY_TIMEOUT_S)
         change = partial(change_modules_by_job, job=job, has_new_mapping=has_new_mapping)

@@ -381,7 +381,9 @@ def test_actors_have_the_policies_that_they_act_with(tmp_path: Path) -> None:
                 *algorithm.env_runner_group.foreach_worker_with_id(
                     lambda index, runner: runner.get_weights()["default_policy"]
                 ),
-                algorithm.env_runner_group.local_worker().get_policy().get_weights(),
+                algorithm.env_runner_group.local_worker()
+                .policy_map["default_policy"]
+                .get_weights(),
             ]
             assert len(found) == 5
             for own in found:
