@@ -153,10 +153,21 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
             """Build the Algorithm itself for RLlib's `PPO(config)` and `PPO(config, env=...)`.
 
             Tune makes trials from dictionaries.
+
+            Raises:
+                ConfigError: If the class overrides what Tune calls, which that Algorithm would not.
             """
             is_call_of_rllib = isinstance(config, Mapping | None) and env is not None
             if unknown or not (is_call_of_rllib or isinstance(config, AlgorithmConfig)):
                 return super().__new__(cls)
+            own = cls.__mro__[: cls.__mro__.index(AlgorithmTrainable)]
+            for name in CALLED_METHODS:
+                if any(name in vars(base) for base in own):
+                    raise ConfigError(
+                        f"{cls.__name__} overrides {name}(), which Ray Tune calls; a run without "
+                        f"Tune calls that of class {cls.__name__}(jaxrl.Algorithm), built by "
+                        f"{cls.config_class.__name__}(algo_class={cls.__name__})."
+                    )
             settings = cls._make_config({} if config is None else config)
             return (settings if env is None else settings.environment(env)).build()
 

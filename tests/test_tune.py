@@ -15,6 +15,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import Callbacks
 from jaxrl.config.registry import list_algorithms
+from jaxrl.config.rllib_api import CALLED_METHODS
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import ConfigError, JaxrlError
 from tests.helpers import small
@@ -248,6 +249,14 @@ def test_an_algorithm_of_ones_own(tune: Any) -> None:
     assert trainable.__name__ == "Mine"
     assert get_trainable_cls("Mine").config_class is MineConfig
     assert tune.as_trainable(MineConfig, "Other").__name__ == "Other"
+
+
+@pytest.mark.parametrize("name", CALLED_METHODS)
+def test_what_tune_calls_is_refused_without_tune(tune: Any, name: str) -> None:
+    own = type("Own", (tune.PPO,), {name: lambda self, *args: None})
+    with pytest.raises(ConfigError, match=rf"overrides {name}\(\).*PPOConfig\(algo_class=Own\)"):
+        own(env="CartPole-v1")
+    assert issubclass(own, tune.PPO)
 
 
 def test_mistakes_are_found_before_a_trial_starts(tune: Any) -> None:
