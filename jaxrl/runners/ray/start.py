@@ -163,7 +163,7 @@ def check_resources(request: ResourceRequest) -> None:
         if _fits_available(request, ray.available_resources()):
             return
         time.sleep(0.1)
-    check_fit(request, [ray.available_resources()], "others use all of Ray's but")
+    check_fit(request, [ray.available_resources()], "running actors leave")
 
 
 def _fits_available(wanted: ResourceRequest, free: Mapping[str, float]) -> bool:
@@ -215,11 +215,12 @@ def _suggest_settings(
     wanted: ResourceRequest, name: str, nodes: Sequence[Mapping[str, float]], fit: int
 ) -> str:
     """Return the changes of single settings that would fit."""
-    options = [f"set {wanted.count_setting}={fit}"] * (fit > 0)
+    options = [f"set {wanted.count_setting}={fit}"] * (fit > 0 or name == "CPU")
     # Divide the largest node among all actors, so that they fit regardless of the other nodes.
     share = math.floor(1000 * max(node.get(name, 0.0) for node in nodes) / wanted.count) / 1000
-    if name == "CPU" and share > 0:
-        options.append(f"{wanted.setting_by_resource[name]}={share:g} to let them share")
+    if name == "CPU":
+        each = f"={share:g}" if share else f" below {wanted.bundle[name]:g}"
+        options.append(f"{wanted.setting_by_resource[name]}{each} to let them share")
     if not options:
         return (
             f"give the cluster some {name}, or leave it out of {wanted.setting_by_resource[name]}"

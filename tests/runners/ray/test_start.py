@@ -52,6 +52,14 @@ def wanted(
             ),
         ),
         (
+            wanted(1),
+            [{"CPU": 0.0}],  # left by the actors that run
+            (
+                "num_env_runners=1 with num_cpus_per_env_runner=1 needs 1 CPU, but Ray has 0: set "
+                "num_env_runners=0, or num_cpus_per_env_runner below 1 to let them share."
+            ),
+        ),
+        (
             wanted(1, robot=1.0),
             [{"CPU": 8.0}],
             (
