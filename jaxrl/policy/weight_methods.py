@@ -117,13 +117,13 @@ class RunPolicies(Mapping[str, "Policy"]):
         self._get_run = weakref.ref(run)
 
     @property
-    def _run(self) -> Any:
+    def _run(self) -> WeightMethods:
         run = self._get_run()
         assert run is not None, "the Algorithm is gone"
         return run
 
     def __getitem__(self, policy_id: str) -> "Policy":
-        policy = self._run.get_policy(policy_id)
+        policy = cast("Any", self._run).get_policy(policy_id)
         if policy is None:
             raise KeyError(policy_id)
         return policy
