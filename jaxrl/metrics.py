@@ -189,6 +189,12 @@ RENAMED_KEYS = {
 }
 """RLlib's old result keys, mapped to the current ones."""
 
+MOVED_PARTS = {
+    f"{scope}custom_metrics": f"{scope}{ENV_RUNNERS}/custom_metrics"
+    for scope in ("", f"{EVALUATION}/")
+}
+"""Old places of what callbacks log, unless a callback has put values of its own there."""
+
 
 _STEPS_OF_OTHERS = ("total_timesteps", "total_steps", "timesteps", "num_timesteps", "global_step")
 """Names that other libraries have for the number of environment steps."""

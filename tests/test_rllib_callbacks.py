@@ -149,7 +149,10 @@ def test_hooks_with_former_names_and_arguments_are_called(placement: str) -> Non
     OldHooks.seen.clear()
     config = small().environment(max_episode_steps=6).env_runners(placement=placement)
     with config.callbacks(OldHooks).debugging(loggers=[]).build() as algorithm:
-        runners = algorithm.train()["env_runners"]
+        result = algorithm.fit({"custom_metrics/steps_max": 6, "training_iteration": 3})
+    runners = result["env_runners"]
+    assert result["training_iteration"] == 1
+    assert result["custom_metrics"] is runners["custom_metrics"]
     for each in ("mean", "min", "max"):
         assert runners["custom_metrics"][f"steps_{each}"] == runners[f"episode_len_{each}"]
     runner = "EnvRunner" if placement == "host" else "CompiledEnvRunner"

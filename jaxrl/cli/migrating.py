@@ -86,6 +86,8 @@ def _format_report(batch: "Batch", paths: Sequence[str], written: int | None) ->
     )
     if changed and written is None:
         summary += " Write them with --write."
+    if any(file.migration.needs_tune for file in batch.files):
+        summary += " Imports of Ray Tune need pip install 'jaxrl[tune]'."
     return [*lines, summary]
 
 

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from jaxrl.config.synonyms import make_unknown_method_error
+from jaxrl.config.synonyms import ATTRIBUTE_COUNTERPARTS, make_unknown_method_error
 from jaxrl.errors import ConfigError
 
 RENAMED_CONFIG_METHODS: Mapping[str, str] = {
@@ -38,6 +38,7 @@ RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
 _FIXED_MODULES = "the compiled program has every module: name each in multi_agent(policies=...)"
 METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
     "algorithm": {
+        **ATTRIBUTE_COUNTERPARTS,
         "default_resource_request": (
             "jaxrl.PPO.default_resource_request(config) returns the resources of a trial"
         ),

@@ -116,6 +116,16 @@ METHOD_COUNTERPARTS: Mapping[str, str] = {
 }
 """Methods of other libraries' algorithms, with their counterparts here."""
 
+ATTRIBUTE_COUNTERPARTS: Mapping[str, str] = {
+    "action_space": "get_policy().action_space is the environment's",
+    "env": "algo.config.env is the one that the config was given",
+    "logger": "algo.metrics.log_value(name, value) adds to the next result, which is logged",
+    "num_timesteps": "results have it, result['num_env_steps_sampled_lifetime']",
+    "observation_space": "get_policy().observation_space is the environment's",
+    "policy": "get_policy() returns a copy, get_module() the network",
+}
+"""Attributes of other libraries' algorithms, with their counterparts here."""
+
 _COPIES = "env_runners(num_envs_per_env_runner=8) steps copies of the config's environment"
 _CALLBACKS = "subclass jaxrl.Callbacks, and pass the class to the config's callbacks(...)"
 _EPISODES = "results have the returns and lengths of episodes, below 'env_runners'"

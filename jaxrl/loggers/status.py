@@ -133,7 +133,10 @@ class RunStatus:
             trained = results.get_number(result, results.TIME_TOTAL) or 0.0
         if self._last_steps is None:  # a resumed run has sampled earlier steps
             sampled = results.get_number(result, "env_runners/num_env_steps_sampled") or 0.0
-            seconds = self.seconds_in("training") or results.get_number(result, "time_this_iter_s")
+            seconds = self.seconds_in("training") or (
+                (results.get_number(result, "time_this_iter_s") or 0.0)
+                - (results.get_number(result, results.COMPILE_SECONDS) or 0.0)
+            )
         else:
             sampled, seconds = float(steps - self._last_steps), trained - self._last_trained
             if self.steps_per_s is not None and seconds < _MIN_RATE_WINDOW_S:

@@ -1,6 +1,7 @@
 """Account of a migrated file: the changes made, and what has to be rewritten by hand."""
 
 import dataclasses
+import re
 from collections import Counter
 from typing import Literal
 
@@ -49,6 +50,12 @@ class ByHand:
     advice: str
 
 
+_TUNE_IMPORT = re.compile(
+    r"^\s*(?:(?:from|import) ray\.(?:air|train|tune)\b|from ray import .*\b(?:air|train|tune)\b)",
+    re.MULTILINE,
+)
+
+
 class Ledger:
     """Changes of one file, and lines that remain, each counted once."""
 
@@ -92,6 +99,11 @@ class Migration:
     changes: list[Change]
     by_hand: list[ByHand]
     uses_rllib: bool
+
+    @property
+    def needs_tune(self) -> bool:
+        """Imports that remain of parts of Ray whose packages Ray alone does not install."""
+        return _TUNE_IMPORT.search(self.new) is not None
 
     @property
     def is_changed(self) -> bool:

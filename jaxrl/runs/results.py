@@ -33,6 +33,7 @@ RETURN_MAX = "env_runners/episode_return_max"
 LEN_MEAN = "env_runners/episode_len_mean"
 EVALUATION_RESULT = "evaluation/env_runners"
 EVALUATION_SECONDS = "timers/evaluation_s"
+COMPILE_SECONDS = "timers/compile_s"
 
 PROCESS_KEYS = ("compile", "system", "timers", "pid", "hostname")
 """Keys of a result that describe the process and are not restored."""
@@ -59,6 +60,8 @@ class PlainResult(dict[str, Any]):
 
 _PARTS = (metrics.ENV_RUNNERS, metrics.EVALUATION, metrics.LEARNERS)
 """Parts of a result whose missing keys are explained."""
+
+_CURRENT_KEYS = metrics.RENAMED_KEYS | metrics.MOVED_PARTS
 
 
 class RunResult(dict[str, Any]):
@@ -105,12 +108,12 @@ class RunResult(dict[str, Any]):
         value = self._read_old(key)
         if value is None:
             raise UnknownNameError(self._explain_missing(key))
-        _note_old_key(f"{self._path}{key}", metrics.RENAMED_KEYS[f"{self._path}{key}"])
+        _note_old_key(f"{self._path}{key}", _CURRENT_KEYS[f"{self._path}{key}"])
         return value
 
     def _read_old(self, key: object) -> object:
         """Return the value of an old key, None if it is none or the result lacks the value."""
-        current = metrics.RENAMED_KEYS.get(f"{self._path}{key}", "")
+        current = _CURRENT_KEYS.get(f"{self._path}{key}", "")
         inside = current.removeprefix(self._current_path)
         return metrics.lookup(self, inside) if inside and inside != key else None
 
@@ -188,7 +191,7 @@ def add_old_keys(result: Result) -> dict[str, Any]:
     Ray Tune compares its metric and stop criteria with the keys of the dictionary itself.
     """
     extended: dict[str, Any] = {**result}
-    for old, current in metrics.RENAMED_KEYS.items():
+    for old, current in _CURRENT_KEYS.items():
         value = metrics.lookup(result, current)
         if value is not None:
             *path, name = old.split("/")

@@ -66,6 +66,23 @@ def test_what_remains_is_listed_with_exit_code_1(tmp_path: Path) -> None:
     assert run(path)[0] == 1, "it is listed until it is gone"
 
 
+@pytest.mark.parametrize(
+    ("line", "needs_tune"),
+    [
+        ("from ray.tune.logger import pretty_print", True),
+        ("from ray import air, tune", True),
+        ("from ray.tune.registry import register_env", False),
+        ("import ray", False),
+    ],
+)
+def test_what_remains_of_ray_tune_needs_its_packages(
+    line: str, needs_tune: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(f"{line}\n{CODE}register_env('e', c)\n")
+    _, out, _ = run(tmp_path)
+    assert ("pip install 'jaxrl[tune]'" in out) == needs_tune
+
+
 def test_json(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(LEFT)

@@ -8,7 +8,12 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.registry import get_algorithm_config, get_algorithm_config_class, list_algorithms
 from jaxrl.config.stop import parse_stop
-from jaxrl.config.synonyms import METHOD_COUNTERPARTS, SYNONYMS, find_required_settings
+from jaxrl.config.synonyms import (
+    ATTRIBUTE_COUNTERPARTS,
+    METHOD_COUNTERPARTS,
+    SYNONYMS,
+    find_required_settings,
+)
 from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
 from jaxrl.modules.model_config import resolve_model_settings
 
@@ -206,7 +211,7 @@ def test_a_mistyped_method_is_answered_with_the_method() -> None:
 
 def test_methods_of_other_libraries_are_answered() -> None:
     algorithm: Any = Algorithm.__new__(Algorithm)
-    for name, instead in METHOD_COUNTERPARTS.items():
+    for name, instead in (METHOD_COUNTERPARTS | ATTRIBUTE_COUNTERPARTS).items():
         with pytest.raises(AttributeError) as caught:
             getattr(algorithm, name)
         assert instead in str(caught.value)

@@ -137,9 +137,13 @@ class TestStatus:
         assert status.steps_per_s == pytest.approx(50.0)
         assert status.seconds_in("compiling") == pytest.approx(5.0)
 
-    def test_throughput_without_phases_is_the_iterations_own(self) -> None:
+    @pytest.mark.parametrize(("compile_s", "rate"), [(0.0, 50.0), (1.5, 200.0)])
+    def test_throughput_without_phases_is_the_iterations_own(
+        self, compile_s: float, rate: float
+    ) -> None:
         status = RunStatus({}, Clock())
-        status.update(result(1))
+        status.update(result(1, timers={"compile_s": compile_s}))
+        assert status.steps_per_s == pytest.approx(rate)
         status.update(result(2))
         assert status.steps_per_s == pytest.approx(50.0)
 
