@@ -4,6 +4,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import gymnasium
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.types import Key, PyTree, TimeStep
 from jaxrl.errors import EnvError
@@ -61,6 +62,22 @@ class JaxEnv(Generic[StateT, ParamsT]):
     ) -> tuple[StateT, TimeStep]:
         """Take one step. `TimeStep.obs` is the successor's observation, even at the end."""
         raise NotImplementedError(f"{type(self).__name__} does not define step")
+
+    def compute_reward(
+        self, achieved_goal: PyTree, desired_goal: PyTree, params: ParamsT
+    ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+        """Compute the reward of a step, and whether the episode terminates, from goals alone.
+
+        An environment with goals observes a Dict with `observation`, `achieved_goal` and
+        `desired_goal`, as in gymnasium-robotics. What it returns here is what `step` returns for the
+        same goals; replay in hindsight asks for other desired goals.
+
+        Args:
+            achieved_goal: `achieved_goal` of the step's observation.
+            desired_goal: Goal to reach.
+            params: Parameters.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define compute_reward")
 
     def render(self, state: StateT, params: ParamsT) -> np.ndarray:
         """Render the state as an RGB image, uint8 `[H, W, 3]`."""

@@ -43,6 +43,8 @@ BUILTIN_ENVS: Mapping[str, CatalogEntry] = {
     "three-parts-v0": CatalogEntry(path="jaxrl.envs.three_parts:ThreeParts"),
     "minefield-v0": CatalogEntry(path="jaxrl.envs.minefield:Minefield"),
     "frozen-lake-v0": CatalogEntry(path="jaxrl.envs.frozen_lake:FrozenLake"),
+    "BitFlip-v0": CatalogEntry(path="jaxrl.envs.goals:BitFlip"),
+    "PointReach-v0": CatalogEntry(path="jaxrl.envs.goals:PointReach"),
     "probe-value-v0": _probe("ProbeValue"),
     "probe-value-continuous-v0": _probe("ProbeValue", continuous=True),
     "probe-obs-value-v0": _probe("ProbeObsValue"),

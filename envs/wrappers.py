@@ -1,11 +1,12 @@
 """Environment wrappers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree, TimeStep
@@ -86,8 +87,22 @@ class TimeLimit(JaxEnv[TimeLimitState, Any]):
         truncated = step.truncated | (num_steps >= self._limit)
         return TimeLimitState(inner=inner, num_steps=num_steps), replace(step, truncated=truncated)
 
+    def compute_reward(
+        self, achieved_goal: PyTree, desired_goal: PyTree, params: PyTree
+    ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+        return self.env.compute_reward(achieved_goal, desired_goal, params)
+
     def render(self, state: TimeLimitState, params: PyTree) -> np.ndarray:
         return self.env.render(state.inner, params)
+
+
+def find_compute_reward(
+    env: JaxEnv[Any, Any],
+) -> Callable[[PyTree, PyTree, PyTree], tuple[Float[Array, ""], Bool[Array, ""]]] | None:
+    """Return the environment's method `compute_reward`; None if it does not define one."""
+    inner = env.env if isinstance(env, TimeLimit) else env
+    is_defined = type(inner).compute_reward is not JaxEnv.compute_reward
+    return inner.compute_reward if is_defined else None
 
 
 def check_max_episode_steps(value: object) -> int:

@@ -355,10 +355,17 @@ def make_train_step_fields(
     learner = config.get_learner_class()(
         module=policy_step.module, settings=training, log_gradients=reporting.log_gradients
     )
+    pipeline = _make_learner_pipeline(config, made, policy_step)
+    if isinstance(plan, ReplayPlan):
+        experience = make_replay_buffer(
+            config, plan, made, policy_step, pipeline, in_graph=in_graph
+        )
+    else:
+        experience = _make_experience(config, plan, policy_step, storage)
     return {
         "learner": learner,
-        "experience": _make_experience(config, plan, policy_step, storage, in_graph=in_graph),
-        "learner_pipeline": _make_learner_pipeline(config, made, policy_step),
+        "experience": experience,
+        "learner_pipeline": pipeline,
         "num_envs": plan.num_envs,
         "num_steps": plan.rollout_fragment_length,
         "ring_size": compute_ring_size(config),
@@ -376,18 +383,11 @@ def compute_ring_size(config: "AlgorithmConfig") -> int:
 
 
 def _make_experience(
-    config: "AlgorithmConfig",
-    plan: BatchPlan,
-    acting: PolicyStep,
-    storage: Storage,
-    *,
-    in_graph: bool,
+    config: "AlgorithmConfig", plan: BatchPlan, acting: PolicyStep, storage: Storage
 ) -> Experience:
-    """Make the source of rows for gradient steps."""
+    """Make the source of rows for gradient steps without replay."""
     if isinstance(plan, OfflinePlan):
         return make_dataset_sampler(config, plan, acting, storage)
-    if isinstance(plan, ReplayPlan):
-        return make_replay_buffer(config, plan, acting, in_graph=in_graph)
     return OnPolicyMinibatches(
         num_epochs=plan.num_epochs,
         num_minibatches=plan.minibatches_per_epoch,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxrl.assembly.hindsight import make_hindsight
 from jaxrl.buffers.host import HostBuffer
 from jaxrl.buffers.packed import PackedReplayBuffer
 from jaxrl.buffers.replay import Prioritization, ReplayBuffer, ReplayState
@@ -21,7 +22,9 @@ from jaxrl.config.settings.replay import (
     parse_n_step,
     resolve_buffer_settings,
 )
+from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.struct import replace
+from jaxrl.envs.registry import AnyMadeEnv
 from jaxrl.errors import ConfigError, summarize_exception
 from jaxrl.modules.encoder_module import EncoderModule
 from jaxrl.modules.rl_module import RLModule
@@ -40,16 +43,34 @@ _PREFIX = "buffer."
 
 
 def make_replay_buffer(
-    config: "AlgorithmConfig", plan: ReplayPlan, policy_step: PolicyStep, *, in_graph: bool
+    config: "AlgorithmConfig",
+    plan: ReplayPlan,
+    made: AnyMadeEnv,
+    policy_step: PolicyStep,
+    learner_pipeline: LearnerPipeline,
+    *,
+    in_graph: bool,
 ) -> AnyReplayBuffer:
     """Make the replay buffer according to its settings.
 
+    Args:
+        config: Config of the run.
+        plan: Batch arithmetic.
+        made: Environment.
+        policy_step: Module and connectors.
+        learner_pipeline: Connectors of the learner.
+        in_graph: Whether the environments are in the compiled program.
+
     Raises:
         ConfigError: If a setting is incompatible with replay.
+        EnvError: If the environment does not have what replay in hindsight needs.
     """
     check_temporal(policy_step, "Replay stores observations after")
     settings = resolve_buffer_settings(config)
     buffer_class = _choose_buffer_class(config, settings, policy_step.module, in_graph=in_graph)
+    hindsight = make_hindsight(
+        config, settings.hindsight, made, policy_step, learner_pipeline, in_graph=in_graph
+    )
     prioritization = None
     if settings.kind == PRIORITIZED:
         beta = Schedule.from_setting(settings.beta, name="replay_buffer_config['beta']")
@@ -69,6 +90,7 @@ def make_replay_buffer(
         prioritization=prioritization,
         allow_gaps=not in_graph,
         in_host_memory=settings.storage == HOST,
+        hindsight=hindsight,
         **(settings.options if settings.host_class is None else {}),
     )
     if not module.is_stateful:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jaxrl.buffers.hindsight import Hindsight
 from jaxrl.buffers.n_step import fold_n_steps
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import pytree, replace
@@ -129,6 +130,7 @@ class ReplayBuffer:
         allow_gaps: Whether a column may continue with another environment or after lost steps, as
             with runners that restart.
         in_host_memory: Whether the state is kept in host memory, apart from the learner's.
+        hindsight: Replacement of goals in drawn rows; None keeps them. It needs rows of one step.
     """
 
     length: int
@@ -141,11 +143,19 @@ class ReplayBuffer:
     prioritization: Prioritization | None = None
     allow_gaps: bool = False
     in_host_memory: bool = False
+    hindsight: Hindsight | None = None
 
     @property
     def rows_per_update(self) -> int:
         """Rows per gradient step, over all devices."""
         return self.batch_size
+
+    def with_env_params(self, env_params: PyTree) -> "ReplayBuffer":
+        """Return the buffer with the current parameters of the environment, if it reads any."""
+        if self.hindsight is None or not jax.tree.leaves(env_params):
+            return self
+        hindsight = dataclasses.replace(self.hindsight, env_params=env_params)
+        return dataclasses.replace(self, hindsight=hindsight)
 
     def init(self, rollout: Rollout) -> ReplayState:
         """Return an empty buffer for rollouts `[T, B, ...]` of these shapes and dtypes."""
@@ -334,7 +344,7 @@ class ReplayBuffer:
         """Gather the drawn rows, with up to n steps folded into each. Consumes the key.
 
         A fold ends with the episode, before a row that is not a transition, or with the newest row;
-        it then bootstraps from where it ended, after fewer steps.
+        it then bootstraps from where it ended, after fewer steps. In hindsight, goals are replaced.
         """
         rows: Rollout = state.rows.experience
 
@@ -346,7 +356,7 @@ class ReplayBuffer:
 
         reward, steps, last = self.fold(state, indices, gamma, shards, key)
         terminated = take(rows.terminated, last).astype(jnp.float32)
-        return Transition(
+        transition = Transition(
             obs=at(rows.obs, indices.time),
             action=at(rows.action, indices.time),
             reward=reward,
@@ -354,6 +364,16 @@ class ReplayBuffer:
             next_obs=at(rows.final_obs, last),
             weight=indices.weight,
         )
+        if self.hindsight is None:
+            return transition
+        following = self.count_following(state, indices)
+        return self.hindsight.relabel(
+            rows, transition, indices.env, indices.time, following, gamma, shards, key
+        )
+
+    def count_following(self, state: ReplayState, indices: SampledIndices) -> Int[Array, " N"]:
+        """Return the number of rows that are stored after each of the drawn ones."""
+        return (self.find_newest(state, indices.env) - indices.time) % self.length
 
     def fold(
         self,
@@ -368,12 +388,11 @@ class ReplayBuffer:
         Returns:
             The sums of discounted rewards, their numbers of steps, and the positions of the last rows.
         """
-        newest = self.find_newest(state, indices.env)
         return fold_n_steps(
             state.rows.experience,
             indices.env,
             indices.time,
-            num_following=(newest - indices.time) % self.length,
+            num_following=self.count_following(state, indices),
             gamma=gamma,
             max_steps=self.sample_max_steps(shards, key),
             largest_max_steps=self.n_step[1],

@@ -31,6 +31,9 @@ Schedule: TypeAlias = float | list[list[float]]
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb")
 """Optimizers of optax that `training(optimizer=...)` names."""
 
+_PATH_KEYS = ("type", "compute_reward")
+"""Keys of a setting that is a mapping whose values may be import paths."""
+
 
 class Flag(int):
     """Truth value that may also be called, for a method of RLlib's that became a property."""
@@ -216,7 +219,7 @@ class Setting:
         return parsed
 
     def _resolve_paths(self, value: object, trust: Trust) -> object:
-        """Replace import paths by their objects, also in a list and as the `type` of a mapping."""
+        """Replace import paths by their objects, also in a list and as entries of a mapping."""
         if self.import_kind.is_env:
             (trust.check_inner_envs if self.import_kind.by_name else trust.check_env)(value)
             return value
@@ -224,11 +227,13 @@ class Setting:
             return self._resolve_entries(value, trust)
         if isinstance(value, Mapping):
             mapping = typing.cast(Mapping[str, Any], value)
-            path = mapping.get("type")
-            if not isinstance(path, str) or ":" not in path:
-                return mapping
-            name = f"{self.name}['type']"
-            return {**mapping, "type": load_object(path, name, self.import_kind, trust=trust)}
+            paths = {key: mapping.get(key) for key in _PATH_KEYS}
+            found = {
+                key: load_object(path, f"{self.name}[{key!r}]", self.import_kind, trust=trust)
+                for key, path in paths.items()
+                if isinstance(path, str) and ":" in path
+            }
+            return {**mapping, **found} if found else mapping
         if isinstance(value, list | tuple):
             return [self._resolve_paths(item, trust) for item in typing.cast(list[Any], value)]
         known = get_choices(self.annotation)

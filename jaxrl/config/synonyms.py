@@ -150,6 +150,7 @@ _IMPORT_COUNTERPARTS: Mapping[str, str] = {
     "EvalCallback": "evaluation(evaluation_interval=...) in the config",
     "CheckpointCallback": "checkpointing(checkpoint_frequency=...) in the config",
     "ReplayBuffer": "from jaxrl import ReplayBuffer",
+    "HerReplayBuffer": 'training(replay_buffer_config={"type": "hindsight"})',
 }
 """Names that other libraries have in modules, with their counterparts here."""
 

@@ -7,7 +7,9 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 
+from jaxrl.buffers.hindsight import ACHIEVED_GOAL, DESIRED_GOAL
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.contract import check_signatures
@@ -16,6 +18,7 @@ from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import EnvSpec, Made, MadeEnv, make_any
 from jaxrl.envs.space_checks import check_values
+from jaxrl.envs.wrappers import find_compute_reward
 from jaxrl.errors import EnvError
 from jaxrl.runtime.devices import claim_cpu_devices
 from jaxrl.testing.check_host_env import check_host_env
@@ -46,7 +49,8 @@ def check_env(
     `truncated` bool scalars; nothing is weakly typed; the state has the same structure and dtypes
     after a reset and after a step; `params` are traced, not baked in; equal keys give equal
     results; an environment behaves under `vmap` as it does alone; the last observation of an
-    episode is the final one, not that of a reset. A warning is given if the environment does not
+    episode is the final one, not that of a reset; `compute_reward`, if there is one, gives what the
+    steps do. A warning is given if the environment does not
     use its key, or if it neither ends nor has a time limit.
 
     A gymnasium environment is checked against the needs of host runners, see `check_host_env`; of
@@ -85,7 +89,7 @@ def check_env(
         return
     check_signatures(made)
     observation_space, action_space = made.spaces
-    check_runs(
+    trajectory = check_runs(
         made,
         _unroll(made.env),
         sample_actions(action_space, num_envs, num_steps, seed),
@@ -93,6 +97,7 @@ def check_env(
         seed=seed,
         check_auto_reset=check_auto_reset,
     )
+    _check_compute_reward(made, trajectory)
 
 
 def _unroll(env: JaxEnv[Any, Any]) -> Unroll:
@@ -128,3 +133,25 @@ def _check_observations(name: str, space: gymnasium.Space[Any], trajectory: Traj
     reward = np.asarray(trajectory.steps.reward)[live]
     if not np.all(np.isfinite(reward)):
         raise EnvError(f"{name}: the reward is {reward[~np.isfinite(reward)][0]} at some step.")
+
+
+def _check_compute_reward(made: MadeEnv, trajectory: Trajectory) -> None:
+    """Check that an environment with goals recomputes the rewards and ends of its steps."""
+    compute, space = find_compute_reward(made.env), made.spaces[0]
+    has_goals = isinstance(space, spaces.Dict) and {ACHIEVED_GOAL, DESIRED_GOAL} <= set(space)
+    if compute is None or not has_goals:
+        return
+    steps, live = trajectory.steps, get_live_mask(trajectory)
+    recompute = jax.vmap(jax.vmap(compute, (0, 0, None)), (0, 0, None))
+    goals = steps.obs[ACHIEVED_GOAL], steps.obs[DESIRED_GOAL]
+    found = recompute(*goals, made.params)
+    for name, own, again in zip(
+        ("reward", "terminated"), (steps.reward, steps.terminated), found, strict=True
+    ):
+        before, after = np.asarray(own)[live], np.asarray(again)[live]
+        differs = ~np.isclose(before, after, rtol=1e-5, atol=1e-6)
+        if differs.any():
+            raise EnvError(
+                f"{made.id}: compute_reward gives {name}={after[differs][0]} for the goals of a step "
+                f"whose {name} is {before[differs][0]}; both must be the same."
+            )

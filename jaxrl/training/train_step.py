@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.buffers.circular import CircularBuffer, CircularBufferState
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.on_policy import OnPolicyMinibatches, flatten_time, take_rows
-from jaxrl.buffers.replay import ReplayState
+from jaxrl.buffers.replay import ReplayBuffer, ReplayState
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.hparams import current_values
@@ -239,6 +239,8 @@ class TrainStep:
         learner_progress = get_learner_progress(state)
         if (replay := self.replay) is not None:
             is_ready = replay.can_learn(buffer, self.axis_name)
+            if isinstance(replay, ReplayBuffer):
+                replay = replay.with_env_params(state.env_params)
             priorities, learner_progress, metrics = self._make_replay_updates(
                 replay, num_updates
             ).run(

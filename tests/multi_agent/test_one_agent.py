@@ -13,6 +13,7 @@ from jaxrl.algorithms.ppo import A2CConfig, PPOConfig
 from jaxrl.algorithms.sac import SACConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.core.types import PyTree
+from jaxrl.envs.goals import BitFlip
 from tests.multi_agent.agent_envs import OneAgent
 
 SIZES: dict[str, Any] = {"train_batch_size": 256, "lr": 1e-3}
@@ -47,11 +48,18 @@ def make_replay_configs() -> dict[str, AlgorithmConfig]:
     dqn = DQNConfig().training(**sizes, replay_buffer_config=buffer, n_step=3)
     dqn.env_runners(rollout_fragment_length=2)
     prioritized = {"type": "prioritized", "capacity": 320}
+    hindsight = {
+        "type": "hindsight",
+        "capacity": 320,
+        "horizon": 10,
+        "compute_reward": BitFlip().compute_reward,
+    }
     sac = SACConfig().training(**sizes, replay_buffer_config=buffer)
     memory = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 4}
     return {
         "DQN": dqn.copy(),
         "prioritized DQN": dqn.copy().training(replay_buffer_config=prioritized, n_step=(1, 3)),
+        "DQN in hindsight": dqn.copy().training(replay_buffer_config=hindsight, n_step=1),
         "DQN with memory": dqn.copy().rl_module(model_config=memory).training(n_step=1),
         "SAC": sac,
         "SAC with filter": sac.copy().env_runners(observation_filter="MeanStdFilter"),
@@ -99,6 +107,7 @@ def test_one_agent_is_trained_as_a_single_one(name: str) -> None:
 def test_one_agent_replays_as_a_single_one(name: str) -> None:
     """Also once the buffer is full, and for its rows and priorities."""
     env = "Pendulum-v1" if name.startswith("SAC") else "CartPole-v1"
+    env = "BitFlip-v0" if name == "DQN in hindsight" else env
     single = run(REPLAY_CONFIGS[name], env, 24)
     several = run(REPLAY_CONFIGS[name], OneAgent, 24, env_id=env)
     own = several.modules["default_policy"]

@@ -2,8 +2,10 @@
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, get_args
 
+from jaxrl.buffers.hindsight import ComputeReward, Strategy
 from jaxrl.buffers.replay import ReplayBuffer
 from jaxrl.config.coerce import MismatchError, coerce
 from jaxrl.config.fields import (
@@ -29,7 +31,7 @@ BURN_IN_DOC = (
     "Number of rows before a sequence that a stateful module is unrolled over, without training on "
     "them, to compute its state with the current parameters."
 )
-UNIFORM, PRIORITIZED = "uniform", "prioritized"
+UNIFORM, PRIORITIZED, HINDSIGHT = "uniform", "prioritized", "hindsight"
 DEVICE, HOST = "device", "host"
 _DEFAULTS = {
     "type": UNIFORM,
@@ -42,6 +44,8 @@ _DEFAULTS = {
 _BUFFER_TYPES = {
     UNIFORM: UNIFORM,
     PRIORITIZED: PRIORITIZED,
+    HINDSIGHT: HINDSIGHT,
+    "HindsightReplayBuffer": HINDSIGHT,
     "EpisodeReplayBuffer": UNIFORM,
     "ReplayBuffer": UNIFORM,
     "PrioritizedEpisodeReplayBuffer": PRIORITIZED,
@@ -81,13 +85,17 @@ class OffPolicyTraining(Training):
     replay_buffer_config: dict[str, Any] = field(
         default=_DEFAULTS,
         import_path=REPLAY_BUFFER,
-        doc="Replay buffer: `type` 'uniform' or 'prioritized' (RLlib's class names are accepted), or "
-        "a class: a subclass of `jaxrl.ReplayBuffer` is compiled, one with RLlib's methods `add` and "
-        "`sample` stores and draws transitions on the host; further keys are its own. "
+        doc="Replay buffer: `type` 'uniform', 'prioritized' or 'hindsight' (RLlib's class names are "
+        "accepted), or a class: a subclass of `jaxrl.ReplayBuffer` is compiled, one with RLlib's "
+        "methods `add` and `sample` stores and draws transitions on the host; further keys are its "
+        "own. "
         "`capacity` in transitions, the exponents `alpha` of the priorities and `beta` of the "
         "importance weights (a number or a schedule) for prioritized sampling, and `storage` on "
-        "the learner's 'device' or, with runners on the host, in 'host' memory. Omitted keys keep "
-        "their defaults.",
+        "the learner's 'device' or, with runners on the host, in 'host' memory. 'hindsight' draws "
+        "uniformly, or prioritized if `alpha` or `beta` is given, and replaces a `goal_fraction` "
+        "(0.8) of the goals by ones achieved within `horizon` rows (the time limit), by the "
+        "`strategy` 'future' or 'final'; `compute_reward` stands in for the environment's method. "
+        "Omitted keys keep their defaults.",
     )
     num_steps_sampled_before_learning_starts: int = field(
         default=1000,
@@ -149,11 +157,27 @@ class OffPolicyTraining(Training):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HindsightSettings:
+    """Values of `replay_buffer_config` that only the type 'hindsight' has; see `Hindsight`.
+
+    `horizon` is None for the time limit, `compute_reward` for the environment's method.
+    """
+
+    goal_fraction: float = 0.8
+    horizon: int | None = None
+    strategy: Strategy = "future"
+    compute_reward: ComputeReward | None = None
+
+
+_HINDSIGHT_KEYS = tuple(field.name for field in dataclasses.fields(HindsightSettings))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BufferSettings:
     """Complete and validated values of `replay_buffer_config`.
 
     `buffer_class` is a subclass of ReplayBuffer, and `host_class` another class with RLlib's
-    methods; `options` are the keys that only this class has.
+    methods; `options` are the keys that only this class has. `hindsight` is None for other types.
     """
 
     kind: str
@@ -164,6 +188,7 @@ class BufferSettings:
     buffer_class: type[ReplayBuffer] = ReplayBuffer
     host_class: type[Any] | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    hindsight: HindsightSettings | None = None
 
 
 def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
@@ -177,7 +202,10 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
     merged = {**default, **user_config}
     buffer_type = merged["type"]
     own_class = buffer_type if isinstance(buffer_type, type) else None
-    own_keys = [] if own_class is None else _get_own_keys(own_class)
+    named = _BUFFER_TYPES.get(buffer_type) if isinstance(buffer_type, str) else None
+    own_keys = list(_HINDSIGHT_KEYS) if named == HINDSIGHT else []
+    if own_class is not None:
+        own_keys = _get_own_keys(own_class)
     for key in user_config:
         if key not in default and key not in own_keys:
             known = [*default, *own_keys]
@@ -186,13 +214,18 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
                     f"replay_buffer_config[{key!r}] can only be {_NEUTRAL_KEYS[key]!r}, got "
                     f"{user_config[key]!r}: leave it out."
                 )
+            if key in _HINDSIGHT_KEYS and named is not None:
+                raise ConfigError(
+                    f"replay_buffer_config[{key!r}]={user_config[key]!r} has no effect on "
+                    f"{named} replay; leave it out, or set 'type' to {HINDSIGHT!r}."
+                )
             raise ConfigError(
                 f"replay_buffer_config has {key!r}, but its settings are {', '.join(known)}."
                 f"{did_you_mean(key, known)}"
             )
     settings = BufferSettings(
         kind=UNIFORM,
-        capacity=_parse_capacity(merged["capacity"]),
+        capacity=_parse_count("capacity", merged["capacity"], "transitions"),
         alpha=_parse_exponent("alpha", merged["alpha"], float),
         beta=_parse_exponent("beta", merged["beta"], Schedule),
         storage=_parse_storage(config, merged["storage"]),
@@ -205,14 +238,43 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
     if own_class is not None:
         _check_host_class(config, own_class, user_config)
         return dataclasses.replace(settings, storage=HOST, host_class=own_class)
-    if not isinstance(buffer_type, str) or buffer_type not in _BUFFER_TYPES:
+    if named is None:
         raise ConfigError(
-            "replay_buffer_config['type'] must be 'uniform', 'prioritized' or a class, got "
-            f"{buffer_type!r}.{did_you_mean(str(buffer_type), _BUFFER_TYPES)}"
+            "replay_buffer_config['type'] must be 'uniform', 'prioritized', 'hindsight' or a class, "
+            f"got {buffer_type!r}.{did_you_mean(str(buffer_type), _BUFFER_TYPES)}"
         )
-    if _BUFFER_TYPES[buffer_type] == UNIFORM:
+    if named == HINDSIGHT:
+        kind = PRIORITIZED if {"alpha", "beta"} & user_config.keys() else UNIFORM
+        hindsight = _parse_hindsight(settings.options)
+        return dataclasses.replace(settings, kind=kind, options={}, hindsight=hindsight)
+    if named == UNIFORM:
         _check_no_exponents(user_config, default)
-    return dataclasses.replace(settings, kind=_BUFFER_TYPES[buffer_type])
+    return dataclasses.replace(settings, kind=named)
+
+
+def _parse_hindsight(given: Mapping[str, Any]) -> HindsightSettings:
+    """Return the settings of hindsight replay.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+    settings = HindsightSettings(**given)
+    fraction = _parse_exponent("goal_fraction", settings.goal_fraction, float)
+    horizon, strategy, function = settings.horizon, settings.strategy, settings.compute_reward
+    if horizon is not None:
+        horizon = _parse_count("horizon", horizon, "rows")
+    if strategy not in get_args(Strategy):
+        raise ConfigError(
+            f"replay_buffer_config['strategy'] must be 'future' or 'final', got {strategy!r}."
+            f"{did_you_mean(str(strategy), get_args(Strategy))}"
+        )
+    if function is not None and not callable(function):
+        raise ConfigError(
+            "replay_buffer_config['compute_reward'] must be a function (achieved_goal, "
+            "desired_goal, params) -> (reward, terminated), or its import path 'module:name', got "
+            f"{function!r}."
+        )
+    return dataclasses.replace(settings, goal_fraction=fraction, horizon=horizon)
 
 
 def _rename_former_keys(user_config: dict[str, Any]) -> dict[str, Any]:
@@ -296,17 +358,17 @@ def _parse_storage(config: "AlgorithmConfig", value: object) -> str:
     return value
 
 
-def _parse_capacity(value: object) -> int:
+def _parse_count(name: str, value: object, unit: str) -> int:
     try:
-        capacity = coerce(value, int)
+        number = coerce(value, int)
     except MismatchError:
-        capacity = 0
-    if capacity < 1:
+        number = 0
+    if number < 1:
         raise ConfigError(
-            "replay_buffer_config['capacity'] must be a whole number of transitions above 0, got "
+            f"replay_buffer_config[{name!r}] must be a whole number of {unit} above 0, got "
             f"{value!r}."
         )
-    return capacity
+    return number
 
 
 def _parse_exponent(name: str, value: object, annotation: Any) -> Any:
