@@ -37,6 +37,7 @@ LONG = (
     "export",
     "external_simulators",
     "from_purejaxrl",
+    "hindsight",
     "host_environments",
     "key_concepts",
     "logging",
