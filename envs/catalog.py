@@ -100,7 +100,6 @@ WITHOUT_ADAPTER = {
     "navix": f"NAVIX has no adapter here: {_AS_JAX_ENV}, or take xminigrid:MiniGrid-Empty-8x8.",
     "kinetix": f"Kinetix has no adapter here: {_AS_JAX_ENV}.",
     "jaxatari": f"JAXAtari has no adapter here: {_AS_JAX_ENV}, or take ALE/Pong-v5.",
-    "envpool": "EnvPool has no adapter here; use gymnasium's ids of the same games.",
 }
 """Environment suites without an adapter by name or package, and the alternative for each."""
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
 
-VectorizeMode = Literal["sync", "async", "vector_entry_point"]
+VectorizeMode = Literal["auto", "sync", "async", "vector_entry_point"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class HostVector(Protocol):
     """`B` copies of an environment on the host, stepped together, with auto-reset."""
 
     num_envs: int
+    can_pause: bool
 
     def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
         """Start new episodes in all copies and return their first observations, `[B, ...]`.
@@ -150,6 +151,7 @@ class MadeHostEnv:
         notes: Sentences for `config.explain()`.
         vector: Function that makes the environment's own vector environment with a given number of
             copies, None if it has none.
+        prefers_vector: Whether that is how copies are stepped unless a mode is asked for.
         is_task_settable: Whether it has a method `set_task`.
         task: Task of every copy from its creation on, None for the environment's own.
     """
@@ -165,6 +167,7 @@ class MadeHostEnv:
     is_atari: bool = False
     notes: tuple[str, ...] = ()
     vector: Callable[[int, EnvContext], gymnasium.vector.VectorEnv[Any, Any, Any]] | None = None
+    prefers_vector: bool = False
     is_task_settable: bool = False
     task: PyTree = None
 
@@ -172,3 +175,9 @@ class MadeHostEnv:
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
         """Observation space and action space."""
         return self.observation_space, self.action_space
+
+    def resolve_mode(self, mode: VectorizeMode) -> VectorizeMode:
+        """Return the mode that "auto" stands for; any other is returned as it is."""
+        if mode != "auto":
+            return mode
+        return "vector_entry_point" if self.prefers_vector else "sync"

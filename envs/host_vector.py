@@ -28,7 +28,7 @@ def make_vector(
     worker_index: int = 0,
     num_workers: int = 0,
     seed: int = 0,
-    mode: VectorizeMode = "sync",
+    mode: VectorizeMode = "auto",
     restart_failed: bool = False,
     check: bool = True,
     validate_env: ValidateEnv | None = None,
@@ -46,7 +46,8 @@ def make_vector(
         num_workers: Number of runners, for each copy's `EnvContext`.
         seed: Seed of the run.
         mode: Where copies are stepped: in this process ("sync"), in one process each ("async"), or
-            by the environment's own vector environment ("vector_entry_point").
+            by the environment's own vector environment ("vector_entry_point"); "auto" is the last
+            where the environment is made for it, and "sync" elsewhere.
         restart_failed: Whether to restart a copy that raises, instead of raising.
         check: Whether to check the environment before the first step.
         validate_env: Function of an environment and its context that raises to reject it.
@@ -67,15 +68,14 @@ def make_vector(
             seed=seed,
             reset_mode=reset_mode or made.env.reset_mode,
         )
-    context = make_context(made.env_config)
+    context, mode = make_context(made.env_config), made.resolve_mode(mode)
     if mode == "vector_entry_point" and isinstance(made.create, VectorOnlyCreator):
         check = False  # there is no single environment
     if check or validate_env is not None:
         precheck_env(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
     if mode == "vector_entry_point":
-        return _make_own_vector(
-            made, context, num_envs, derive_seed(seed, first_index), restart_failed
-        )
+        seeds = [derive_seed(seed, first_index + row) for row in range(num_envs)]
+        return _make_own_vector(made, context, seeds, restart_failed)
     plans = [
         SubEnvSpec(
             id=made.id,
@@ -94,7 +94,7 @@ def make_vector(
 
 
 def _make_own_vector(
-    made: MadeHostEnv, context: EnvContext, num_envs: int, seed: int, restart_failed: bool
+    made: MadeHostEnv, context: EnvContext, seeds: list[int], restart_failed: bool
 ) -> GymVector:
     """Make the environment's own vector environment."""
     if made.vector is None:
@@ -109,7 +109,7 @@ def _make_own_vector(
             f"'sync' or 'async'."
         )
     try:
-        vector = made.vector(num_envs, context)
+        vector = made.vector(len(seeds), context)
     except JaxrlError:
         raise
     except Exception as error:
@@ -140,7 +140,7 @@ def _make_own_vector(
     return GymVector(
         vector,
         name=f"{made.id} (worker_index={context.worker_index})",
-        seeds=[seed] * num_envs,
+        seeds=seeds,
         observation_space=made.observation_space,
     )
 

@@ -38,7 +38,7 @@ class JaxHostVector:
             seed: Seed of the run.
             reset_mode: Auto-reset mode, as in the in-graph runner; it does not affect the data.
         """
-        self.num_envs = num_envs
+        self.num_envs, self.can_pause = num_envs, True
         self._made = made
         self._params = made.params
         self._seed = seed

@@ -78,7 +78,8 @@ class GymVector:
         self._mode = _autoreset_mode(vector, name)
         # Gymnasium's own take a reset mask in every mode, others only where they must.
         is_gymnasium = isinstance(vector, SyncVectorEnv | AsyncVectorEnv)
-        self._seed_each = is_gymnasium
+        self.can_pause = is_gymnasium
+        self._seed_each = is_gymnasium or vector.metadata.get("seeds_each", False)
         self._takes_mask = is_gymnasium or self._mode is AutoresetMode.DISABLED
         self._copy_obs = None if is_gymnasium else True
         is_array = isinstance(observation_space, gymnasium.spaces.Box)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -35,7 +36,8 @@ from jaxrl.envs.adapters.host_spaces import (
 )
 from jaxrl.envs.adapters.host_state import get_time_limit
 from jaxrl.envs.adapters.pettingzoo import is_pettingzoo, is_pettingzoo_class, wrap_pettingzoo
-from jaxrl.envs.catalog import BUILTIN_ENVS, WITHOUT_ADAPTER
+from jaxrl.envs.adapters.table import get_module
+from jaxrl.envs.catalog import BUILTIN_ENVS
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import EnvRequest, MadeHostEnv
 from jaxrl.envs.multi.host_env import is_multi_agent_class, is_multi_agent_env
@@ -53,6 +55,10 @@ CONTEXT_NAMES = ("config", "env_config", "env_context", "context")
 """Names of constructor parameters that receive the whole `EnvContext`, as in RLlib."""
 
 
+_MUJOCO_ID = re.compile(
+    "(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|Inverted(Double)?Pendulum|Pusher|Reacher|Swimmer"
+    r"|Walker2d)-v[45]"
+)
 _VECTOR_CLASSES = ("VectorEnv", "VecEnv")
 """Names of base classes of vector environments: gymnasium's and RLlib's, Stable-Baselines3's."""
 
@@ -96,9 +102,8 @@ def refuse_vector(env: object, env_id: str) -> None:
         EnvError: If it is one; the message says what to give.
     """
     bases = env.__mro__ if isinstance(env, type) else type(env).__mro__
-    packages = {base.__module__.partition(".")[0] for base in bases}
-    if "envpool" in packages:
-        raise EnvError(f"{env_id}: {WITHOUT_ADAPTER['envpool']}")
+    if any(base.__module__.partition(".")[0] == "envpool" for base in bases):
+        get_module("envpool").refuse_instance(env, env_id)
     if any(base.__name__ in _VECTOR_CLASSES for base in bases):
         raise EnvError(
             f"{env_id} is a vector environment, whose copies were made already: give the id, the "
@@ -136,7 +141,7 @@ def make(env_id: str, request: EnvRequest, name: str) -> MadeAny:
         vector = VectorSpecCreator(spec=spec, max_episode_steps=limit)
     if vector is not None and spec.entry_point is None:
         return _describe_vector(name, vector, request)
-    return _describe_env(name, create, request, vector=vector)
+    return describe_env(name, create, request, vector=vector)
 
 
 def _describe_vector(name: str, create: VectorSpecCreator, request: EnvRequest) -> MadeHostEnv:
@@ -157,6 +162,7 @@ def _describe_vector(name: str, create: VectorSpecCreator, request: EnvRequest) 
         action_space=to_runner_actions(spaces[1]),
         max_episode_steps=request.max_episode_steps or create.spec.max_episode_steps,
         env_config=dict(request.context),
+        prefers_vector=True,
     )
 
 
@@ -165,7 +171,7 @@ def _from_atari_spec(spec: EnvSpec, request: EnvRequest, name: str) -> MadeAny:
     create = atari.AtariCreator(spec=spec, max_episode_steps=request.max_episode_steps)
     has_vector = spec.vector_entry_point is not None
     vector = atari.AtariVectorCreator(game=create) if has_vector else None
-    made = _describe_env(name, create, request, vector=vector)
+    made = describe_env(name, create, request, vector=vector)
     if isinstance(made, MadeMultiHostEnv):
         return made
     return dataclasses.replace(
@@ -197,7 +203,7 @@ def from_class(cls: type, request: EnvRequest, env_id: str) -> MadeAny:
         _refuse_unknown(env_id, [key for key in context if key not in arguments], names)
     check_required(env_id, named, {*arguments, context_param})
     create = ClassCreator(cls=cls, arguments=arguments, context_name=context_param)
-    return _describe_env(env_id, _with_limit(create, request), request)
+    return describe_env(env_id, _with_limit(create, request), request)
 
 
 def from_creator(create: Creator, env: Any, request: EnvRequest, env_id: str) -> MadeAny:
@@ -207,7 +213,7 @@ def from_creator(create: Creator, env: Any, request: EnvRequest, env_id: str) ->
         EnvError: If `env` is of the old gym package, or not a valid environment.
     """
     _refuse_old_gym(type(env), env_id)
-    return _describe_env(env_id, _with_limit(create, request), request, env=env)
+    return describe_env(env_id, _with_limit(create, request), request, env=env)
 
 
 def from_instance(env: Any, request: EnvRequest, env_id: str) -> MadeAny:
@@ -234,8 +240,8 @@ def from_instance(env: Any, request: EnvRequest, env_id: str) -> MadeAny:
             f"{env_id}: the instance cannot be copied; copies are made from its gymnasium id."
         )
         create = SpecCreator(spec=spec, max_episode_steps=request.max_episode_steps)
-        return _describe_env(env_id, create, request)
-    return _describe_env(env_id, _with_limit(InstanceCreator(instance=env), request), request)
+        return describe_env(env_id, create, request)
+    return describe_env(env_id, _with_limit(InstanceCreator(instance=env), request), request)
 
 
 def _with_limit(create: Creator, request: EnvRequest) -> Creator:
@@ -243,7 +249,7 @@ def _with_limit(create: Creator, request: EnvRequest) -> Creator:
     return create if limit is None else TimeLimitCreator(create=create, max_episode_steps=limit)
 
 
-def _describe_env(
+def describe_env(
     env_id: str,
     create: Creator,
     request: EnvRequest,
@@ -464,6 +470,8 @@ def _install_hint(env_id: str) -> str:
         return " Install it with: pip install 'jaxrl[box2d]'."
     if atari.is_atari_id(env_id.removeprefix(PREFIX)):
         return " Install it with: pip install 'jaxrl[atari]'."
+    if _MUJOCO_ID.fullmatch(env_id.removeprefix(PREFIX)):
+        return " Install it with: pip install 'jaxrl[mujoco]'."
     return ""
 
 

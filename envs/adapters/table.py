@@ -87,6 +87,7 @@ ADAPTERS: Mapping[str, Adapter] = {
         *("gymnasium", "gymnasium", "LunarLander-v3", "pip install gymnasium"),
         find_import=lambda name: name.rpartition(":")[0] or None,
     ),
+    "envpool": _host("EnvPool", "envpool", "HalfCheetah-v5", "pip install 'jaxrl[envpool]'"),
     "pettingzoo": _host(
         *("PettingZoo", "pettingzoo", "sisl/pursuit_v5", "pip install 'jaxrl[pettingzoo]'"),
         is_multi=True,

@@ -44,6 +44,7 @@ from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
+from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ConfigError
@@ -246,6 +247,8 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
             recorded = make_mixed_sampler(config, plan, sampler)
             return _make_assembly(config, made, sampler, MixedRunner(recorded=recorded, **fields))
         return _make_assembly(config, made, sampler, InGraphRunner(**fields))
+    if isinstance(made, MadeHostEnv):
+        _check_can_pause(config, made)
     acting = with_sequences(config, make_policy_step(config, made))
     if config.is_mixed and not config.in_evaluation:
         return _make_assembly(config, made, acting, _make_mixed_step(config, made, acting))
@@ -448,6 +451,18 @@ def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
         if settings.validate_env is not None:
             settings.validate_env(made.env, EnvContext(settings.env_config))
     return made
+
+
+def _check_can_pause(config: "AlgorithmConfig", made: MadeHostEnv) -> None:
+    """Raise ConfigError if whole episodes are asked for of environments that step together."""
+    runners = config.env_runners_settings
+    mode = made.resolve_mode(runners.gym_env_vectorize_mode)
+    if runners.batch_mode == "complete_episodes" and mode == "vector_entry_point":
+        raise ConfigError(
+            "batch_mode='complete_episodes' waits for the environments whose episodes go on, but those "
+            f"of {made.id} step all together: set 'truncate_episodes', or "
+            "gym_env_vectorize_mode='sync'."
+        )
 
 
 def format_space(space: gymnasium.Space[Any]) -> str:

@@ -88,7 +88,7 @@ def _check_takes_tasks(config: "AlgorithmConfig", made: AnyMadeEnv, name: str) -
             f"{name} needs an environment with a method set_task(task), but {made.id} has none: "
             "derive it from jaxrl.envs.TaskSettableEnv."
         )
-    mode = config.env_runners_settings.gym_env_vectorize_mode
+    mode = made.resolve_mode(config.env_runners_settings.gym_env_vectorize_mode)
     if mode == "vector_entry_point":
         raise ConfigError(
             f"{name} sets the task of each environment, which gym_env_vectorize_mode={mode!r} "

@@ -58,7 +58,7 @@ _ALLOWED_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
         "rows that are pending at the end of a train batch go on in the next one; leave it out",
     ),
     "gym_env_vectorize_mode": (
-        ("sync", "async"),
+        ("auto", "sync", "async"),
         "each copy of an environment of several agents is stepped by itself; use 'sync' or 'async'",
     ),
     "env_runner_cls": ((None,), "agents have a runner of their own kind; leave it out"),
@@ -80,7 +80,7 @@ _ALLOWED_FOR_TEAM_ON_HOST: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "placement": _ALLOWED_ON_HOST["placement"],
     "gym_env_vectorize_mode": (
-        ("sync",),
+        ("auto", "sync"),
         "copies of a team's environment are stepped in one process; leave it out",
     ),
 }

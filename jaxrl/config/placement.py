@@ -34,6 +34,9 @@ HOST_ONLY_SETTINGS: dict[str, str] = {
 }
 """Settings that only have an effect on the host, with the reasons."""
 
+_RLLIB_DEFAULTS = {"gym_env_vectorize_mode": "sync"}
+"""RLlib's default values of such settings, which its configs have, where they differ from ours."""
+
 HOST_REMEDIES = {
     False: "set placement='host' to step the environment from Python",
     True: "leave it out, or write the environment of several agents in Python (MultiAgentEnv)",
@@ -237,10 +240,9 @@ def _check_external(config: "AlgorithmConfig") -> None:
     """Check that spaces are declared, and no setting is set that has no effect with simulators."""
     environment, evaluation = config.environment_settings, config.evaluation_settings
     for name, reason in NOT_EXTERNAL_SETTINGS.items():
-        value, default = config[name], type(config)()[name]
-        if name in config.explicit and value != default:
+        if _asks_for_more(config, name):
             raise ConfigError(
-                f"'{name}' (got {value!r}) has no effect with placement='external': {reason}."
+                f"'{name}' (got {config[name]!r}) has no effect with placement='external': {reason}."
             )
     for name in ("observation_space", "action_space"):
         if getattr(environment, name) is None:
@@ -264,11 +266,17 @@ def check_in_graph(config: "AlgorithmConfig") -> None:
     """
     remedy = HOST_REMEDIES[config.is_multi_agent]
     for name, reason in HOST_ONLY_SETTINGS.items():
-        value, default = config[name], type(config)()[name]
-        if name in config.explicit and value != default:
+        if _asks_for_more(config, name):
             raise ConfigError(
-                f"'{name}' (got {value!r}) has no effect with this environment: {reason}; {remedy}."
+                f"'{name}' (got {config[name]!r}) has no effect with this environment: {reason}; "
+                f"{remedy}."
             )
+
+
+def _asks_for_more(config: "AlgorithmConfig", name: str) -> bool:
+    """Return whether a setting is set to another value than the default, ours or RLlib's."""
+    defaults = (type(config)()[name], _RLLIB_DEFAULTS.get(name))
+    return name in config.explicit and config[name] not in defaults
 
 
 def describe_placement(config: "AlgorithmConfig", placement: Placement | None) -> Iterator[str]:

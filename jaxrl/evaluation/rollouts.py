@@ -58,8 +58,7 @@ def record_rollouts(
         runner.set_weights(weights)
         (share,) = plan.make_shares(config.debugging_settings.run_seed)
         recorder = _RecordingPlayer(runner)
-        mode = config.env_runners_settings.gym_env_vectorize_mode
-        played = play_share(recorder, share, can_pause=mode != "vector_entry_point")
+        played = play_share(recorder, share, can_pause=runner.vector.can_pause)
     finally:
         runner.close()
     result = aggregate_parts([played], plan, MetricsLogger())

@@ -232,6 +232,10 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         rows.pad(num_steps << (fragments - 1).bit_length())
         return self._make_fragment(part, taken)
 
+    @property
+    def _can_pause(self) -> bool:
+        return self.vector.can_pause
+
     def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
         """Pause the marked environments and resume all others.
 
@@ -434,8 +438,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
 
     def run_episodes(self, share: EvalShare) -> EvalEpisodes:
         """Play a share of an evaluation."""
-        mode = self.config.env_runners_settings.gym_env_vectorize_mode
-        return play_share(self, share, can_pause=mode != "vector_entry_point")
+        return play_share(self, share, can_pause=self._can_pause)
 
     def _reset_bookkeeping(self) -> None:
         """Reset counts, flags and carry to the start of each environment's first episode."""

@@ -122,7 +122,8 @@ class EpisodeSampler(FormerNames, Generic[Episode, Tracker]):
 
     @property
     def _can_pause(self) -> bool:
-        return self.config.env_runners_settings.gym_env_vectorize_mode != "vector_entry_point"
+        """Ability to pause single environments."""
+        return True
 
     def _make_tracker(self) -> Tracker:
         """Make a tracker without hooks, of the episodes that go on."""

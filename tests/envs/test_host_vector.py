@@ -18,10 +18,11 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
+from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.envs.adapters.gym_vector import GymVector
 from jaxrl.envs.host import HostVector
 from jaxrl.envs.host_vector import make_vector
-from jaxrl.errors import EnvError, UnknownNameError
+from jaxrl.errors import ConfigError, EnvError, UnknownNameError
 from tests.envs.copies import CRASHING, MODES, Counter, copies, host, step_rows
 
 
@@ -331,11 +332,11 @@ def test_an_id_with_a_vector_environment_alone() -> None:
     try:
         made = host("VectorAlone-v0")
         assert made.max_episode_steps == 9
-        vector = make_vector(made, num_envs=2, mode="vector_entry_point")
+        vector = make_vector(made, num_envs=2)
         assert vector.reset().shape == (2, 4)
         assert any(step.starts.any() for step in step_rows(vector, 12))
         with pytest.raises(EnvError, match="gym_env_vectorize_mode='vector_entry_point'"):
-            make_vector(made, num_envs=2)
+            make_vector(made, num_envs=2, mode="sync")
         with pytest.raises(UnknownNameError, match="takes no argument 'nope'"):
             host("VectorAlone-v0", {"nope": 1})
     finally:
@@ -363,6 +364,13 @@ def test_the_environments_own_vector() -> None:
     assert vector.get_state() is None
     with pytest.raises(EnvError, match="can only step all copies together"):
         vector.pause(np.ones(4, np.bool_))
+
+
+def test_whole_episodes_need_copies_that_wait() -> None:
+    config = PPOConfig().environment("gymnasium:CartPole-v1")
+    config.env_runners(batch_mode="complete_episodes", gym_env_vectorize_mode="vector_entry_point")
+    with pytest.raises(ConfigError, match="those of gymnasium:CartPole-v1 step all together"):
+        config.build()
 
 
 @pytest.mark.parametrize(

@@ -220,8 +220,18 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (foreign("kinetix.environment")(), {}, EnvError, "Kinetix has no adapter here: write"),
     (foreign("kinetix.environment"), {}, EnvError, "Kinetix has no adapter here: write"),
     (lambda ctx: foreign("navix.env")(), {}, EnvError, "or take xminigrid:MiniGrid-Empty-8x8"),
-    (foreign("envpool.classic", gymnasium.Env)(), {}, EnvError, "EnvPool has no adapter here"),
-    (lambda ctx: foreign("envpool.a", gymnasium.Env)(), {}, EnvError, "EnvPool has no adapter"),
+    (
+        foreign("envpool.classic", gymnasium.Env)(),
+        {},
+        EnvError,
+        "is a pool of EnvPool, whose copies",
+    ),
+    (
+        lambda ctx: foreign("envpool.a", gymnasium.Env)(),
+        {},
+        EnvError,
+        "the id that it was made from",
+    ),
     (VECTOR, {}, EnvError, "is a vector environment, whose copies were made already: give"),
     (lambda ctx: VECTOR, {}, EnvError, "gym_env_vectorize_mode='vector_entry_point'"),
     (type(VECTOR), {}, EnvError, "of one environment, of which num_envs_per_env_runner copies"),
@@ -321,3 +331,14 @@ def test_making_our_environment_starts_no_backend_and_imports_no_gymnax() -> Non
         "assert 'gymnax' not in sys.modules and 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_package_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(EnvError, match=r"pip install 'jaxrl\[envpool\]'"):
+        make("envpool:CartPole-v1")
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    with pytest.raises(EnvError, match=r"pip install 'jaxrl\[mujoco\]'"):
+        make("gymnasium:HalfCheetah-v5")

@@ -12,7 +12,9 @@ from jaxrl.learners.learner import make_base_optimizer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 EXTRAS = {"lunarlander": ("box2d", "Box2D"), "pong": ("atari", "ale_py")}
-ON_HOST = [*CONFIGS.glob("gymnasium/*.yaml"), *CONFIGS.glob("atari/*.yaml")]
+ON_HOST = [
+    path for suite in ("atari", "envpool", "gymnasium") for path in CONFIGS.glob(f"{suite}/*.yaml")
+]
 IN_GRAPH = [
     path
     for suite in ("classic", "curriculum", "minatar", "multi_agent", "spaces")
@@ -20,9 +22,13 @@ IN_GRAPH = [
 ]
 
 
-@pytest.mark.parametrize("path", sorted(ON_HOST), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(ON_HOST), ids=lambda path: f"{path.parent.stem}-{path.stem}"
+)
 def test_host_configs_fit(path: Path) -> None:
     extra, module = EXTRAS.get(path.stem.split("-")[0], ("", "gymnasium"))
+    if path.parent.stem == "envpool":
+        extra = module = "envpool"
     pytest.importorskip(module, reason=f"needs jaxrl[{extra}]")
     assembly = assemble(load_experiment(path).config)
     assert not assembly.is_in_graph

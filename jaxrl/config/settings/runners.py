@@ -33,10 +33,12 @@ class EnvRunnersSettings:
         "compiled program only, is the fastest number in a short measurement on this machine, "
         "with the same updates.",
     )
-    gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] = field(
-        default="sync",
-        doc="Vectorization of gymnasium environments: one after another, each in a separate "
-        "process, or by the environment's own vector class. gymnasium.VectorizeMode is accepted.",
+    gym_env_vectorize_mode: Literal["auto", "sync", "async", "vector_entry_point"] = field(
+        default="auto",
+        doc="Vectorization of gymnasium environments: one after another ('sync'), each in a separate "
+        "process ('async'), or by the environment's own vector class ('vector_entry_point'); 'auto' "
+        "is the last for EnvPool and for ids that have nothing else, and 'sync' elsewhere. "
+        "gymnasium.VectorizeMode is accepted.",
     )
     env_runner_cls: type[Any] | None = field(
         default=None,
