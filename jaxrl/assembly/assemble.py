@@ -440,7 +440,7 @@ def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
         ("observation_space", settings.observation_space, observation_space),
         ("action_space", settings.action_space, action_space),
     ):
-        if declared is not None and declared != own:
+        if declared is not None and declared != own and not config.in_evaluation:
             raise ConfigError(
                 f"{name} is declared as {format_space(declared)}, but {made.id} has "
                 f"{format_space(own)}."
@@ -473,18 +473,20 @@ def format_space(space: gymnasium.Space[Any]) -> str:
 def make_policy_step(config: "AlgorithmConfig", made: AnyMadeEnv) -> PolicyStep:
     """Make the pipelines for an environment's spaces, and the module that fits between them."""
     observation_space, action_space = made.spaces
+    trained = config.environment_settings.observation_space if config.in_evaluation else None
     env = EnvToInspect(made)
     with contextlib.closing(env):
         offers = make_offers(env)
         actions = make_action_pipeline(config, action_space, offers)
         observations = make_observation_pipeline(
-            config, observation_space, actions.module_space, offers
+            config, trained or observation_space, actions.module_space, offers
         )
-    return PolicyStep(
+    step = PolicyStep(
         module=make_module(config, observations, actions),
         obs_pipeline=observations,
         action_pipeline=actions,
     )
+    return step.fit(observation_space)
 
 
 def make_vector_env(config: "AlgorithmConfig", made: MadeEnv) -> VectorEnv:

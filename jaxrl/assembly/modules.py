@@ -5,15 +5,19 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 from gymnasium import spaces
 
 from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
-from jaxrl.errors import ModuleError
+from jaxrl.core.dependence import find_read_inputs
+from jaxrl.core.types import Columns, Key, Params, PyTree
+from jaxrl.errors import ConfigError, ModuleError
+from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.modules.autoregressive import check_exact_entropy
 from jaxrl.modules.encoder_module import EncoderModule, explain_axes
 from jaxrl.modules.encoders import is_image
-from jaxrl.modules.rl_module import RLModule, RLModuleSpec, check_module
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec, check_module, make_zeros
 from jaxrl.modules.scripted import ParameterFreeModule
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ def make_module(
         check_module(module, needs_values=needs_values)
     if isinstance(module, EncoderModule):
         warn_if_flattened(module)
+        _check_policy_reads(module)
     if _ignores_carry(module):
         raise ModuleError(
             f"{type(module).__name__} is recurrent (initial_carry is not None), but defines only "
@@ -54,7 +59,37 @@ def make_module(
             f"RandomAgentConfig, which learns nothing, to run it{of_several}."
         )
     check_exact_entropy(module, training)
+    hidden = module.critic_only_observations
+    if hidden and isinstance(module, ActorCriticModule) and not training.needs_values:
+        raise ConfigError(
+            f"critic_only_observations={list(hidden)} is for a critic, and {config.algo_name} learns no "
+            "values with these settings: leave it out."
+        )
     return module
+
+
+def _check_policy_reads(module: EncoderModule) -> None:
+    """Raise ModuleError if the module's actions depend on a part that is for critics alone."""
+    hidden, rows = module.critic_only_observations, 2
+    if not hidden:
+        return
+
+    def make_inputs(key: Key) -> tuple[PyTree, PyTree, PyTree]:
+        obs = make_zeros(module.observation_space, (rows,))
+        return module.init(key), obs, module.initial_carry(rows)
+
+    def act(params: Params, obs: PyTree, carry: PyTree) -> tuple[PyTree, PyTree]:
+        out = module.forward_inference(params, obs, carry)
+        return out[Columns.ACTION_DIST_INPUTS], out.get(Columns.STATE_OUT)
+
+    read, _ = find_read_inputs(act, *jax.eval_shape(make_inputs, jax.random.key(0)))
+    seen = module.select_network_obs(read)
+    name = next((name for name in hidden if any(jax.tree.leaves(seen[name]))), None)
+    if name is not None:
+        raise ModuleError(
+            f"The actions of {type(module).__name__} depend on {name!r}, which critic_only_observations "
+            "names: build its policy's encoder by make_policy_encoder()."
+        )
 
 
 def _is_subclass(found: object, expected: type) -> bool:

@@ -6,7 +6,7 @@ from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
 from jaxrl.config.batch_plan.replay import ReplayPlan
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.core.space_arrays import count_bytes, get_flat_size
-from jaxrl.core.spaces import without_part
+from jaxrl.core.spaces import without_parts
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -66,7 +66,7 @@ def _count_critic_bytes(
     size = number if number > 1 else 0
     mask_key, state = config.environment_settings.action_mask_key, made.state_space
     sizes = {
-        agent: get_flat_size(without_part(space, mask_key))
+        agent: get_flat_size(without_parts(space, [mask_key]))
         for agent, space in made.observation_spaces.items()
     }
     if kind == "joint":

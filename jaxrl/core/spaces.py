@@ -3,7 +3,7 @@
 Nothing here imports JAX: the processes of host environments do without it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import gymnasium
@@ -79,11 +79,13 @@ def is_same_space(space: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> b
     )
 
 
-def without_part(space: gymnasium.Space[Any], key: str | None) -> gymnasium.Space[Any]:
-    """Return a Dict space without one of its parts; any other space, and with None, as it is."""
-    if key is None or not isinstance(space, spaces.Dict) or key not in space.spaces:
+def without_parts(
+    space: gymnasium.Space[Any], keys: Collection[str | None]
+) -> gymnasium.Space[Any]:
+    """Return a Dict space without some of its parts; any other space, and one without them, as it is."""
+    if not isinstance(space, spaces.Dict) or not any(key in space.spaces for key in keys):
         return space
-    return spaces.Dict({name: part for name, part in space.spaces.items() if name != key})
+    return spaces.Dict({name: part for name, part in space.spaces.items() if name not in keys})
 
 
 def map_leaves(

@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from gymnasium import spaces
+
 from jaxrl.assembly.assemble import Assembly, format_space, make_env
 from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.assembly.offline import find_reference
 from jaxrl.config.fields import count_evaluation_arguments
+from jaxrl.config.modules import resolve_default_model_config
+from jaxrl.core.spaces import without_parts
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
@@ -24,6 +28,7 @@ from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runtime.program import Program
 from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.report import compute_evaluation_metrics, to_host
+from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -58,7 +63,10 @@ class Evaluation:
         assert changed is not None
         self._config = changed
         made = make_evaluation_env(config, changed, assembly.made)
-        self._assembly = dataclasses.replace(assembly, made=made)
+        policy_step = assembly.policy_step
+        if isinstance(policy_step, PolicyStep):
+            policy_step = policy_step.fit(made.spaces[0])
+        self._assembly = dataclasses.replace(assembly, made=made, policy_step=policy_step)
         self._hooks = NoHooks() if hooks is None else hooks
         trained = assembly.made
         is_jax = isinstance(trained, MadeEnv | MadeMultiEnv)
@@ -92,7 +100,7 @@ class Evaluation:
         elif self._jax is not None:
             self._compiled = make_compiled(self._jax)
         self._recorder = (
-            VideoRecorder(changed, cast("AnyMadeEnv", made), assembly.policy_step)
+            VideoRecorder(changed, cast("AnyMadeEnv", made), policy_step)
             if settings.record_video
             else None
         )
@@ -346,6 +354,9 @@ def make_evaluation_env(
 ) -> AnyMadeEnv | MadeMultiEnv:
     """Return the evaluation environment, whose spaces must be those of the training environment.
 
+    Its observations may lack parts that are for a critic alone; `changed` then declares the whole
+    space, for which modules are made.
+
     Args:
         config: Config of the run.
         changed: Config of the evaluation.
@@ -363,7 +374,14 @@ def make_evaluation_env(
         raise type(error)(f"evaluation_config: {error}") from error
     names = ("observation space", "action space")
     for name, actual, expected in zip(names, made.spaces, trained.spaces, strict=True):
-        if actual != expected:
+        if actual == expected:
+            continue
+        model = None if several else resolve_default_model_config(config)
+        given = actual.spaces if isinstance(actual, spaces.Dict) else {}
+        hidden = () if model is None else model.critic_only_observations
+        if actual == without_parts(expected, [part for part in hidden if part not in given]):
+            changed.environment(observation_space=expected)
+        else:
             raise ConfigError(
                 f"evaluation_config: {made.id} has the {name} {format_space(actual)}, but the "
                 f"module is trained for {format_space(expected)} of {trained.id}; use an "

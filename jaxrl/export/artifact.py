@@ -327,7 +327,9 @@ def _make_manifest(
     return {
         "format": npp.FORMAT,
         "version": npp.VERSION,
-        "observation_space": describe_space(inference.observation_space, "observation_space"),
+        "observation_space": describe_space(
+            inference.observation_space, "observation_space", inference.ignored_parts
+        ),
         "action_space": describe_space(policy_step.action_pipeline.space, "action_space"),
         "reads": sorted(reads),
         "signature": {

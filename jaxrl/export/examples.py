@@ -125,7 +125,7 @@ def record_examples(
     rows = [flat[i : i + num_rows] for i in range(0, len(flat), num_rows)]
     actions = _sample_actions(policy_step.action_pipeline.space, rng, num_steps * num_rows)
     past = _Past(rng.normal(size=(num_steps, num_rows)).astype(np.float32), actions, inference)
-    own = Inference(policy_step, space)
+    own = Inference(policy_step)
     capture, key = make_capture(policy_step.module.draw), make_key(seed)
     recorded: list[tuple[str, Any]] = []
     for explore in modes:

@@ -1025,6 +1025,9 @@ def check_space(space: Mapping[str, Any], path: str) -> None:
     Raises:
         ValueError: If it has an unknown kind, or sizes or bounds that no space has.
     """
+    ignored = space.get("ignored", [])
+    if not isinstance(ignored, list) or not all(isinstance(name, str) for name in ignored):
+        raise ValueError(f"{path} ignores {ignored!r:.80}, which are no names of parts")
     for place, leaf in walk_space(space, path):
         kind, shape, dtype = leaf["kind"], leaf["shape"], leaf["dtype"]
         if kind not in _SPACE_KINDS:
@@ -1058,7 +1061,8 @@ def split_value(space: Mapping[str, Any], value: Tree, path: str) -> list[Any]:
     """
     if space["kind"] == "Dict":
         names = [name for name, _ in space["spaces"]]
-        if not isinstance(value, Mapping) or set(value) != set(names):
+        ignored = space.get("ignored", ())
+        if not isinstance(value, Mapping) or set(value) - set(ignored) != set(names):
             raise PolicyInputError(
                 f"{path} must be a dict with the keys {names}, got {value!r:.200}."
             )

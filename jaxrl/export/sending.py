@@ -1,9 +1,7 @@
 """Exports that are sent to simulators instead of written to a folder."""
 
 import json
-from typing import Any
 
-import gymnasium
 import numpy as np
 
 from jaxrl.export.artifact import Export, make_export
@@ -11,15 +9,13 @@ from jaxrl.policy.inference import Inference
 from jaxrl.training.rollout import ActorState, PolicyStep
 
 
-def export_in_memory(
-    policy_step: PolicyStep, observation_space: gymnasium.Space[Any], actor: ActorState
-) -> Export:
-    """Export a policy for NumPy, with both modes.
+def export_in_memory(policy_step: PolicyStep, actor: ActorState) -> Export:
+    """Export a policy for NumPy, with both modes; its observations are whole, as critics learn them.
 
     Raises:
         ExportError: If it has no such form.
     """
-    inference = Inference(policy_step, observation_space, max_retraces=None)
+    inference = Inference(policy_step, max_retraces=None)
     return make_export(inference, actor, formats=("numpy",), explore=(False, True), num_examples=1)
 
 

@@ -1,6 +1,7 @@
 """Spaces of an export as plain data, with the bounds of every simple space."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -10,12 +11,15 @@ from gymnasium import spaces
 from jaxrl.errors import ExportError
 
 
-def describe_space(space: gymnasium.Space[Any], path: str) -> dict[str, Any]:
+def describe_space(
+    space: gymnasium.Space[Any], path: str, ignored: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return a space as plain data, which `export.numpy_program` reads.
 
     Args:
         space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these.
         path: Name of the space, for the error message.
+        ignored: Names of parts of a Dict that values may have beside those of the space.
 
     Raises:
         ExportError: If a Dict has names that are not strings.
@@ -27,7 +31,8 @@ def describe_space(space: gymnasium.Space[Any], path: str) -> dict[str, Any]:
             if not all(isinstance(name, str) for name in names):
                 raise ExportError(f"{path} has names that are not strings, {names}: rename them.")
             parts = [[n, describe_space(part, f"{path}.{n}")] for n, part in space.spaces.items()]
-            return {"kind": kind, "spaces": parts}
+            extra = {"ignored": list(ignored)} if ignored else {}
+            return {"kind": kind, "spaces": parts, **extra}
         case spaces.Tuple():
             return {
                 "kind": kind,

@@ -103,7 +103,7 @@ def _with_batch(tree: PyTree, batch: object) -> PyTree:
 
 def get_input_shapes(policy_step: PolicyStep, batch: object) -> tuple[PyTree, PyTree]:
     """Return the shapes of observations and of the carry for a batch size."""
-    obs = jax.eval_shape(lambda: make_zeros(policy_step.obs_pipeline.space, (1,)))
+    obs = jax.eval_shape(lambda: make_zeros(policy_step.observation_space, (1,)))
     carry = jax.eval_shape(lambda: policy_step.initial_carry(1))
     return _with_batch(obs, batch), _with_batch(carry, batch)
 

@@ -10,7 +10,7 @@ import os
 import ssl
 import uuid
 import warnings
-from typing import Any, Protocol, SupportsFloat
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
 
 import numpy as np
 
@@ -19,7 +19,10 @@ from .connection import Link
 from .episodes import Episode, Step, make_part
 from .frames import Arrays, Kind, Limits, LinkError, RunEndedError
 from .local import LocalPolicy
-from .spaces import SpaceLeaves, describe_space, hash_spaces
+from .spaces import SpaceLeaves, describe_space, hash_spaces, without_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 TOKEN_VARIABLE = "JAXRL_EXTERNAL_TOKEN"
 """Environment variable of the token, on both sides."""
@@ -51,7 +54,8 @@ class PolicyClient:
         token: Token of the run; None takes it from JAXRL_EXTERNAL_TOKEN.
         client_id: Name of this client, unique among those of the run; None draws one.
         ssl_context: Context of TLS, for own certificates.
-        observation_space: Space of the simulator's observations, compared with the run's.
+        observation_space: Space of the simulator's observations, compared with the run's, with or
+            without parts that only critics read.
         action_space: Space of its actions.
         timeout_s: Seconds without a connection after which calls fail.
         block: Whether to wait while the run accepts no more steps; False raises.
@@ -100,6 +104,7 @@ class PolicyClient:
         self._link = Link(where, identity, timeout_s, self._get_open_episodes, self._get_num_open)
         welcome = self._link.welcome
         self._obs = SpaceLeaves(welcome["observation_space"], "obs")
+        self._unread: list[str] = welcome.get("critic_only_parts", [])
         self._action = SpaceLeaves(welcome["action_space"], "env_action")
         self._local: LocalPolicy | None = None
         if inference_mode != "remote":
@@ -161,7 +166,7 @@ class PolicyClient:
             LinkError: If the episode is not open, or the observation is not in the space.
         """
         episode = self._get_episode(episode_id)
-        obs = self._obs.flatten(observation)
+        obs = self._flatten_obs(episode, observation)
         self._reserve_step(episode, obs)
         act = self._act_remotely if self._local is None else self._act_locally
         try:
@@ -173,6 +178,13 @@ class PolicyClient:
             raise
         self._open_step(episode, Step(obs, columns, version, "policy"))
         return self._action.unflatten(action)
+
+    def _flatten_obs(self, episode: Episode, observation: object) -> Arrays:
+        """Return the arrays of an observation, which may lack parts that no action depends on.
+
+        Critics learn from these parts in episodes to train on.
+        """
+        return self._obs.flatten(observation, () if episode.training_enabled else self._unread)
 
     def _act_remotely(self, episode: Episode, obs: Arrays) -> tuple[Arrays, Arrays, int]:
         head = {
@@ -209,7 +221,7 @@ class PolicyClient:
                 "log_action() records an action that the policy did not choose, which this run "
                 f"cannot learn from: {reason}; use get_action()."
             )
-        obs, taken = self._obs.flatten(observation), self._action.flatten(action)
+        obs, taken = self._flatten_obs(episode, observation), self._action.flatten(action)
         self._reserve_step(episode, obs)
         self._open_step(episode, Step(obs, taken, self._link.latest_version, "log"))
 
@@ -274,7 +286,7 @@ class PolicyClient:
                 "end_episode() needs terminated=True (the task ended) or truncated=True (a time "
                 f"limit, say), got terminated={terminated} and truncated={truncated}."
             )
-        obs = self._obs.flatten(observation)
+        obs = self._flatten_obs(episode, observation)
         with self._link.changed:
             self._complete_step(episode, obs)
             self._send_part(episode, "terminated" if terminated else "truncated")
@@ -353,7 +365,8 @@ class PolicyClient:
         """Play episodes in an environment with gymnasium's `reset` and `step`.
 
         Args:
-            env: Environment, whose spaces must be those of the run.
+            env: Environment, whose spaces must be those of the run. Its observations may lack parts
+                that only critics read, if episodes are not to train on.
             num_episodes: Number of episodes; None plays until the run ends.
             training_enabled: Whether to train on them.
             seed: Seed of the first reset.
@@ -364,7 +377,7 @@ class PolicyClient:
         Raises:
             LinkError: If the spaces differ, or the run ends before `num_episodes`.
         """
-        self._check_spaces(env)
+        self._check_spaces(env, () if training_enabled else self._unread)
         returns: list[float] = []
         try:
             while num_episodes is None or len(returns) < num_episodes:
@@ -389,10 +402,13 @@ class PolicyClient:
         self.end_episode(name, obs, terminated=terminated, truncated=not terminated)
         return total
 
-    def _check_spaces(self, env: _Env) -> None:
+    def _check_spaces(self, env: _Env, optional: Collection[str]) -> None:
         for name in ("observation_space", "action_space"):
             own, expected = describe_space(getattr(env, name)), self._link.welcome[name]
-            if own != expected:
+            acted_on = (
+                without_parts(expected, optional) if name == "observation_space" else expected
+            )
+            if own not in (expected, acted_on):
                 raise LinkError(f"{name} of the environment is {own}, and the run has {expected}.")
 
     def close(self, timeout_s: float = 10.0) -> None:

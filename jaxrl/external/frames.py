@@ -129,6 +129,8 @@ MESSAGES: Mapping[Kind, Message] = {
             "secret": "what the client sends to continue after its connection was lost",
             "observation_space, action_space": "descriptions of the spaces",
             "spaces_hash": "hash of both descriptions",
+            "critic_only_parts": "names of the parts of a Dict that only critics read: an observation of "
+            "an episode without training_enabled may have any values there",
             "columns": "dtype and shape of each array that a step records, by name",
             "explore": "whether to explore, in 'training' and in 'evaluation'",
             "max_weights_lag": "versions that the weights of a step may be behind; null for any",

@@ -14,7 +14,7 @@ import numpy as np
 from .frames import LinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 BOUNDS_TOLERANCE = 1e-4
 """Tolerance for values outside a Box's bounds, relative to the bound, to allow for rounding."""
@@ -62,6 +62,14 @@ def describe_space(space: Any, max_listed: float = _MAX_LISTED) -> dict[str, Any
         f"Spaces of class {kind} are not supported: use Box, Discrete, MultiDiscrete, MultiBinary, "
         "Dict or Tuple."
     )
+
+
+def without_parts(space: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the description of a space without some parts of a Dict."""
+    if not names:
+        return space
+    parts = {name: part for name, part in space["spaces"].items() if name not in names}
+    return {**space, "spaces": parts}
 
 
 def _describe_bounds(
@@ -123,12 +131,21 @@ class SpaceLeaves:
             return
         self.leaves.append(_make_leaf(space, f"{name}.{len(self.leaves)}", path))
 
-    def flatten(self, value: object) -> dict[str, np.ndarray]:
+    def flatten(self, value: object, optional: Collection[str] = ()) -> dict[str, np.ndarray]:
         """Return the arrays of one value, checked and converted to the types of the space.
+
+        Args:
+            value: Value of the space.
+            optional: Names of parts of a Dict that are 0, or as close to it as they can be, where the
+                value lacks them.
 
         Raises:
             LinkError: If the value is not in the space; the sentence names the part.
         """
+        if isinstance(value, dict):
+            absent = [name for name in optional if name not in value]
+            parts = {name: SpaceLeaves(self._description["spaces"][name], "") for name in absent}
+            value = {**value, **{name: part.make_zeros() for name, part in parts.items()}}
         arrays: dict[str, np.ndarray] = {}
         self._flatten(self._description, value, self.leaves[0].path.split("[")[0], arrays)
         return arrays
@@ -151,6 +168,14 @@ class SpaceLeaves:
         else:
             leaf = self.leaves[len(arrays)]
             arrays[leaf.name] = _convert(leaf, value)
+
+    def make_zeros(self) -> Any:
+        """Return the value whose numbers are 0, or as close to it as they can be."""
+        zeros = {
+            leaf.name: np.clip(np.zeros(leaf.shape), leaf.low, leaf.high).astype(leaf.dtype)
+            for leaf in self.leaves
+        }
+        return self.unflatten(zeros)
 
     def unflatten(self, arrays: dict[str, np.ndarray]) -> Any:
         """Return the value of which these are the arrays; a choice is an int."""

@@ -50,7 +50,7 @@ class CentralCriticModule(ActorCriticModule):
         self.critic_space: spaces.Box = space
         num_free = self._num_free_log_std()
         self.network = CentralCriticNetwork(
-            pi_encoder=self.make_encoder(),
+            pi_encoder=self.make_policy_encoder(),
             vf_encoder=self._make_box_encoder(space, self._make_mlp("fcnet")),
             encoder=None,
             pi_head=self.make_head("pi_head", self.distribution.input_dim - num_free),

@@ -313,6 +313,7 @@ def _push(rows: Array, latest: Array) -> Array:
 
 _ONE_NETWORK = "the transformer is one network without values"
 _UNUSED = {
+    "critic_only_observations": _ONE_NETWORK,
     "attention_memory_inference": "context_length is how far back actions look",
     "attention_init_gru_gate_bias": "there are no gates",
     "free_log_std": "the head has the log standard deviations",

@@ -17,7 +17,7 @@ from jaxrl.distributions.from_space import (
     describe_space,
     make_action_distribution,
 )
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.modules.autoregressive import make_autoregressive_distribution
 from jaxrl.modules.encoders import (
     CARRY,
@@ -50,7 +50,8 @@ from jaxrl.modules.rl_module import (
 class Encoder(nn.Module):
     """Encoder of scaling, optional convolutions, and dense layers.
 
-    Observations of several parts are joined by `streams` instead.
+    Observations of several parts are joined by `streams` instead. With `part`, it encodes this part
+    of a Dict alone.
     """
 
     obs_ndim: int
@@ -58,8 +59,10 @@ class Encoder(nn.Module):
     cnn: CNN | None
     mlp: MLP
     streams: MultiInput | None = None
+    part: str | None = None
 
     def __call__(self, obs: PyTree) -> Float[Array, "*batch n"]:
+        obs = obs if self.part is None else obs[self.part]
         x = self._compute_features(obs) if self.streams is None else self.streams(obs)
         return self.mlp(x)
 
@@ -86,11 +89,13 @@ class EncoderModule(RLModule):
     scaled by their upper bound. For any other space, every part is encoded by its kind, and dense
     layers join them (`MultiInput`). If a Dict has an `action_mask` (0 or 1 for each action, the
     choices of a MultiDiscrete concatenated), the mask goes to the distribution, and the rest is
-    observed. A subclass builds its network in `setup` from `make_encoder()` and `make_head(...)`,
-    and calls it by `apply`.
+    observed. A subclass builds its network in `setup` from `make_policy_encoder()`,
+    `make_encoder()` for values and `make_head(...)`, and calls it by `apply`.
     """
 
     model_config_class: ClassVar[type[Any] | None] = DefaultModelConfig
+    without_critic: ClassVar[str | None] = None
+    """Reason why no part of an observation can be for a critic alone, None where one can."""
 
     settings: DefaultModelConfig
 
@@ -99,11 +104,28 @@ class EncoderModule(RLModule):
         if not isinstance(config, DefaultModelConfig):
             config = DefaultModelConfig.from_dict(config)
         self.settings = config
+        self._check_critic_only()
         if config.autoregressive_actions:
             return make_autoregressive_distribution(
                 self.action_space, log_std_clip=config.log_std_clip_param
             )
         return make_action_distribution(self.action_space, log_std_clip=config.log_std_clip_param)
+
+    @property
+    def critic_only_observations(self) -> tuple[str, ...]:
+        return tuple(self.settings.critic_only_observations)
+
+    def _check_critic_only(self) -> None:
+        names = self.critic_only_observations
+        if names and self.without_critic is not None:
+            raise ConfigError(
+                f"critic_only_observations={list(names)} has no effect on {self.without_critic}."
+            )
+        if names and self.settings.vf_share_layers:
+            raise ConfigError(
+                f"vf_share_layers=True shows the policy what the values see, {names[0]!r} of "
+                "critic_only_observations included: set only one of them."
+            )
 
     def init(self, key: Key) -> Params:
         return cast(Params, self.network.init(key, self.make_dummy_obs())["params"])
@@ -194,7 +216,43 @@ class EncoderModule(RLModule):
 
     def make_encoder(self) -> AnyEncoder:
         """Build an encoder of the observations, with a recurrent core if the settings have one."""
-        features = self.make_feature_encoder()
+        return self._add_memory(self.make_feature_encoder())
+
+    def make_policy_encoder(self) -> AnyEncoder:
+        """Build an encoder like `make_encoder`, without the parts that are for critics alone.
+
+        A single part that is left is encoded as if it were the whole observation.
+
+        Raises:
+            ConfigError: If the observations have no such part, or no other.
+        """
+        hidden, space = self.critic_only_observations, self.get_network_obs_space()
+        if not hidden:
+            return self.make_encoder()
+        if not isinstance(space, spaces.Dict):
+            raise ConfigError(
+                f"critic_only_observations={list(hidden)} names parts of a Dict, but the module "
+                f"observes {describe_space(space)}: leave it out, or observe a Dict, without "
+                "flatten_observations and connectors that join its parts."
+            )
+        unknown = next((name for name in hidden if name not in space.spaces), None)
+        if unknown is not None:
+            raise ConfigError(
+                f"critic_only_observations names {unknown!r}, and the module observes no such part."
+                f"{did_you_mean(unknown, space.spaces)} Its parts are {', '.join(space.spaces)}."
+            )
+        seen = {name: part for name, part in space.spaces.items() if name not in hidden}
+        if not seen:
+            raise ConfigError(
+                f"critic_only_observations={list(hidden)} leaves the policy nothing to observe: name "
+                "fewer parts."
+            )
+        if len(seen) > 1 or (self.settings.conv_filters and not _has_image(seen)):
+            return self._add_memory(self._make_feature_encoder(spaces.Dict(seen)))
+        ((name, part),) = seen.items()
+        return self._add_memory(self._make_feature_encoder(part).clone(part=name))
+
+    def _add_memory(self, features: Encoder) -> AnyEncoder:
         memory = make_core_from_config(self.settings)
         return features if memory is None else RecurrentEncoder(features, memory)
 
@@ -209,6 +267,12 @@ class EncoderModule(RLModule):
         if isinstance(space, spaces.Box):
             self._refuse_embedding(space)
             self._refuse_fusionnet(space)
+        else:
+            self._check_parts(space)
+        return self._make_feature_encoder(space)
+
+    def _make_feature_encoder(self, space: gymnasium.Space[Any]) -> Encoder:
+        if isinstance(space, spaces.Box):
             return self._make_box_encoder(space, self._make_mlp("fcnet"))
         return Encoder(
             obs_ndim=0,
@@ -232,13 +296,6 @@ class EncoderModule(RLModule):
 
     def _make_multi_input(self, space: gymnasium.Space[Any]) -> MultiInput:
         parts = split_obs_parts(space, with_images=self.settings.conv_filters != ())
-        if self.settings.conv_filters and not parts.images:
-            raise ConfigError(
-                f"conv_filters need an image [H, W, C] among the parts of the observation, but "
-                f"they are {describe_space(space)}; leave conv_filters out."
-            )
-        if not parts.chosen:
-            self._refuse_embedding(space)
         return MultiInput(
             images=tuple(
                 self._make_box_encoder(box, self._make_mlp("fcnet")) for _, box in parts.images
@@ -249,6 +306,17 @@ class EncoderModule(RLModule):
             mlp=self._make_mlp("fcnet"),
             embedding_size=self.settings.embedding_size,
         )
+
+    def _check_parts(self, space: gymnasium.Space[Any]) -> None:
+        """Raise ConfigError for settings of kinds of parts that the observation does not have."""
+        parts = split_obs_parts(space)
+        if self.settings.conv_filters and not parts.images:
+            raise ConfigError(
+                f"conv_filters need an image [H, W, C] among the parts of the observation, but "
+                f"they are {describe_space(space)}; leave conv_filters out."
+            )
+        if not parts.chosen:
+            self._refuse_embedding(space)
 
     def _refuse_embedding(self, space: gymnasium.Space[Any]) -> None:
         size = self.settings.embedding_size
@@ -318,6 +386,10 @@ class EncoderModule(RLModule):
             )
         _check_filters_fit(filters, shape)
         return filters
+
+
+def _has_image(parts: dict[str, gymnasium.Space[Any]]) -> bool:
+    return bool(split_obs_parts(spaces.Dict(parts)).images)
 
 
 def explain_axes(shape: tuple[int, ...]) -> str:

@@ -29,6 +29,11 @@ class GroupPolicyModule(DeterministicPolicyModule):
     which those of members that do not act are 0. Parameters are stacked, `[m, ...]`.
     """
 
+    without_critic = (
+        "the policies of a team: its critics alone see the environment's global state, so put what the "
+        "policies must not see there"
+    )
+
     members: MemberSpaces
 
     def make_distribution(self) -> ActionDistribution:

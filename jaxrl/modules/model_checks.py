@@ -50,6 +50,16 @@ def kwargs(name: str, value: object) -> dict[str, Any] | None:
     return None if value is None else dict(cast(Mapping[str, Any], value))
 
 
+def names(name: str, value: object) -> tuple[str, ...]:
+    """Check a list of different names."""
+    given: list[Any] = list(value) if isinstance(value, list | tuple) else [None]
+    if not all(isinstance(each, str) for each in given) or len(set(given)) < len(given):
+        raise ConfigError(
+            f"{name} is {value!r}; it must be a list of different names, such as ['privileged_state']."
+        )
+    return tuple(given)
+
+
 def conv_filters(name: str, value: object) -> tuple[ConvFilter, ...] | None:
     """Check and parse convolutions; None is allowed."""
     return None if value is None else parse_conv_filters(value, name)

@@ -44,8 +44,8 @@ class DefaultModelConfig:
       `pi_head_kernel_initializer` and `vf_head_kernel_initializer` initialize the output layers: a
       policy head of `orthogonal` with gain 0.01 starts near uniform.
     - `conv_use_layernorm` is additional: RLlib's encoders have it (`cnn_use_layernorm`), but not
-      these settings. So are `fusionnet_use_layernorm`, `embedding_size` and
-      `autoregressive_actions`.
+      these settings. So are `fusionnet_use_layernorm`, `embedding_size`, `autoregressive_actions`
+      and `critic_only_observations`.
     - `fusionnet_*` join the parts of a Dict or Tuple, for every algorithm; RLlib has one such
       encoder, of observations and actions, in SAC's critics.
 
@@ -189,6 +189,12 @@ class DefaultModelConfig:
     )
     vf_share_layers: bool = _setting(
         False, check.flag, "Whether policy and value share the encoder."
+    )
+    critic_only_observations: tuple[str, ...] | list[str] = _setting(
+        (),
+        check.names,
+        "Names of parts of a Dict observation that values and critics see and the policy does not "
+        "(asymmetric actor-critic, Pinto et al. 2018). Acting needs no such part.",
     )
     use_lstm: bool = _setting(False, check.flag, "Whether a recurrent layer follows the encoder.")
     max_seq_len: int = _setting(

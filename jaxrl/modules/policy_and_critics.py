@@ -107,7 +107,7 @@ class PolicyQModule(EncoderModule):
         self.num_critics: int = self.algorithm_config.get("num_critics", 2)
         self.num_quantiles: int | None = self.algorithm_config.get("num_quantiles")
         self.network = PolicyNetwork(
-            encoder=self.make_encoder(),
+            encoder=self.make_policy_encoder(),
             head=self.make_head("pi_head", self.distribution.input_dim),
         )
         self.critics = Critics(tuple(self._make_critic() for _ in range(self.num_critics)))

@@ -77,6 +77,11 @@ class QModule(EncoderModule):
     there is none.
     """
 
+    without_critic = (
+        "an algorithm of action values, which has no policy apart from them: leave it out, or use one "
+        "with both, such as PPO or SAC"
+    )
+
     @property
     def has_density(self) -> bool:
         """False with noisy layers, by which actions are chosen without a known probability."""

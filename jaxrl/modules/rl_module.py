@@ -85,6 +85,11 @@ class RLModule:
     """Class that validates `model_config`; None leaves that to the module."""
     advice_on_missing: ClassVar[Mapping[str, str]] = {}
 
+    @property
+    def critic_only_observations(self) -> tuple[str, ...]:
+        """Names of the parts of a Dict observation that no action depends on; () for none."""
+        return ()
+
     network: nn.Module
     distribution: ActionDistribution
     sequence_length: int | None = None

@@ -1,5 +1,6 @@
 """Actions of several agents: those of each module, by the agents that it plays."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -7,16 +8,16 @@ from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.config.agent_mapping import DRAWN, VARIES
 from jaxrl.core.keys import PurposeKeys
+from jaxrl.core.spaces import without_parts
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.base import is_slot
-from jaxrl.envs.registry import AnyMadeEnv
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.policy.compute_actions import ActionOptions, ComputeActions
 from jaxrl.policy.inference import Inference
-from jaxrl.policy.observations import make_conformer
+from jaxrl.policy.observations import Conformer, make_conformer
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.team_actions import TeamActions, find_team
 from jaxrl.run_parts import ActingState
@@ -41,16 +42,15 @@ def make_actions(
     """Make what computes a run's actions for the caller's observations."""
     debugging = config.debugging_settings
 
-    def make_inference(policy_step: PolicyStep, made: AnyMadeEnv) -> Inference:
+    def make_inference(policy_step: PolicyStep) -> Inference:
         return Inference(
-            policy_step,
-            made.spaces[0],
+            policy_step.without_unread(),
             max_retraces=debugging.max_retraces,
             jit=debugging.compiles,
         )
 
     def make(own: Assembly, state: ActingState, module_id: str) -> ComputeActions:
-        inference = make_inference(own.policy_step, own.made)
+        inference = make_inference(own.policy_step)
         team = find_team(own.made)
         if team is None:
             return ComputeActions(inference, state, keys, record, lock, module_id)
@@ -64,21 +64,22 @@ def make_actions(
         name: make(own, ModuleActingState(acting, name), name)
         for name, own in assembly.modules.items()
     }
-    conformers = {
-        agent: make_conformer(space, f"obs[{agent!r}]")
-        for agent, space in assembly.agents_env.observation_spaces.items()
-    }
-
     mapping = assembly.mapping
+
+    @functools.cache
+    def get_conformer(agent: str) -> Conformer:
+        space = assembly.agents_env.observation_spaces[agent]
+        ignored = modules[mapping[agent]].ignored_parts
+        return make_conformer(without_parts(space, ignored), f"obs[{agent!r}]", ignored)
 
     def observe(agent: str, obs: object) -> PyTree:
         ids = assembly.views[mapping[agent]].ids
-        return obs if ids is None else ids.join_one(agent, conformers[agent](obs))
+        return obs if ids is None else ids.join_one(agent, get_conformer(agent)(obs))
 
     pool, env, choices = assembly.pool, assembly.drawn_env, assembly.choices
     if pool is None or env is None:
         return ComputeAgentActions(modules, mapping, observe, choices)
-    inferences = {kind.name: make_inference(kind.policy, env) for kind in pool.kinds}
+    inferences = {kind.name: make_inference(kind.policy) for kind in pool.kinds}
 
     def find_opponent(name: str) -> ComputeActions | None:
         slot = find_opponent_slot(acting, name)

@@ -108,6 +108,11 @@ class ComputeActions:
         """Compiled programs, one per requested combination of options."""
         return self._inference.programs
 
+    @property
+    def ignored_parts(self) -> tuple[str, ...]:
+        """Names of the parts of observations that acting ignores."""
+        return self._inference.ignored_parts
+
     def check_id(self, module_id: str) -> str:
         """Return the id of a module.
 

@@ -73,9 +73,10 @@ def act(
 class Inference:
     """Compiled forward passes of a module, connectors included.
 
+    Observations lack the parts that `policy_step` acts without, or have them in vain.
+
     Args:
         policy_step: Module and connectors of the run.
-        observation_space: Observation space of the environment.
         max_retraces: Maximum number of retraces, see `Program`; another number of observations
             requires a retrace.
         jit: Whether to compile; False runs operation by operation.
@@ -87,14 +88,12 @@ class Inference:
     def __init__(
         self,
         policy_step: PolicyStep,
-        observation_space: gymnasium.Space[Any],
         *,
         max_retraces: int | None = None,
         jit: bool = True,
     ) -> None:
         self._policy_step = policy_step
-        self._observation_space = observation_space
-        self._conform = make_conformer(observation_space, "obs")
+        self._conform = make_conformer(policy_step.observation_space, "obs", self.ignored_parts)
         self._max_retraces = max_retraces
         self._jit = jit
         self._programs: dict[tuple[bool, bool | None, bool | None, bool], Program] = {}
@@ -117,8 +116,13 @@ class Inference:
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:
-        """Observation space of the environment."""
-        return self._observation_space
+        """Space of the observations, without the parts that acting ignores."""
+        return self._policy_step.observation_space
+
+    @property
+    def ignored_parts(self) -> tuple[str, ...]:
+        """Names of the parts of the environment's Dict observation that acting ignores."""
+        return self._policy_step.absent_names
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:

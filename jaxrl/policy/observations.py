@@ -1,6 +1,6 @@
 """Validation and conversion of external observations against their space."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import gymnasium
@@ -34,11 +34,19 @@ def conform(space: gymnasium.Space[Any], obs: object, path: str = "obs") -> PyTr
     return make_conformer(space, path)(obs)
 
 
-def make_conformer(space: gymnasium.Space[Any], path: str) -> Conformer:
-    """Return `conform` for a fixed space, with the space-dependent work done once."""
+def make_conformer(
+    space: gymnasium.Space[Any], path: str, ignored: Collection[str] = ()
+) -> Conformer:
+    """Return `conform` for a fixed space, with the space-dependent work done once.
+
+    Args:
+        space: Space of the observations.
+        path: Name of the observation in error messages.
+        ignored: Names of parts of a Dict that are dropped where an observation has them.
+    """
     match space:
         case spaces.Dict():
-            return _conform_dict(space, path)
+            return _conform_dict(space, path, frozenset(ignored))
         case spaces.Tuple():
             return _conform_tuple(space, path)
         case spaces.Box():
@@ -47,12 +55,12 @@ def make_conformer(space: gymnasium.Space[Any], path: str) -> Conformer:
             return _conform_integers(space, path)
 
 
-def _conform_dict(space: spaces.Dict, path: str) -> Conformer:
+def _conform_dict(space: spaces.Dict, path: str, ignored: frozenset[str]) -> Conformer:
     parts = {name: make_conformer(sub, f"{path}.{name}") for name, sub in space.items()}
     names = parts.keys()
 
     def check(obs: object) -> PyTree:
-        if not isinstance(obs, dict) or obs.keys() != names:
+        if not isinstance(obs, dict) or obs.keys() - ignored != names:
             raise SpaceError(f"{path} must be a dict with the keys {list(names)}, got {obs!r}.")
         return {name: part(obs[name]) for name, part in parts.items()}
 

@@ -146,7 +146,7 @@ class Policy(FormerNames):
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:
-        """Observation space of the environment."""
+        """Space of the observations, without parts that are for a critic alone."""
         return self._inference.observation_space
 
     @property
@@ -304,8 +304,7 @@ class RunnerPolicies:
         if module_id not in self._inferences:
             step = self._steps[module_id]
             self._inferences[module_id] = Inference(
-                step,
-                step.obs_pipeline.space,
+                step.without_unread(),
                 max_retraces=debugging.max_retraces,
                 jit=debugging.compiles,
             )

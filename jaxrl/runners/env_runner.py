@@ -137,7 +137,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
     def spaces(self) -> dict[str, Spaces]:
         """Observation and action spaces of the vector environment, an environment and the module."""
         acting = self.policy_step
-        single = acting.obs_pipeline.space, acting.action_pipeline.space
+        single = acting.observation_space, acting.action_pipeline.space
         module = self.module.observation_space, self.module.action_space
         return {**get_rllib_spaces(single, self.num_envs), DEFAULT_MODULE: module}
 

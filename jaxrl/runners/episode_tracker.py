@@ -260,7 +260,7 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
     def _make_episode(self, **data: Any) -> SingleAgentEpisode:
         acting = self._runner.policy_step
         return SingleAgentEpisode(
-            observation_space=acting.obs_pipeline.space,
+            observation_space=acting.observation_space,
             action_space=acting.action_pipeline.module_space,
             **data,
         )

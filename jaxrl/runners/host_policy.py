@@ -79,7 +79,7 @@ class HostPolicy:
 
     def _make_blank_obs(self) -> PyTree:
         """Return all-zero observations of all environments."""
-        return make_zeros(self.policy_step.obs_pipeline.space, (self._num_envs,))
+        return make_zeros(self.policy_step.observation_space, (self._num_envs,))
 
     def _make_first_carry(self) -> ActorCarry:
         """Return the carry of episode starts."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl.errors import JaxrlError
 from jaxrl.serve import wire
-from jaxrl.serve.backend import Backend, Json, RequestError, State
+from jaxrl.serve.backend import Backend, Json, RequestError, State, get_ignored
 from jaxrl.serve.batching import RETRY_AFTER_S, Answer, Batcher, Rows
 from jaxrl.serve.metrics import METRICS_TYPE, Metrics
 from jaxrl.serve.sessions import Sessions
@@ -201,6 +201,7 @@ class PolicyApp:
             backend.observation_structure,
             backend.action_structure,
             self._settings.max_batch,
+            get_ignored(backend.spaces["observation_space"]),
         )
         with ExitStack() as reserved:
             states = self._get_states(request, backend, reserved)

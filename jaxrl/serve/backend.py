@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -123,6 +123,12 @@ def get_structure(space: Mapping[str, Any]) -> Structure:
             return tuple(get_structure(part) for part in space["spaces"])
         case _:
             return None
+
+
+def get_ignored(space: Json) -> Sequence[str]:
+    """Return the names of parts that values of a space, given as plain data, may have in vain."""
+    names = space.get("ignored", ()) if isinstance(space, Mapping) else ()
+    return cast("Sequence[str]", names)
 
 
 def map_structure(structure: Structure, function: Callable[..., object], *values: Value) -> Value:

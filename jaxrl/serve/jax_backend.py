@@ -43,7 +43,10 @@ class JaxBackend:
         leaves, self._treedef = jax.tree.flatten(initial)
         self._initial = [np.asarray(leaf) for leaf in leaves]
         observation, action = self._inference.observation_space, self._inference.action_space
-        described = describe_space(observation, "obs"), describe_space(action, "action")
+        described = (
+            describe_space(observation, "obs", self._inference.ignored_parts),
+            describe_space(action, "action"),
+        )
         self._spaces: dict[str, Json] = {
             "observation_space": described[0],
             "action_space": described[1],

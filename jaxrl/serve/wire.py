@@ -63,7 +63,12 @@ class ActRequest:
 
 
 def parse_request(
-    body: bytes, content_type: str, observation: Structure, action: Structure, max_rows: int
+    body: bytes,
+    content_type: str,
+    observation: Structure,
+    action: Structure,
+    max_rows: int,
+    ignored: Sequence[str] = (),
 ) -> ActRequest:
     """Parse the body of a request for actions.
 
@@ -73,6 +78,7 @@ def parse_request(
         observation: Structure of observations.
         action: Structure of actions.
         max_rows: Maximum number of rows.
+        ignored: Names of parts of observations that are dropped where there are arrays of them.
 
     Raises:
         RequestError: If the body is not of this type, or its fields are unknown or of a wrong type.
@@ -80,7 +86,7 @@ def parse_request(
     if content_type == JSON:
         fields = _parse_json(body)
     elif content_type == ARRAYS:
-        fields = _parse_arrays(body, observation, action)
+        fields = _parse_arrays(body, observation, action, ignored)
     else:
         raise RequestError(f"Content-Type is {content_type!r}; send {JSON} or {ARRAYS}.", 415)
     for name in fields:
@@ -105,7 +111,9 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
 
 
-def _parse_arrays(body: bytes, observation: Structure, action: Structure) -> dict[str, Any]:
+def _parse_arrays(
+    body: bytes, observation: Structure, action: Structure, ignored: Sequence[str]
+) -> dict[str, Any]:
     """Return the fields of arrays: options are JSON under "options" in the metadata."""
     try:
         arrays = load(body)
@@ -120,6 +128,8 @@ def _parse_arrays(body: bytes, observation: Structure, action: Structure) -> dic
             raise RequestError(f"{name} are arrays of the body, not options.")
     num = _take_tree(arrays, "observations", observation, fields)
     _take_tree(arrays, "prev_actions", action, fields, num)
+    dropped = tuple(f"observations.{name}." for name in ignored)
+    arrays = {name: x for name, x in arrays.items() if not f"{name}.".startswith(dropped)}
     for name in ("is_first", "prev_rewards"):
         if name in arrays:
             fields[name] = arrays.pop(name).tolist()

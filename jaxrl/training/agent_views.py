@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 from jaxrl.config.settings.training import CriticKind
 from jaxrl.connectors.agent_ids import AgentIds
 from jaxrl.core.space_arrays import flatten, get_flat_size
-from jaxrl.core.spaces import without_part
+from jaxrl.core.spaces import without_parts
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import CentralObs, PyTree, Rollout
 from jaxrl.envs.multi.base import Entry
@@ -106,7 +106,7 @@ class CriticInputs:
     def _sizes(self) -> tuple[int, ...]:
         """Length of each agent's flat observation, in the order of all agents."""
         return tuple(
-            get_flat_size(without_part(self.observed[agent], self.mask_key))
+            get_flat_size(without_parts(self.observed[agent], [self.mask_key]))
             for agent in self.rows.agents
         )
 
@@ -135,7 +135,7 @@ class CriticInputs:
         if self.kind == "agent_specific":
             own = self.rows.gather(scene.obs, self.module)
             space = self.observed[self.rows.agents[self._positions[0]]]
-            parts.append(flatten(without_part(space, self.mask_key), own))
+            parts.append(flatten(without_parts(space, [self.mask_key]), own))
         number = len(self._positions)
         if number > 1:
             places = self.rows.get_places(self.module, scene.num_envs)
@@ -154,7 +154,7 @@ class CriticInputs:
 
     def _flatten(self, entry: Entry, obs: Mapping[str, PyTree]) -> Float[Array, "B n"]:
         """Return the flat observations of an entry's agents, one after the other."""
-        space = without_part(self.observed[entry.agents[0]], self.mask_key)
+        space = without_parts(self.observed[entry.agents[0]], [self.mask_key])
         flat = flatten(space, obs[entry.key])
         return flat.reshape(flat.shape[0], -1)
 

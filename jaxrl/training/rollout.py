@@ -2,17 +2,24 @@
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Self, cast
 
+import gymnasium
 import jax
 import jax.numpy as jnp
+from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.connectors.base import Before
 from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline, PreprocessedRollout
+from jaxrl.core.dependence import find_read_inputs
+from jaxrl.core.spaces import without_parts
 from jaxrl.core.struct import pytree, replace, where_rows
-from jaxrl.core.types import Columns, Params, Progress, PyTree, Rollout
+from jaxrl.core.types import Columns, Key, Params, Progress, PyTree, Rollout
+from jaxrl.distributions.from_space import describe_space
 from jaxrl.envs.vector import StepInputs, VectorEnv, VectorState, VectorStep
+from jaxrl.errors import SpaceError
 from jaxrl.modules.rl_module import RLModule, make_zeros
 from jaxrl.training.episode_stats import EpisodeRecord
 
@@ -59,13 +66,96 @@ class _ScanCarry:
     acting: ActorCarry
 
 
+@dataclasses.dataclass(frozen=True)
+class AbsentParts:
+    """Parts of the environment's Dict observation that no action depends on, and are not given.
+
+    Attributes:
+        names: Names of the parts.
+        is_read: Whether actions depend on each leaf of the carry; the others are not advanced.
+    """
+
+    names: tuple[str, ...]
+    is_read: PyTree
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolicyStep:
-    """Module with its observation and action connectors, as pure functions of any environment."""
+    """Module with its observation and action connectors, as pure functions of any environment.
+
+    With `absent`, observations are acted on without these parts, whose place zeros take.
+    """
 
     module: RLModule
     obs_pipeline: ObservationPipeline
     action_pipeline: ActionPipeline
+    absent: AbsentParts | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """Space of the observations to act on."""
+        return without_parts(self.obs_pipeline.space, self.absent_names)
+
+    @property
+    def absent_names(self) -> tuple[str, ...]:
+        """Names of the parts that the environment's observations have and acting is not given."""
+        return () if self.absent is None else self.absent.names
+
+    def without_unread(self, given: Collection[str] = ()) -> Self:
+        """Return the policy for observations without parts that are for a critic alone.
+
+        A part that a connector makes something of for the policy stays.
+
+        Args:
+            given: Names of parts that observations have nevertheless.
+        """
+        space, hidden = self.obs_pipeline.space, self.module.critic_only_observations
+        if not hidden or not isinstance(space, spaces.Dict):
+            return self
+        obs, carry = self._find_read_inputs()
+        names = (name for name in hidden if name in space.spaces and name not in given)
+        unread = tuple(name for name in names if not any(jax.tree.leaves(obs[name])))
+        return dataclasses.replace(self, absent=AbsentParts(unread, carry) if unread else None)
+
+    def fit(self, space: gymnasium.Space[Any]) -> Self:
+        """Return the policy for observations of a space that may lack parts for a critic alone.
+
+        Raises:
+            SpaceError: If it differs otherwise from the space of the environment trained in.
+        """
+        if space == self.obs_pipeline.space:
+            return self
+        fitted = self.without_unread(space.spaces if isinstance(space, spaces.Dict) else ())
+        if space != fitted.observation_space:
+            raise SpaceError(
+                f"Observations are {describe_space(space)}, but the module is trained for "
+                f"{describe_space(self.obs_pipeline.space)}, and acts on "
+                f"{describe_space(self.without_unread().observation_space)} at least: use an environment "
+                "with the same spaces."
+            )
+        return fitted
+
+    def _find_read_inputs(self) -> tuple[PyTree, PyTree]:
+        """Return which leaves of observations and of the carry decide the actions."""
+        rows = 2
+
+        def make_inputs(key: Key) -> tuple[PyTree, PyTree, PyTree]:
+            params, statistics = self.module.init(key), self.obs_pipeline.init()
+            obs = make_zeros(self.obs_pipeline.space, (rows,))
+            is_first = jnp.zeros((rows,), jnp.bool_)
+            return (params, statistics, is_first), obs, self.initial_carry(rows)
+
+        def decide(constants: PyTree, obs: PyTree, carry: ActorCarry) -> tuple[PyTree, PyTree]:
+            params, statistics, is_first = constants
+            actor = ActorState(
+                params=params, obs_state=statistics, hparams={}, progress=cast(Any, None)
+            )
+            index = make_env_index(rows)
+            out = self.act(actor, obs, carry, is_first, index, None, explore=False)
+            wanted = Columns.ACTIONS, *RECORDED_COLUMNS
+            return [out[name] for name in wanted], out[Columns.STATE_OUT]
+
+        return find_read_inputs(decide, *jax.eval_shape(make_inputs, jax.random.key(0)))
 
     @functools.cached_property
     def param_shapes(self) -> Params:
@@ -108,6 +198,10 @@ class PolicyStep:
             after the environments' step.
         """
         forward = self.module.forward_exploration if explore else self.module.forward_inference
+        if self.absent is not None:
+            space = cast(spaces.Dict, self.obs_pipeline.space).spaces
+            zeros = {name: make_zeros(space[name], is_first.shape) for name in self.absent.names}
+            obs = {**obs, **zeros}
         connectors, processed = self._preprocess(actor.obs_state, obs, carry, is_first)
         out = forward(
             actor.params,
@@ -131,6 +225,10 @@ class PolicyStep:
             if carry.reward is not None
             else None,
         )
+        if self.absent is not None:
+            after = jax.tree.map(
+                lambda is_read, new, old: new if is_read else old, self.absent.is_read, after, carry
+            )
         return {**out, Columns.STATE_OUT: after}
 
     def follow(
@@ -228,6 +326,7 @@ class PolicyStep:
             module=self.module,
             obs_pipeline=self.obs_pipeline,
             action_pipeline=self.action_pipeline,
+            absent=self.absent,
         )
 
     def _recompute(self, obs_state: PyTree, rollout: Rollout) -> PreprocessedRollout:

@@ -63,8 +63,7 @@ class PolicyExporter:
             raise self._failure
         try:
             if self._export is None:
-                step, spaces = self._assembly.policy_step, self._assembly.made.spaces
-                self._export = sending.export_in_memory(step, spaces[0], actor)
+                self._export = sending.export_in_memory(self._assembly.policy_step, actor)
         except JaxrlError as error:
             self._failure = LinkError(
                 f"The policy cannot be computed by simulators ({error}): use "

@@ -15,7 +15,13 @@ from jaxrl.core.spaces import map_spaces
 from jaxrl.core.types import PyTree, TreeStructure
 from jaxrl.errors import ConfigError
 from jaxrl.external.frames import Arrays, Limits, LinkError
-from jaxrl.external.spaces import SpaceLeaves, check_array, describe_space, hash_spaces
+from jaxrl.external.spaces import (
+    SpaceLeaves,
+    check_array,
+    describe_space,
+    hash_spaces,
+    without_parts,
+)
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.training.rollout import PolicyStep, make_blank_rollout
 
@@ -81,7 +87,8 @@ class Schema:
     """Everything about a run's steps that clients and server agree on.
 
     `state` is empty for a policy without memory, whose `blank_carry` has no arrays either. Boxes
-    of `module_action_leaves` have no bounds, as the module's actions are clipped after it.
+    of `module_action_leaves` have no bounds, as the module's actions are clipped after it. Parts of
+    observations that only critics read may have any values in episodes that are not trained on.
     """
 
     observation: dict[str, Any]
@@ -98,6 +105,7 @@ class Schema:
     max_part_length: int
     max_policy_bytes: int
     policy_step: PolicyStep
+    critic_only_parts: tuple[str, ...]
 
     @staticmethod
     def from_assembly(assembly: Assembly, max_message_bytes: int | str) -> "Schema":
@@ -139,6 +147,7 @@ class Schema:
             ),
             max_policy_bytes=_PROGRAM_BYTES + 2 * _count_bytes(actor),
             policy_step=policy_step,
+            critic_only_parts=policy_step.without_unread().absent_names,
         )
 
     @property
@@ -164,8 +173,14 @@ class Schema:
             "observation_space": self.observation,
             "action_space": self.action,
             "spaces_hash": hash_spaces(self.observation, self.action),
+            "critic_only_parts": list(self.critic_only_parts),
             "columns": self.describe_columns(),
         }
+
+    def has_spaces(self, spaces_hash: str) -> bool:
+        """Return whether a hash is that of the spaces, with or without parts for critics alone."""
+        acted_on = without_parts(self.observation, self.critic_only_parts)
+        return any(hash_spaces(x, self.action) == spaces_hash for x in (self.observation, acted_on))
 
     def read_columns(self, arrays: Arrays, prefix: str, number: int) -> dict[str, PyTree]:
         """Return the fields of an `EpisodePart` from recorded columns, after checking them.

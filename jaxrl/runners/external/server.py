@@ -278,8 +278,8 @@ class ExternalServer:
         return session
 
     def _check_spaces(self, auth: Head) -> None:
-        theirs, ours = auth.get("spaces_hash"), self._welcome["spaces_hash"]
-        if theirs is not None and theirs != ours:
+        theirs = auth.get("spaces_hash")
+        if theirs is not None and not self._schema.has_spaces(theirs):
             raise LinkError(
                 "The simulator's spaces are not those of the run, which has "
                 f"observation_space={self._schema.observation!s:.300} and "
