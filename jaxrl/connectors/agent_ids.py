@@ -75,7 +75,8 @@ class AgentIds:
             return extend(obs, ids)
         if not isinstance(self.observed, spaces.Dict):
             return {OBSERVATIONS_KEY: obs, AGENT_ID: ids}
-        parts = {name: obs[name] for name in self.observed.spaces if name in obs}
+        given = set(obs)  # parts that only critics read may be missing
+        parts = {name: obs[name] for name in self.observed.spaces if name in given}
         name = self._vector_beside_mask
         return {**parts, AGENT_ID: ids} if name is None else {**parts, name: extend(obs[name], ids)}
 

@@ -1,4 +1,4 @@
-"""Which inputs decide the results of a function, found in its traced operations."""
+"""Search for the inputs that decide the results of a function, in its traced operations."""
 
 from collections.abc import Callable
 

@@ -169,7 +169,7 @@ class SpaceLeaves:
             leaf = self.leaves[len(arrays)]
             arrays[leaf.name] = _convert(leaf, value)
 
-    def make_zeros(self) -> Any:
+    def make_zeros(self) -> object:
         """Return the value whose numbers are 0, or as close to it as they can be."""
         zeros = {
             leaf.name: np.clip(np.zeros(leaf.shape), leaf.low, leaf.high).astype(leaf.dtype)

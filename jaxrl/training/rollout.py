@@ -148,7 +148,7 @@ class PolicyStep:
         def decide(constants: PyTree, obs: PyTree, carry: ActorCarry) -> tuple[PyTree, PyTree]:
             params, statistics, is_first = constants
             actor = ActorState(
-                params=params, obs_state=statistics, hparams={}, progress=cast(Any, None)
+                params=params, obs_state=statistics, hparams={}, progress=Progress.zeros()
             )
             index = make_env_index(rows)
             out = self.act(actor, obs, carry, is_first, index, None, explore=False)

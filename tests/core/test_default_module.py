@@ -205,6 +205,7 @@ SETTINGS = {
     },
     "fusionnet_use_layernorm": {"fusionnet_use_layernorm": True},
     "embedding_size": {"embedding_size": 3},
+    "critic_only_observations": {"critic_only_observations": ["n"]},
     "autoregressive_actions": {"autoregressive_actions": True},
     "head_fcnet_use_layernorm": {"head_fcnet_use_layernorm": True},
     "pi_head_kernel_initializer": {"pi_head_kernel_initializer": "orthogonal"},
@@ -244,7 +245,7 @@ ELSEWHERE = {
 
 
 PARTS = spaces.Dict({"x": VECTOR, "n": spaces.Discrete(3)})
-SPECIAL = {"conv", "fusionnet", "embedding", "autoregressive"}
+SPECIAL = {"conv", "fusionnet", "embedding", "autoregressive", "critic"}
 """First words of settings that need other spaces than vectors and boxes."""
 
 
@@ -264,7 +265,8 @@ def _base(name, settings):
 @functools.cache
 def _program(kind, config):
     """Return the traced program of a module, as text, since compiling takes seconds."""
-    space = {"conv": TINY_IMAGE, "fusionnet": PARTS, "embedding": PARTS}.get(kind, VECTOR)
+    parts = dict.fromkeys(("fusionnet", "embedding", "critic"), PARTS)
+    space = {"conv": TINY_IMAGE, **parts}.get(kind, VECTOR)
     action = "multi" if kind == "autoregressive" else "box"
     module = build(action, space, **json.loads(config))
 

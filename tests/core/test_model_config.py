@@ -65,6 +65,7 @@ OURS = {
     "recurrent_num_layers",
     "autoregressive_actions",
     "conv_use_layernorm",
+    "critic_only_observations",
     "embedding_size",
     "fusionnet_use_layernorm",
     "pi_head_kernel_initializer",
