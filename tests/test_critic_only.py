@@ -253,6 +253,7 @@ def test_acting_does_without_it(case: str, tmp_path: Path) -> None:
         fetch: Any = {"full_fetch": True, "explore": False}
         batches = [algorithm.compute_actions(each, **fetch)[0] for each in (rows, bare)]
         assert flat(batches[0]) == flat(batches[1])
+        check_module_batches(algorithm.get_module())
         folder = algorithm.export(tmp_path / "e", formats=("numpy", "stablehlo", "onnx"))
         saved = algorithm.save(str(tmp_path / "saved"))
     with Algorithm.from_checkpoint(saved, trust=["tests"]) as restored:
@@ -281,6 +282,22 @@ def test_acting_does_without_it(case: str, tmp_path: Path) -> None:
             exported.act({**bare[0], "other": 1})
     serve(load_export(folder), bare, rows, expected[0])
     serve(load_backend(saved, max_batch=1, trust=["tests"]), bare, rows, expected[0])
+
+
+def check_module_batches(module: Any) -> None:
+    """RLlib's way to act, with the module's own observations."""
+
+    def drop(obs: Any) -> Any:
+        if not isinstance(obs, dict):
+            return obs
+        hidden = module.critic_only_observations
+        return {name: drop(part) for name, part in obs.items() if name not in hidden}
+
+    obs = jax.tree.map(np.asarray, make_zeros(module.observation_space, (2,)))
+    full, bare = (module.forward_inference({"obs": each}) for each in (obs, drop(obs)))
+    jax.tree.map(np.testing.assert_array_equal, full["actions"], bare["actions"])
+    with pytest.raises(SpaceError, match="structure of"):
+        module.forward_train({"obs": drop(obs)})
 
 
 def flat(action: Any) -> list[float]:
@@ -501,18 +518,14 @@ def test_cloning_has_no_critic(config_class: Any, sentence: str) -> None:
         assemble_module(config, observations, actions)
 
 
-class Teams(Targets):
-    """One team of Boxes."""
-
-    name = "teams"
-
-    def action_space(self, agent: str, params: Any) -> gymnasium.Space[Any]:
-        return BOX
-
-
 @pytest.mark.parametrize("config_class", [QMIXConfig, MADDPGConfig])
 def test_teams_have_another_way(config_class: Any) -> None:
-    env = HiddenTargets() if config_class is QMIXConfig else Teams()
-    config = config_class().environment(env).rl_module(model_config=MODEL)
+    members = {"obs": spaces.Dict(truth=spaces.Box(-1.0, 1.0, (2, 3)))}
+    group = spaces.Dict({**members, "member_mask": spaces.MultiBinary(2)})
+    actions = {
+        QMIXConfig: spaces.MultiDiscrete([2, 2]),
+        MADDPGConfig: spaces.Box(-1.0, 1.0, (2, 1)),
+    }
+    spec = config_class().rl_module(model_config=MODEL).get_rl_module_spec
     with pytest.raises(ConfigError, match=r"\['truth'\] has no effect on"):
-        config.build()
+        spec(group, actions[config_class]).build()

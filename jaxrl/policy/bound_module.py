@@ -11,14 +11,15 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 from jaxtyping import Array
 
 from jaxrl.config.settings.run import WITHOUT_CALLBACKS
-from jaxrl.core.spaces import get_leaf_spaces, map_leaves
+from jaxrl.core.spaces import get_leaf_spaces, map_leaves, without_parts
 from jaxrl.core.types import Columns, Key, ObsSequence, ObsWithCarry, PyTree
 from jaxrl.errors import ConfigError, ModuleError, SpaceError
 from jaxrl.metrics import DEFAULT_MODULE
-from jaxrl.modules.rl_module import RLModule
+from jaxrl.modules.rl_module import RLModule, make_zeros
 from jaxrl.runs.checkpoint import get_path
 from jaxrl.runs.weights import list_modules
 from jaxrl.training.report import to_host
@@ -114,6 +115,10 @@ class BatchCalls:
         return obs, blank if state is None else _check_state(state, blank)
 
     def _act(self, method: str, batch: Mapping[str, Any]) -> Outputs:
+        module = self._pure
+        if module.critic_only_observations and Columns.OBS in batch:
+            obs = _fill_critic_only(module, module.observation_space, batch[Columns.OBS])
+            batch = {**batch, Columns.OBS: obs}
         obs, carry = self._read_batch(batch)
         return _drop_none(self._run(method, obs, carry, self._make_key()))
 
@@ -198,6 +203,23 @@ def _to_arrays(space: gymnasium.Space[Any], obs: PyTree) -> PyTree:
         return map_leaves(lambda leaf, x: jnp.asarray(np.asarray(x)), space, obs)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise SpaceError(f"'obs' must have the structure of {space}, got {obs!r:.80}.") from error
+
+
+def _fill_critic_only(module: RLModule, space: gymnasium.Space[Any], obs: PyTree) -> PyTree:
+    """Return observations with zeros for the parts that are for critics alone, where they are missing."""
+    if not isinstance(space, spaces.Dict) or not isinstance(obs, Mapping):
+        return obs
+    given = {
+        name: _fill_critic_only(module, part, obs[name])
+        for name, part in space.spaces.items()
+        if name in obs
+    }
+    absent = [n for n in module.critic_only_observations if n in space.spaces and n not in given]
+    if not absent:
+        return given
+    seen = without_parts(space, absent)
+    shape = _get_batch_shape(seen, _to_arrays(seen, given))
+    return {**given, **{name: make_zeros(space.spaces[name], shape) for name in absent}}
 
 
 def _get_batch_shape(space: gymnasium.Space[Any], obs: PyTree) -> tuple[int, ...]:
