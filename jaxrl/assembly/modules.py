@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
-from jaxrl.core.dependence import find_read_inputs
+from jaxrl.core.dependence import find_dependence
 from jaxrl.core.types import Columns, Key, Params, PyTree
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.actor_critic import ActorCriticModule
@@ -82,7 +82,7 @@ def _check_policy_reads(module: EncoderModule) -> None:
         out = module.forward_inference(params, obs, carry)
         return out[Columns.ACTION_DIST_INPUTS], out.get(Columns.STATE_OUT)
 
-    read, _ = find_read_inputs(act, *jax.eval_shape(make_inputs, jax.random.key(0)))
+    read, _ = find_dependence(act, *jax.eval_shape(make_inputs, jax.random.key(0)))
     seen = module.select_network_obs(read)
     name = next((name for name in hidden if any(jax.tree.leaves(seen[name]))), None)
     if name is not None:

@@ -3,38 +3,38 @@
 from collections.abc import Callable
 
 import jax
+import numpy as np
 from jax.interpreters import partial_eval
+from jaxtyping import Bool
 
 from jaxrl.core.types import PyTree
 
 
-def find_read_inputs(
+def find_dependence(
     function: Callable[..., tuple[PyTree, PyTree]], constants: PyTree, obs: PyTree, carry: PyTree
-) -> tuple[PyTree, PyTree]:
-    """Return which observations and which parts of a carry decide the results of steps.
+) -> tuple[PyTree, Bool[np.ndarray, "c o"]]:
+    """Return what depends on observations, at their step or, through the carry, later.
 
     Args:
-        function: Function of constants, observations and a carry to results and the next carry. A
-            part of the carry counts if it decides the results of this or of a later step.
+        function: Function of constants, observations and a carry to results and the next carry.
         constants: Other inputs, as arrays or their shapes, as the following ones.
         obs: Observations.
         carry: Carry, structured as the next one.
 
     Returns:
-        True or False for each leaf of the observations, and for each of the carry.
+        Whether a result depends on each leaf of the observations, and whether each leaf of the carry
+        does, `[leaves of the carry, leaves of the observations]`.
     """
     jaxpr = jax.make_jaxpr(function)(constants, obs, carry).jaxpr
-    num_carried, num_before = len(jax.tree.leaves(carry)), len(jax.tree.leaves(constants))
-    num_results = len(jaxpr.outvars) - num_carried
-    kept = [False] * num_carried
-    while True:
-        _, used = partial_eval.dce_jaxpr(jaxpr, [True] * num_results + kept)
-        of_obs, of_carry = used[num_before : -num_carried or None], used[len(used) - num_carried :]
-        found = [now or before for now, before in zip(of_carry, kept, strict=True)]
-        if found == kept:
-            return _like(obs, of_obs), _like(carry, kept)
-        kept = found
-
-
-def _like(tree: PyTree, flags: list[bool]) -> PyTree:
-    return jax.tree.unflatten(jax.tree.structure(tree), flags)
+    num_before, num_obs, num_carried = (
+        len(jax.tree.leaves(tree)) for tree in (constants, obs, carry)
+    )
+    each = np.eye(len(jaxpr.outvars), dtype=np.bool_)
+    uses = np.asarray([partial_eval.dce_jaxpr(jaxpr, row.tolist())[1] for row in each], np.bool_)
+    of_obs, of_carry = uses[:, num_before:][:, :num_obs], uses[:, num_before + num_obs :]
+    carried, links = of_obs[-num_carried or len(uses) :], of_carry[-num_carried or len(uses) :]
+    for _ in range(num_carried):
+        carried = carried | (links @ carried)
+    num_results = len(uses) - num_carried
+    found = of_obs[:num_results] | (of_carry[:num_results] @ carried)
+    return jax.tree.unflatten(jax.tree.structure(obs), found.any(axis=0).tolist()), carried

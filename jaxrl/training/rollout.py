@@ -8,12 +8,13 @@ from typing import Any, Self, cast
 import gymnasium
 import jax
 import jax.numpy as jnp
+import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.connectors.base import Before
 from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline, PreprocessedRollout
-from jaxrl.core.dependence import find_read_inputs
+from jaxrl.core.dependence import find_dependence
 from jaxrl.core.spaces import without_parts
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Key, Params, Progress, PyTree, Rollout
@@ -72,11 +73,21 @@ class AbsentParts:
 
     Attributes:
         names: Names of the parts.
-        is_read: Whether actions depend on each leaf of the carry; the others are not advanced.
+        is_kept: Whether each leaf of the carry is kept; those that depend on the parts are not.
     """
 
     names: tuple[str, ...]
-    is_read: PyTree
+    is_kept: PyTree
+
+    def drop(self, carry: PyTree) -> PyTree:
+        """Return a carry with None for the leaves that are not kept."""
+        return jax.tree.map(lambda keep, leaf: leaf if keep else None, self.is_kept, carry)
+
+    def fill(self, carry: PyTree, blank: PyTree) -> PyTree:
+        """Return a carry with the leaves of another one for those that are not kept."""
+        return jax.tree.map(
+            lambda keep, leaf, other: leaf if keep else other, self.is_kept, carry, blank
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,13 +120,23 @@ class PolicyStep:
         Args:
             given: Names of parts that observations have nevertheless.
         """
+        if self.absent is not None:
+            return dataclasses.replace(self, absent=None).without_unread(given)
         space, hidden = self.obs_pipeline.space, self.module.critic_only_observations
         if not hidden or not isinstance(space, spaces.Dict):
             return self
-        obs, carry = self._find_read_inputs()
+        is_read, carry_depends = self._find_dependence()
         names = (name for name in hidden if name in space.spaces and name not in given)
-        unread = tuple(name for name in names if not any(jax.tree.leaves(obs[name])))
-        return dataclasses.replace(self, absent=AbsentParts(unread, carry) if unread else None)
+        absent = tuple(name for name in names if not any(jax.tree.leaves(is_read[name])))
+        if not absent:
+            return self
+        flags = {
+            name: jax.tree.map(lambda _, n=name: n in absent, is_read[name]) for name in is_read
+        }
+        is_lost = (carry_depends & np.asarray(jax.tree.leaves(flags))).any(axis=1)
+        structure = jax.tree.structure(jax.eval_shape(lambda: self.initial_carry(1)))
+        kept = jax.tree.unflatten(structure, (~is_lost).tolist())
+        return dataclasses.replace(self, absent=AbsentParts(absent, kept))
 
     def fit(self, space: gymnasium.Space[Any]) -> Self:
         """Return the policy for observations of a space that may lack parts for a critic alone.
@@ -135,8 +156,8 @@ class PolicyStep:
             )
         return fitted
 
-    def _find_read_inputs(self) -> tuple[PyTree, PyTree]:
-        """Return which leaves of observations and of the carry decide the actions."""
+    def _find_dependence(self) -> tuple[PyTree, Bool[np.ndarray, "c o"]]:
+        """Return which leaves of observations decide the actions, and which the carry's leaves."""
         rows = 2
 
         def make_inputs(key: Key) -> tuple[PyTree, PyTree, PyTree]:
@@ -155,7 +176,7 @@ class PolicyStep:
             wanted = Columns.ACTIONS, *RECORDED_COLUMNS
             return [out[name] for name in wanted], out[Columns.STATE_OUT]
 
-        return find_read_inputs(decide, *jax.eval_shape(make_inputs, jax.random.key(0)))
+        return find_dependence(decide, *jax.eval_shape(make_inputs, jax.random.key(0)))
 
     @functools.cached_property
     def param_shapes(self) -> Params:
@@ -164,6 +185,10 @@ class PolicyStep:
 
     def initial_carry(self, num_envs: int) -> ActorCarry:
         """Return the carry at the start of an episode in every environment."""
+        carry = self._make_whole_carry(num_envs)
+        return carry if self.absent is None else self.absent.drop(carry)
+
+    def _make_whole_carry(self, num_envs: int) -> ActorCarry:
         has_memory = bool(self.obs_pipeline.temporal)
         return ActorCarry(
             module=self.module.initial_carry(num_envs),
@@ -202,6 +227,7 @@ class PolicyStep:
             space = cast(spaces.Dict, self.obs_pipeline.space).spaces
             zeros = {name: make_zeros(space[name], is_first.shape) for name in self.absent.names}
             obs = {**obs, **zeros}
+            carry = self.absent.fill(carry, self._make_whole_carry(is_first.shape[0]))
         connectors, processed = self._preprocess(actor.obs_state, obs, carry, is_first)
         out = forward(
             actor.params,
@@ -225,10 +251,7 @@ class PolicyStep:
             if carry.reward is not None
             else None,
         )
-        if self.absent is not None:
-            after = jax.tree.map(
-                lambda is_read, new, old: new if is_read else old, self.absent.is_read, after, carry
-            )
+        after = after if self.absent is None else self.absent.drop(after)
         return {**out, Columns.STATE_OUT: after}
 
     def follow(
@@ -284,7 +307,7 @@ class PolicyStep:
         """
         module = carry.module
         if module is not None:
-            blank = self.module.initial_carry(is_first.shape[0])
+            blank = self.initial_carry(is_first.shape[0]).module
             module = where_rows(is_first, blank, module)
         last = None if carry.reward is None else jnp.asarray(reward, jnp.float32)
         return replace(carry, module=module, reward=last)
