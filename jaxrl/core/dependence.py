@@ -37,4 +37,5 @@ def find_dependence(
         carried = carried | (links @ carried)
     num_results = len(uses) - num_carried
     found = of_obs[:num_results] | (of_carry[:num_results] @ carried)
-    return jax.tree.unflatten(jax.tree.structure(obs), found.any(axis=0).tolist()), carried
+    flags = [bool(column.any()) for column in found.T]
+    return jax.tree.unflatten(jax.tree.structure(obs), flags), carried

@@ -135,7 +135,7 @@ class PolicyStep:
         }
         is_lost = (carry_depends & np.asarray(jax.tree.leaves(flags))).any(axis=1)
         structure = jax.tree.structure(jax.eval_shape(lambda: self.initial_carry(1)))
-        kept = jax.tree.unflatten(structure, (~is_lost).tolist())
+        kept = jax.tree.unflatten(structure, [not lost for lost in is_lost])
         return dataclasses.replace(self, absent=AbsentParts(absent, kept))
 
     def fit(self, space: gymnasium.Space[Any]) -> Self:
