@@ -28,7 +28,10 @@ from jaxrl.ops.schedules import parse_schedule
 Schedule: TypeAlias = float | list[list[float]]
 """Constant, or linearly interpolated points `[[timestep, value], ...]` from timestep 0."""
 
-OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb")
+OPTIMIZERS = (
+    *("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb"),
+    "muon",
+)
 """Optimizers of optax that `training(optimizer=...)` names."""
 
 _PATH_KEYS = ("type", "compute_reward")
@@ -411,7 +414,7 @@ class fluent(Generic[P]):  # noqa: N801  (used like a decorator)
 
 def _find_optimizer_problem(setting: object) -> str | None:
     """Return the problem with an optimizer setting as the end of a message, or None if valid."""
-    import optax  # pyright: ignore[reportMissingTypeStubs]
+    from jaxrl.learners.learner import get_optimizer
 
     if callable(setting):
         return None
@@ -421,7 +424,8 @@ def _find_optimizer_problem(setting: object) -> str | None:
     name = arguments.pop("name", None)
     if name not in OPTIMIZERS:
         return f" Known are {', '.join(OPTIMIZERS)}.{did_you_mean(name, OPTIMIZERS)}"
-    known = [p for p in inspect.signature(vars(optax)[name]).parameters if p != "learning_rate"]
+    parameters = inspect.signature(get_optimizer(name)).parameters
+    known = [p for p in parameters if p != "learning_rate"]
     for argument in arguments:
         if argument not in known:
             hint = did_you_mean(argument, known)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
@@ -305,10 +306,15 @@ def build_optimizer(
     clip = clip_gradients(settings.grad_clip_by, values.get("grad_clip"), is_stacked=is_stacked)
     optimizer = make_base_optimizer(settings.optimizer, values["lr"])
     if not _is_elementwise(settings.optimizer):
-        return optax.chain(clip, optimizer)
+        return optax.chain(clip, _apply_to_each(optimizer) if is_stacked else optimizer)
     if settings.grad_clip_by == "norm" or is_stacked:
         return optax.chain(clip, _ravel(optimizer))
     return _ravel(optax.chain(clip, optimizer))
+
+
+def _apply_to_each(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return an optimizer of stacked networks that treats each of them by itself."""
+    return optax.GradientTransformation(jax.vmap(optimizer.init), jax.vmap(optimizer.update))
 
 
 def _is_raveled(tree: PyTree) -> bool:
@@ -342,6 +348,15 @@ def _is_elementwise(setting: OptimizerSetting) -> bool:
     return setting["name"] in ELEMENTWISE_OPTIMIZERS and "mask" not in setting
 
 
+CONTRIBUTED_OPTIMIZERS = frozenset(("muon",))
+"""Optimizers of `optax.contrib`."""
+
+
+def get_optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
+    """Return the function of the learning rate that optax has under a name."""
+    return vars(optax.contrib if name in CONTRIBUTED_OPTIMIZERS else optax)[name]
+
+
 def make_base_optimizer(
     setting: OptimizerSetting, lr: float | Float[Array, ""]
 ) -> optax.GradientTransformation:
@@ -355,5 +370,4 @@ def make_base_optimizer(
     if callable(setting):
         return setting(lr)
     kwargs = {"name": setting} if isinstance(setting, str) else dict(setting)
-    factory: Callable[..., optax.GradientTransformation] = vars(optax)[kwargs.pop("name")]
-    return factory(lr, **kwargs)
+    return get_optimizer(kwargs.pop("name"))(lr, **kwargs)

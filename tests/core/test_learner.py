@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
@@ -110,6 +111,11 @@ OPTIMIZERS: list[tuple[Any, Callable[[float], optax.GradientTransformation]]] = 
     ("adam", optax.adam),
     ("sgd", optax.sgd),
     ("lamb", optax.lamb),  # scales each tensor by its own norm
+    ("muon", optax.contrib.muon),  # orthogonalizes matrices, and is Adam elsewhere
+    (
+        {"name": "muon", "adam_learning_rate": 0.01},
+        partial(optax.contrib.muon, adam_learning_rate=0.01),
+    ),
     ({"name": "adam", "eps": 1e-2}, partial(optax.adam, eps=1e-2)),
     ({"name": "sgd", "momentum": 0.9}, partial(optax.sgd, momentum=0.9)),
     ({"name": "adamw", "weight_decay": 0.3}, partial(optax.adamw, weight_decay=0.3)),
@@ -138,6 +144,8 @@ def test_the_optimizer_is_the_one_that_is_named(
         ("adma", ["optimizer", "'adma'", "Did you mean 'adam'?"]),
         ({"name": "rmsporp"}, ["rmsporp", "Did you mean 'rmsprop'?"]),
         ({"name": "sgd", "momentun": 0.9}, ["momentun", "Did you mean 'momentum'?"]),
+        ({"name": "muon", "ns_step": 3}, ["ns_step", "Did you mean 'ns_steps'?"]),
+        ("moun", ["'moun'", "Did you mean 'muon'?"]),
         ({"name": "adam", "learning_rate": 1.0}, ["no argument 'learning_rate'", "is lr"]),
         ({"eps": 1e-5}, ["Known are adam,"]),
         (3, ["optimizer", "3"]),
@@ -148,6 +156,50 @@ def test_unknown_optimizers_are_refused_when_they_are_set(setting: Any, words: l
         PPOConfig().training(optimizer=setting)
     for word in words:
         assert word in str(caught.value)
+
+
+def muon_in_numpy(grads: list[np.ndarray], steps: int = 5) -> np.ndarray:
+    """The sum of Muon's directions (Jordan et al. 2024) for successive gradients of a matrix."""
+    momentum, moved = np.zeros(grads[0].shape), np.zeros(grads[0].shape)
+    for t, grad in enumerate(np.asarray(grads, np.float64), 1):
+        momentum = 0.95 * momentum + 0.05 * grad
+        ahead = 0.95 * momentum / (1 - 0.95 ** (t + 1)) + 0.05 * grad / (1 - 0.95**t)
+        x = ahead / np.linalg.norm(ahead)
+        for _ in range(steps):
+            gram = x.T @ x
+            x = 3.4445 * x + x @ (-4.7750 * gram + 2.0315 * gram @ gram)
+        moved += max(1.0, x.shape[1] / x.shape[0]) ** 0.5 * x
+    return moved
+
+
+def test_muon_orthogonalizes_matrices_and_is_nadam_for_the_rest() -> None:
+    settings = PPOTraining(optimizer="muon", lr=LR)
+    start, got = tree(1), two_steps(build_optimizer(settings, values_of(settings)))
+    nadam = two_steps(optax.nadam(LR))
+    for name in ("bias", "scale"):
+        np.testing.assert_allclose(got[name], nadam[name], rtol=1e-5)
+    moved = (start["kernel"] - got["kernel"]) / LR
+    wanted = muon_in_numpy([np.asarray(tree(seed)["kernel"]) for seed in (2, 3)])
+    np.testing.assert_allclose(moved, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["muon", "lamb"])
+def test_stacked_networks_are_optimized_each_by_itself(name: str) -> None:
+    """What is a matrix of one network is none of three stacked ones, nor is its norm theirs."""
+    settings = PPOTraining(optimizer=name, lr=LR)
+
+    def steps(params: Any, grads: Any, *, is_stacked: bool) -> Any:
+        tx = build_optimizer(settings, values_of(settings), is_stacked=is_stacked)
+        updates, _ = tx.update(grads, tx.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    networks, grads = [tree(seed) for seed in range(3)], [tree(seed) for seed in range(3, 6)]
+    stack = partial(jax.tree.map, lambda *leaves: jnp.stack(leaves))
+    got = steps(stack(*networks), stack(*grads), is_stacked=True)
+    pairs = zip(networks, grads, strict=True)
+    wanted = stack(*[steps(params, grad, is_stacked=False) for params, grad in pairs])
+    for leaf, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-5)
 
 
 def test_parameters_are_a_vector_if_they_are_few() -> None:
