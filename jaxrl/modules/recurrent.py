@@ -1,4 +1,4 @@
-"""Recurrent cores with one interface: LSTM, GRU, LRU and any cell of flax.
+"""Recurrent cores with one interface: LSTM, GRU, LRU, MinGRU and any cell of flax.
 
 `__call__` is one step, as the policy acts. `sequence` is a whole `[T, B]` block, as the learner
 replays it: the same parameters and results, with the carry reset wherever an episode starts.
@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Complex, Float
+from jaxtyping import Array, Bool, Complex, Float, Inexact
 
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Key, PyTree
@@ -249,7 +249,7 @@ class LRU(RecurrentCore):
         self, x: Float[Array, "T B n"], carry: LRUCarry, is_first: Bool[Array, "T B"]
     ) -> tuple[Float[Array, "T B m"], LRUCarry]:
         features = self.features(x)
-        decay = compute_eigenvalues(self.log_decay, self.log_phase)
+        decay = compute_eigenvalues(self.log_decay, self.log_phase)[None, None]
         state = jax.lax.complex(carry.real, carry.imag)
         states = scan_diagonal_recurrence(decay, self._project_inputs(features), state, is_first)
         return self._read_out(features, states)
@@ -269,6 +269,52 @@ class LRU(RecurrentCore):
         y = self.from_state(jnp.concatenate([carry.real, carry.imag], axis=-1)) + skip
         value, gate = jnp.split(self.gate(nn.gelu(y)), 2, axis=-1)
         return features + value * nn.sigmoid(gate), carry
+
+
+class MinGRU(RecurrentCore):
+    """Minimal gated recurrent unit (Feng et al. 2024, section 3.1), parallel over time.
+
+    hₜ = (1 - zₜ) hₜ₋₁ + zₜ h̃ₜ  with zₜ = σ(W xₜ + b) and h̃ₜ = V xₜ + c: a GRU's update gate without
+    its tanh, its reset gate and its recurrent kernels. Features are its hidden state. The gates'
+    biases start at -log u, so that time scales 1 / z are 1 + u, for u log-uniform from 1 to
+    `max_time` (after Tallec & Ollivier 2018, section 2); with biases of 0, half is forgotten at
+    every step.
+    """
+
+    size: int
+    max_time: float = 100.0
+
+    def setup(self) -> None:
+        self.inputs = nn.Dense(2 * self.size, bias_init=self._init_bias)
+
+    @nn.nowrap
+    def initial_carry(self, batch_size: int) -> Float[Array, "B m"]:
+        return jnp.zeros((batch_size, self.size), jnp.float32)
+
+    def __call__(
+        self, x: Float[Array, "B n"], carry: Float[Array, "B m"]
+    ) -> tuple[Float[Array, "B m"], Float[Array, "B m"]]:
+        gate, candidate = self._project_inputs(x)
+        hidden = (1.0 - gate) * carry + gate * candidate
+        return hidden, hidden
+
+    def sequence(
+        self, x: Float[Array, "T B n"], carry: Float[Array, "B m"], is_first: Bool[Array, "T B"]
+    ) -> tuple[Float[Array, "T B m"], Float[Array, "T B m"]]:
+        gate, candidate = self._project_inputs(x)
+        hidden = scan_diagonal_recurrence(1.0 - gate, gate * candidate, carry, is_first)
+        return hidden, hidden
+
+    def _init_bias(self, key: Key, shape: tuple[int], dtype: DTypeLike = jnp.float32) -> Array:
+        bias = jax.random.uniform(key, (self.size,), dtype, -math.log(self.max_time), 0.0)
+        return jnp.pad(bias, (0, self.size))
+
+    def _project_inputs(
+        self, x: Float[Array, "*batch n"]
+    ) -> tuple[Float[Array, "*batch m"], Float[Array, "*batch m"]]:
+        """Compute the gate z and the candidate h̃ of each row."""
+        gate, candidate = jnp.split(self.inputs(x), 2, axis=-1)
+        return nn.sigmoid(gate), candidate
 
 
 class FlaxCell(RecurrentCore):
@@ -332,7 +378,12 @@ class RecurrentStack(RecurrentCore):
         return x, tuple(carries)
 
 
-RECURRENT_CORES: dict[str, Callable[[int], RecurrentCore]] = {"lstm": LSTM, "gru": GRU, "lru": LRU}
+RECURRENT_CORES: dict[str, Callable[[int], RecurrentCore]] = {
+    "lstm": LSTM,
+    "gru": GRU,
+    "lru": LRU,
+    "mingru": MinGRU,
+}
 
 
 def make_recurrent_core(kind: RecurrentLayer, size: int, num_layers: int = 1) -> RecurrentCore:
@@ -371,17 +422,17 @@ def _make_layer(kind: object, size: int) -> RecurrentCore:
 
 
 def scan_diagonal_recurrence(
-    decay: Complex[Array, " m"],
-    inputs: Complex[Array, "T B m"],
-    state: Complex[Array, "B m"],
+    decay: Inexact[Array, "#T #B m"],
+    inputs: Inexact[Array, "T B m"],
+    state: Inexact[Array, "B m"],
     is_first: Bool[Array, "T B"],
-) -> Complex[Array, "T B m"]:
-    """Compute xₜ = λ xₜ₋₁ + uₜ for all rows at once, from `state`, and from 0 at episode starts.
+) -> Inexact[Array, "T B m"]:
+    """Compute xₜ = λₜ xₜ₋₁ + uₜ for all rows at once, from `state`, and from 0 at episode starts.
 
-    At a start, λ is replaced by 0: the operator of Lu et al. 2023, which resets the state there,
+    At a start, λₜ is replaced by 0: the operator of Lu et al. 2023, which resets the state there,
     for a reset to 0.
     """
-    factors = jnp.where(is_first[..., None], 0.0, decay[None, None])
+    factors = jnp.where(is_first[..., None], 0.0, decay)
     inputs = inputs.at[0].add(factors[0] * state)
 
     def compose(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:

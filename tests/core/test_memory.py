@@ -19,6 +19,7 @@ from jaxrl.modules.recurrent import (
     LSTM,
     RECURRENT_CORES,
     FlaxCell,
+    MinGRU,
     RecurrentStack,
     make_recurrent_core,
 )
@@ -416,6 +417,24 @@ def test_lru_is_the_complex_loop():
     np.testing.assert_allclose(carries.imag, wanted_states.imag, rtol=1e-4, atol=1e-5)
 
 
+def test_mingru_is_the_loop_of_its_paper():
+    """Feng et al. 2024, section 3.1.2, in float64, one row after another."""
+    x, is_first = inputs()
+    memory = MinGRU(SIZE)
+    params = params_of(memory)
+    carry = used_carry(memory, params)
+    y, carries = sequence(memory, params, x, carry, is_first)
+    layer = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["params"]["inputs"])
+    rows, hidden = np.asarray(x, np.float64), np.asarray(carry, np.float64)
+    for t in range(T):
+        gate, candidate = np.split(rows[t] @ layer["kernel"] + layer["bias"], 2, axis=1)
+        z = 1 / (1 + np.exp(-gate))
+        hidden = np.where(np.asarray(is_first)[t][:, None], 0.0, hidden)
+        hidden = (1 - z) * hidden + z * candidate
+        np.testing.assert_allclose(y[t], hidden, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(carries[t], hidden, rtol=1e-5, atol=1e-6)
+
+
 def test_lru_starts_on_the_ring_and_keeps_the_inputs_variance():
     n = 4000
     memory = LRU(n, min_radius=0.6, max_radius=0.9, max_phase=1.0)
@@ -462,7 +481,7 @@ def test_make_memory_makes_layers_of_that_size(kind, made):
     ("kind", "said"),
     [
         ("lstn", "recurrent_layer_type is 'lstn'.*Did you mean 'lstm'"),
-        (None, "recurrent_layer_type is None.*Known: lstm, gru, lru"),
+        (None, "recurrent_layer_type is None.*Known: lstm, gru, lru, mingru"),
         (nn.Dense, "recurrent_layer_type is .*Dense.*subclasses of flax.linen.RNNCellBase"),
         (NeedsMore, "recurrent_layer_type is NeedsMore.*features=4 alone.*depth"),
     ],

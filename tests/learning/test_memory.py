@@ -34,7 +34,14 @@ def without_memory(config: Any) -> None:
     config.rl_module(model_config=kept)
 
 
-@pytest.mark.parametrize("layer", ["lstm", "gru", "lru"])
+def with_mingru(config: Any) -> None:
+    """The file's module, with a recurrent layer in the place of its attention."""
+    without_memory(config)
+    memory = {"use_lstm": True, "lstm_cell_size": 32, "max_seq_len": 32}
+    with_model(**memory, recurrent_layer_type="mingru")(config)
+
+
+@pytest.mark.parametrize("layer", ["lstm", "gru", "lru", "mingru"])
 def test_ppo_stateless_cartpole(layer: str) -> None:
     scores = all_seeds(PPO, PPO_STEPS, with_model(recurrent_layer_type=layer))
     assert interquartile_mean(scores) >= 350
@@ -64,8 +71,9 @@ def test_resetting_a_row_late_fails_the_threshold(monkeypatch: pytest.MonkeyPatc
     assert evaluated(RECALL, RECALL_STEPS, 0) < 0.9
 
 
-def test_attention_recalls_what_was_seen_first() -> None:
-    scores = all_seeds(RECALL, RECALL_STEPS)
+@pytest.mark.parametrize("change", [None, with_mingru], ids=["attention", "mingru"])
+def test_a_memory_recalls_what_was_seen_first(change: Any) -> None:
+    scores = all_seeds(RECALL, RECALL_STEPS, change)
     assert interquartile_mean(scores) >= 0.95
 
 
