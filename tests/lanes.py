@@ -37,6 +37,7 @@ BASE = {
     "epsilon_ladder": 7.0,
     "initial_random_timesteps": 160,
     "bc_coeff": 2.5,
+    "exploration_sigma_max": 0.5,
 }
 """In the place of defaults with which a setting would have no effect in a short run."""
 

@@ -80,7 +80,8 @@ _COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "exploration_fraction exploration_initial_eps exploration_final_eps start_e end_e eps_start "
     "eps_end eps_finish eps_decay epsilon_start epsilon_finish epsilon_anneal_time": (_EPSILON,),
     "policy_frequency": ("training(policy_delay=...)",),
-    "action_noise": ("training(exploration_sigma=...)",),
+    "action_noise std_min": ("training(exploration_sigma=...)",),
+    "std_max": ("training(exploration_sigma_max=...)",),
     "policy_noise target_policy_noise": ("training(target_noise=...)",),
     "noise_clip": ("training(target_noise_clip=...)",),
     "use_sde sde_sample_freq": (),

@@ -8,7 +8,7 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.core.types import ActionMask, Counter, Key, Keys, Params, Progress, PyTree
 from jaxrl.distributions.from_space import ActionDistribution, make_action_distribution
@@ -26,6 +26,19 @@ def is_warming_up(hparams: Mapping[str, Any], progress: Progress) -> Bool[Array,
     return progress.env_steps.is_below(
         num_steps if isinstance(num_steps, Counter) else Counter.from_number(num_steps)
     )
+
+
+def compute_env_position(
+    env_index: Int[Array, " B"], algorithm_config: Mapping[str, Any]
+) -> Float[Array, " B"]:
+    """Compute the places of environments among the N of a run: i / (N - 1) of the i-th.
+
+    Args:
+        env_index: Indices of the environments among all of the run.
+        algorithm_config: A module's, of which `num_envs` is N.
+    """
+    last = max(algorithm_config["num_envs"] - 1, 1)
+    return jnp.minimum(env_index, last).astype(jnp.float32) / last
 
 
 def draw_random_noise(action_space: gymnasium.Space[Any], keys: Keys) -> PyTree:

@@ -24,7 +24,12 @@ from jaxrl.distributions.from_space import (
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from jaxrl.modules.encoder_module import AnyEncoder, Encoder, EncoderModule
-from jaxrl.modules.exploration import draw_random_noise, is_warming_up, make_random_action
+from jaxrl.modules.exploration import (
+    compute_env_position,
+    draw_random_noise,
+    is_warming_up,
+    make_random_action,
+)
 from jaxrl.modules.networks import MLP, Head
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.ops.value_losses import batched_index
@@ -403,14 +408,15 @@ class DeterministicPolicyModule(PolicyQModule):
             params: Parameters of the module.
             obs: Observations, `[B, ...]`.
             carry: Recurrent state, the process, both, or None.
-            hparams: `exploration_sigma`, `initial_random_timesteps`, and `ou_theta` of a process.
+            hparams: `exploration_sigma`, `exploration_sigma_max` if it differs between
+                environments, `initial_random_timesteps`, and `ou_theta` of a process.
             progress: Progress of the run.
-            env_index: Unused.
+            env_index: Indices of the environments among all of the run.
             draws: Random draws made by `draw`.
         """
         has_both = isinstance(carry, ProcessAndCarry)
         inputs, memory = super()._policy_step(params, obs, carry.memory if has_both else carry)
-        noise = hparams["exploration_sigma"] * draws.noise
+        noise = self.compute_sigmas(hparams, env_index) * draws.noise
         if self._has_process:
             previous = carry.process if has_both else carry
             noise = (1.0 - hparams["ou_theta"]) * previous + noise
@@ -425,6 +431,19 @@ class DeterministicPolicyModule(PolicyQModule):
             Columns.STATE_OUT: carry,
         }
         return self.apply_warm_up(out, obs, hparams, progress, draws.random)
+
+    def compute_sigmas(
+        self, hparams: Mapping[str, Any], env_index: Int[Array, " B"]
+    ) -> Float[Array, "B ..."]:
+        """Compute σ, or σ + (σ_max − σ) i / (N − 1) of environment i of N (Li et al. 2023).
+
+        It broadcasts with actions `[B, ...]`.
+        """
+        sigma = jnp.broadcast_to(hparams["exploration_sigma"], env_index.shape)
+        if "exploration_sigma_max" in hparams:
+            position = compute_env_position(env_index, self.algorithm_config)
+            sigma = sigma + (hparams["exploration_sigma_max"] - sigma) * position
+        return sigma.reshape(-1, *(1,) * len(self.distribution.event_shape))
 
 
 def _require_box(space: gymnasium.Space[Any]) -> spaces.Box:

@@ -20,6 +20,7 @@ from jaxrl.modules.exploration import (
     NOISE,
     NoisyDense,
     as_noise,
+    compute_env_position,
     draw_noise,
     draw_random_noise,
     get_noise_sizes,
@@ -242,6 +243,5 @@ class QModule(EncoderModule):
         epsilon = jnp.broadcast_to(hparams["epsilon"], env_index.shape)
         if "epsilon_ladder" not in hparams:
             return epsilon
-        last = max(self.algorithm_config["num_envs"] - 1, 1)
-        position = jnp.minimum(env_index, last).astype(jnp.float32) / last
+        position = compute_env_position(env_index, self.algorithm_config)
         return epsilon ** (1.0 + hparams["epsilon_ladder"] * position)

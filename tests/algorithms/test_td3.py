@@ -170,6 +170,12 @@ def test_rows_without_weight_change_nothing() -> None:
         ({"target_noise": -0.1}, r"target_noise must be at least 0"),
         ({"exploration_noise": 0.1}, r"'ou', got 0\.1\. Give a number as exploration_sigma=0\.1\."),
         ({"exploration_noise": "gausssian"}, r"exploration_noise .*Did you mean 'gaussian'"),
+        (
+            {"exploration_sigma_max": 0.5},
+            r"exploration_sigma_max=0\.5 .*but there is one: raise num_envs_per_env_runner",
+        ),
+        ({"exploration_sigma_max": 0.05}, r"at least exploration_sigma=0\.1, got 0\.05"),
+        ({"exploration_sigma_max": -1.0}, r"exploration_sigma_max must be at least 0"),
         ({"ou_theta": 1.5}, r"ou_theta must be between 0 and 1"),
         ({"lr": 1e-3}, r"lr must be None"),
         ({"l2_reg": 1e-6}, r"'l2_reg' .*weight_decay"),
@@ -242,6 +248,24 @@ def test_noise_is_drawn_as_set_and_a_process_starts_anew_with_each_episode(kind:
     variance = [0.05**2 * sum(0.85 ** (2 * k) for k in range(age + 1)) for age in range(5)]
     expected_std = 0.05 if kind == "gaussian" else np.sqrt(np.mean(variance))
     np.testing.assert_allclose(noise.std(), expected_std, rtol=0.08)
+
+
+@pytest.mark.parametrize("placement", ["in_graph", "host"])
+def test_each_environment_explores_with_its_own_deviation(placement: str) -> None:
+    """Of eight environments, the first acts greedily, and the last with a deviation of 0.07."""
+    spread = {"exploration_sigma": 0.0, "exploration_sigma_max": 0.07}
+    config = small(TD3Config(), "Pendulum-v1", **spread).env_runners(placement=placement)
+    config.training(num_steps_sampled_before_learning_starts=3968)  # all that the buffer holds
+    config.reporting(min_sample_timesteps_per_iteration=3200)
+    with config.build() as algorithm:
+        algorithm.train()
+        rows = jax.device_get(algorithm.state.buffer.rows.experience)
+        module: Any = algorithm.get_module()
+        policy = algorithm.get_weights()["default_policy"][POLICY]
+        greedy = module.compute_policy_action(policy, jnp.asarray(rows.obs))
+    noise = (rows.action - greedy)[:, :400, 0]
+    np.testing.assert_allclose(noise[0], 0.0, atol=1e-5)
+    np.testing.assert_allclose(noise.std(axis=1), 0.01 * np.arange(8), rtol=0.15, atol=1e-5)
 
 
 @pytest.mark.allow_key_reuse

@@ -369,6 +369,7 @@ TD3_OTHER: dict[str, Any] = {
     "target_noise_clip": 0.4,
     "exploration_noise": "ou",
     "exploration_sigma": 0.3,
+    "exploration_sigma_max": 0.6,
     "ou_theta": 0.2,
     "td_error_loss_fn": "huber",
     "bc_coeff": 2.5,

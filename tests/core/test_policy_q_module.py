@@ -117,6 +117,17 @@ def test_a_deterministic_policy_reaches_and_keeps_the_bounds() -> None:
     np.testing.assert_allclose(noisy[:, :, 0], [[1.0, 3.0], [0.5, 0.75], [-1.0, 0.0]])
 
 
+def test_deviations_are_spread_over_the_environments() -> None:
+    module: Any = module_of(DeterministicPolicyModule, MATRIX, num_envs=5)
+    hparams = {"exploration_sigma": 0.1, "exploration_sigma_max": 0.5}
+    sigmas = module.compute_sigmas(hparams, jnp.arange(7, dtype=jnp.int32))
+    # An evaluation may have more environments than training has.
+    expected = np.float32([0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5])
+    np.testing.assert_allclose(sigmas, expected[:, None, None], rtol=1e-6)
+    del hparams["exploration_sigma_max"]
+    np.testing.assert_allclose(module.compute_sigmas(hparams, jnp.arange(2)), 0.1, rtol=1e-6)
+
+
 @pytest.mark.allow_key_reuse
 def test_noise_has_its_deviation_and_its_memory() -> None:
     """σ in halves of the range; x' = x + σ ε − θ x of the process, which has σ / sqrt(θ (2 − θ))."""

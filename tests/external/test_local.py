@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import DQNConfig
+from jaxrl import DQNConfig, TD3Config
 from jaxrl.external import LinkError
 from jaxrl.runners.external.policies import PolicyExporter
 from tests.external.served import SMALL, Served, Walk, make_config
@@ -149,12 +149,16 @@ def test_policy_without_a_numpy_form_is_remote(monkeypatch: pytest.MonkeyPatch) 
     served.group.stop()
 
 
-def test_simulators_with_places_on_a_ladder_are_remote() -> None:
-    config = make_config(DQNConfig).training(epsilon_ladder=7.0)
+@pytest.mark.parametrize(
+    ("config_class", "name"),
+    [(DQNConfig, "epsilon_ladder"), (TD3Config, "exploration_sigma_max")],
+)
+def test_simulators_that_explore_by_their_place_are_remote(config_class: Any, name: str) -> None:
+    config = make_config(config_class).training(**{name: 7.0})
+    if config_class is TD3Config:
+        config.environment(action_space=gymnasium.spaces.Box(-1.0, 1.0, (2,)))
     served = Served(config)
-    with pytest.raises(
-        LinkError, match=r"differently from one another, by epsilon_ladder, .*'remote'"
-    ):
+    with pytest.raises(LinkError, match=rf"differently from one another, by {name}, .*'remote'"):
         served.connect(inference_mode="local")
     with served.connect(inference_mode=None) as client:
         assert client.inference_mode == "remote"

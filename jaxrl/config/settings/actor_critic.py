@@ -131,6 +131,13 @@ class TD3Training(TwinCritics, ActorCriticTraining):
         check=non_negative,
         doc="Standard deviation of the exploration noise's draws.",
     )
+    exploration_sigma_max: float | None = field(
+        default=None,
+        sweepable=True,
+        check=non_negative,
+        doc="The deviation of the last of N environments, and that of the i-th is exploration_sigma + i / (N - "
+        "1) (exploration_sigma_max - exploration_sigma). None is exploration_sigma for all.",
+    )
     ou_theta: float = field(
         default=0.15,
         sweepable=True,

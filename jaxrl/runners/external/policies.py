@@ -14,7 +14,8 @@ from jaxrl.runners.fragment import Weights
 _SENDING = "jaxrl.export.sending"
 """Module that exports policies. It is above the runners, and imported when a simulator asks."""
 
-_LADDER = "epsilon_ladder"
+_PER_ENV = ("epsilon_ladder", "exploration_sigma_max")
+"""Settings by which environments explore differently from one another."""
 
 
 class PolicyExporter:
@@ -55,9 +56,9 @@ class PolicyExporter:
     def _export_arrays(self, weights: Weights, has_program: bool) -> Arrays:
         sending = importlib.import_module(_SENDING)
         actor = jax.device_get(weights.actor)
-        if _LADDER in actor.hparams:
+        if found := [name for name in _PER_ENV if name in actor.hparams]:
             self._failure = LinkError(
-                f"Simulators explore differently from one another, by {_LADDER}, and one that computes "
+                f"Simulators explore differently from one another, by {found[0]}, and one that computes "
                 "its actions itself does not know its place: use inference_mode='remote'."
             )
             raise self._failure
