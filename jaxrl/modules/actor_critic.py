@@ -75,7 +75,7 @@ class ActorCriticModule(EncoderModule):
         is_shared = self.settings.vf_share_layers
         self.network = ActorCriticNetwork(
             pi_encoder=None if is_shared else self.make_policy_encoder(),
-            vf_encoder=None if is_shared else self.make_encoder(),
+            vf_encoder=None if is_shared else self.make_encoder("critic"),
             encoder=self.make_encoder() if is_shared else None,
             pi_head=self.make_head("pi_head", self.distribution.input_dim - num_free),
             vf_head=self.make_head("vf_head", 1),

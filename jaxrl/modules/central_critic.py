@@ -51,7 +51,7 @@ class CentralCriticModule(ActorCriticModule):
         num_free = self._num_free_log_std()
         self.network = CentralCriticNetwork(
             pi_encoder=self.make_policy_encoder(),
-            vf_encoder=self._make_box_encoder(space, self._make_mlp("fcnet")),
+            vf_encoder=self._make_box_encoder(space, self._make_fcnet("critic")),
             encoder=None,
             pi_head=self.make_head("pi_head", self.distribution.input_dim - num_free),
             vf_head=self.make_head("vf_head", 1),

@@ -318,6 +318,7 @@ _UNUSED = {
     "attention_init_gru_gate_bias": "there are no gates",
     "free_log_std": "the head has the log standard deviations",
     "max_seq_len": "windows have context_length rows",
+    "critic_fcnet_hiddens": _ONE_NETWORK,
     "vf_share_layers": _ONE_NETWORK,
 }
 

@@ -1,7 +1,7 @@
 """Base of the library's own modules: encoders of observations, heads, and recurrent cores."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import flax.linen as nn
 import gymnasium
@@ -33,8 +33,10 @@ from jaxrl.modules.model_config import DefaultModelConfig
 from jaxrl.modules.networks import (
     CNN,
     MLP,
+    AnyMLP,
     ConvFilter,
     Head,
+    ResidualMLP,
     get_activation,
     get_default_conv_filters,
 )
@@ -57,7 +59,7 @@ class Encoder(nn.Module):
     obs_ndim: int
     scale: float | None
     cnn: CNN | None
-    mlp: MLP
+    mlp: AnyMLP
     streams: MultiInput | None = None
     part: str | None = None
 
@@ -80,6 +82,8 @@ class Encoder(nn.Module):
 
 
 AnyEncoder: TypeAlias = Encoder | RecurrentEncoder
+Role: TypeAlias = Literal["policy", "critic"]
+"""What an encoder serves; a policy's may serve values, too."""
 
 
 class EncoderModule(RLModule):
@@ -214,9 +218,9 @@ class EncoderModule(RLModule):
         """Return the dense layer class of encoders and heads, called like `flax.linen.Dense`."""
         return nn.Dense
 
-    def make_encoder(self) -> AnyEncoder:
+    def make_encoder(self, role: Role = "policy") -> AnyEncoder:
         """Build an encoder of the observations, with a recurrent core if the settings have one."""
-        return self._add_memory(self.make_feature_encoder())
+        return self._add_memory(self.make_feature_encoder(role))
 
     def make_policy_encoder(self) -> AnyEncoder:
         """Build an encoder like `make_encoder`, without the parts that are for critics alone.
@@ -248,15 +252,15 @@ class EncoderModule(RLModule):
                 "fewer parts."
             )
         if len(seen) > 1 or (self.settings.conv_filters and not _has_image(seen)):
-            return self._add_memory(self._make_feature_encoder(spaces.Dict(seen)))
+            return self._add_memory(self._make_feature_encoder(spaces.Dict(seen), "policy"))
         ((name, part),) = seen.items()
-        return self._add_memory(self._make_feature_encoder(part).clone(part=name))
+        return self._add_memory(self._make_feature_encoder(part, "policy").clone(part=name))
 
     def _add_memory(self, features: Encoder) -> AnyEncoder:
         memory = make_core_from_config(self.settings)
         return features if memory is None else RecurrentEncoder(features, memory)
 
-    def make_feature_encoder(self) -> Encoder:
+    def make_feature_encoder(self, role: Role = "policy") -> Encoder:
         """Build an encoder of single observations from the model settings.
 
         Raises:
@@ -269,17 +273,33 @@ class EncoderModule(RLModule):
             self._refuse_fusionnet(space)
         else:
             self._check_parts(space)
-        return self._make_feature_encoder(space)
+        return self._make_feature_encoder(space, role)
 
-    def _make_feature_encoder(self, space: gymnasium.Space[Any]) -> Encoder:
+    def _make_feature_encoder(self, space: gymnasium.Space[Any], role: Role) -> Encoder:
         if isinstance(space, spaces.Box):
-            return self._make_box_encoder(space, self._make_mlp("fcnet"))
+            return self._make_box_encoder(space, self._make_fcnet(role))
         return Encoder(
             obs_ndim=0,
             scale=None,
             cnn=None,
             mlp=self._make_mlp("fusionnet"),
-            streams=self._make_multi_input(space),
+            streams=self._make_multi_input(space, role),
+        )
+
+    def _make_fcnet(self, role: Role) -> AnyMLP:
+        """Build the layers of an encoder: dense ones, or residual blocks."""
+        config = self.settings
+        mlp = self._make_mlp("fcnet")
+        if role == "critic" and config.critic_fcnet_hiddens is not None:
+            mlp = mlp.clone(hiddens=tuple(config.critic_fcnet_hiddens))
+        if config.fcnet_block == "mlp" or not mlp.hiddens:
+            return mlp
+        return ResidualMLP(
+            hiddens=mlp.hiddens,
+            activation=mlp.activation,
+            kernel_init=None if config.fcnet_kernel_initializer is None else mlp.kernel_init,
+            bias_init=mlp.bias_init,
+            dense=mlp.dense,
         )
 
     def _make_mlp(self, name: str) -> MLP:
@@ -294,16 +314,16 @@ class EncoderModule(RLModule):
             dense=self.make_dense(),
         )
 
-    def _make_multi_input(self, space: gymnasium.Space[Any]) -> MultiInput:
+    def _make_multi_input(self, space: gymnasium.Space[Any], role: Role) -> MultiInput:
         parts = split_obs_parts(space, with_images=self.settings.conv_filters != ())
         return MultiInput(
             images=tuple(
-                self._make_box_encoder(box, self._make_mlp("fcnet")) for _, box in parts.images
+                self._make_box_encoder(box, self._make_fcnet(role)) for _, box in parts.images
             ),
             image_paths=tuple(path for path, _ in parts.images),
             numbers=parts.numbers,
             chosen=parts.chosen,
-            mlp=self._make_mlp("fcnet"),
+            mlp=self._make_fcnet(role),
             embedding_size=self.settings.embedding_size,
         )
 
@@ -335,7 +355,7 @@ class EncoderModule(RLModule):
                 f"observes {describe_space(box)}; set fcnet_hiddens instead."
             )
 
-    def _make_box_encoder(self, box: spaces.Box, mlp: MLP) -> Encoder:
+    def _make_box_encoder(self, box: spaces.Box, mlp: AnyMLP) -> Encoder:
         config = self.settings
         filters = self._resolve_conv_filters(box)
         cnn = CNN(

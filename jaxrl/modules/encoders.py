@@ -16,7 +16,7 @@ from jaxrl.core.spaces import LeafSpace, SpacePath, get_at_path, get_leaf_spaces
 from jaxrl.core.types import ObsSequence, ObsWithCarry, PyTree, SuccessorObs
 from jaxrl.modules.attention import GTrXL
 from jaxrl.modules.model_config import DefaultModelConfig
-from jaxrl.modules.networks import MIN_IMAGE_SIZE, MLP
+from jaxrl.modules.networks import MIN_IMAGE_SIZE, AnyMLP
 from jaxrl.modules.recurrent import RecurrentCore, make_recurrent_core
 from jaxrl.modules.unroll import gather_rows, swap_leading_axes
 
@@ -93,7 +93,7 @@ class MultiInput(nn.Module):
     image_paths: tuple[SpacePath, ...]
     numbers: tuple[NumericPart, ...]
     chosen: tuple[ChoicePart, ...]
-    mlp: MLP
+    mlp: AnyMLP
     embedding_size: int | None = None
 
     @nn.compact

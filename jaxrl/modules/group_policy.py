@@ -64,7 +64,7 @@ class GroupPolicyModule(DeterministicPolicyModule):
 
     def _make_critic(self) -> Critic:
         encoder = Encoder(obs_ndim=1, scale=None, cnn=None, mlp=MLP(hiddens=()))
-        return Critic(encoder, self._make_mlp("fcnet"), self.make_head("vf_head", 1))
+        return Critic(encoder, self._make_fcnet("critic"), self.make_head("vf_head", 1))
 
     def init(self, key: Key) -> Params:
         """Make fresh parameters of all members, `[m, ...]`. Consumes the key."""

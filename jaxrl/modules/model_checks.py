@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.modules.networks import ConvFilter, get_activation, parse_conv_filters
 from jaxrl.modules.recurrent import RecurrentLayer, make_recurrent_core
 
@@ -21,6 +21,25 @@ def hiddens(name: str, value: object) -> tuple[int, ...]:
             f"{name} is {value!r}; it must be a list of positive whole numbers, such as [64, 64]."
         )
     return tuple(sizes)
+
+
+def hiddens_or_none(name: str, value: object) -> tuple[int, ...] | None:
+    """Check a list of positive whole numbers; None is allowed."""
+    return None if value is None else hiddens(name, value)
+
+
+def one_of(*known: str) -> Check:
+    """Return a check of names."""
+
+    def check(name: str, value: object) -> object:
+        if value not in known:
+            raise ConfigError(
+                f"{name} is {value!r}; it must be {' or '.join(map(repr, known))}."
+                f"{did_you_mean(str(value), known)}"
+            )
+        return value
+
+    return check
 
 
 def flag(name: str, value: object) -> bool:

@@ -44,8 +44,8 @@ class DefaultModelConfig:
       `pi_head_kernel_initializer` and `vf_head_kernel_initializer` initialize the output layers: a
       policy head of `orthogonal` with gain 0.01 starts near uniform.
     - `conv_use_layernorm` is additional: RLlib's encoders have it (`cnn_use_layernorm`), but not
-      these settings. So are `fusionnet_use_layernorm`, `embedding_size`, `autoregressive_actions`
-      and `critic_only_observations`.
+      these settings. So are `fusionnet_use_layernorm`, `embedding_size`, `autoregressive_actions`,
+      `critic_only_observations`, `fcnet_block` and `critic_fcnet_hiddens`.
     - `fusionnet_*` join the parts of a Dict or Tuple, for every algorithm; RLlib has one such
       encoder, of observations and actions, in SAC's critics.
 
@@ -57,9 +57,24 @@ class DefaultModelConfig:
     fcnet_hiddens: tuple[int, ...] | list[int] = _setting(
         (256, 256), check.hiddens, "Sizes of the encoder's dense layers."
     )
+    critic_fcnet_hiddens: tuple[int, ...] | list[int] | None = _setting(
+        None,
+        check.hiddens_or_none,
+        "Sizes of these layers in critics and values with an encoder of their own; None is "
+        "fcnet_hiddens.",
+    )
+    fcnet_block: str = _setting(
+        "mlp",
+        check.one_of("mlp", "simba"),
+        "What each size is: 'mlp' is a dense layer, 'simba' a residual block with a hidden layer 4 "
+        "times as wide, between a linear embedding and a LayerNorm (Lee et al. 2024); all sizes "
+        "are then equal.",
+    )
     fcnet_activation: str | None = _setting("tanh", check.activation, "Activation of the encoder.")
     fcnet_kernel_initializer: InitializerSetting = _setting(
-        None, check.initializer, "Initializer of the encoder's kernels; None is torch's default."
+        None,
+        check.initializer,
+        "Initializer of the encoder's kernels; None is torch's default, or that of SimBa's authors.",
     )
     fcnet_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
         None, check.kwargs, "Keyword arguments of that initializer, such as {'gain': 1.41}."
@@ -264,6 +279,12 @@ class DefaultModelConfig:
         for name in INITIALIZER_SETTINGS:
             self.make_initializer(name)
         self._check_memory()
+        self._check_blocks()
+        if self.vf_share_layers and self.critic_fcnet_hiddens is not None:
+            raise ConfigError(
+                f"critic_fcnet_hiddens={list(self.critic_fcnet_hiddens)} sizes an encoder of the "
+                "values' own, but vf_share_layers=True shares the policy's: set only one of them."
+            )
 
     def _check_memory(self) -> None:
         if self.use_lstm and self.use_attention:
@@ -278,6 +299,27 @@ class DefaultModelConfig:
                 raise ConfigError(
                     f"{name}={self[name]!r} has no effect without {' or '.join(switches)}; set "
                     f"{switches[0]}=True, or leave it out."
+                )
+
+    def _check_blocks(self) -> None:
+        if self.fcnet_block == "mlp":
+            return
+        if self.fcnet_use_layernorm:
+            raise ConfigError(
+                f"fcnet_use_layernorm=True has no effect on fcnet_block={self.fcnet_block!r}, whose "
+                "blocks have layer norms of their own: set fcnet_use_layernorm=False."
+            )
+        if not (self.fcnet_hiddens or self.critic_fcnet_hiddens):
+            raise ConfigError(
+                f"fcnet_block={self.fcnet_block!r} has no effect without blocks, got "
+                "fcnet_hiddens=[]: give the width of each, such as [128]."
+            )
+        for name in ("fcnet_hiddens", "critic_fcnet_hiddens"):
+            if len(set(self[name] or ())) > 1:
+                raise ConfigError(
+                    f"{name} is {list(self[name])}, but blocks of fcnet_block="
+                    f"{self.fcnet_block!r} are added to what enters them: give all one width, "
+                    "such as [128, 128]."
                 )
 
     @property

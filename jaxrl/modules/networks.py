@@ -262,6 +262,43 @@ class MLP(nn.Module):
         return x
 
 
+class ResidualMLP(nn.Module):
+    """Residual blocks of SimBa (Lee et al. 2024, section 4, https://arxiv.org/abs/2410.09754).
+
+    A linear embedding, then x + W₂ a(W₁ LN(x)) for each entry of `hiddens`, which are equal and
+    whose hidden layer is 4 times as wide, and a LayerNorm at the end. `kernel_init=None` is the
+    authors' code: orthogonal for the embedding, He et al.'s normal for the blocks.
+    """
+
+    hiddens: tuple[int, ...]
+    activation: Activation = jax.nn.relu
+    kernel_init: Initializer | None = None
+    bias_init: Initializer = _init.zeros
+    dense: Callable[..., nn.Module] = nn.Dense
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
+        size, he_normal = self.hiddens[0], _init.he_normal()
+        x = self._apply_dense("embedding", size, orthogonal(), x)
+        for i in range(len(self.hiddens)):
+            hidden = nn.LayerNorm(name=f"norm_{i}")(x)
+            hidden = self._apply_dense(f"expansion_{i}", 4 * size, he_normal, hidden)
+            x = x + self._apply_dense(f"dense_{i}", size, he_normal, self.activation(hidden))
+        return nn.LayerNorm(name="norm")(x)
+
+    def _apply_dense(self, name: str, size: int, kernel_init: Initializer, x: Array) -> Array:
+        layer = self.dense(
+            size,
+            kernel_init=self.kernel_init or kernel_init,
+            bias_init=resolve_bias_init(self.bias_init, x.shape[-1]),
+            name=name,
+        )
+        return layer(x)
+
+
+AnyMLP: TypeAlias = MLP | ResidualMLP
+
+
 class CNN(nn.Module):
     """Convolutions over `[..., H, W, C]`, flattened at the end (channel by channel).
 

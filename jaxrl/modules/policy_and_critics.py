@@ -30,7 +30,7 @@ from jaxrl.modules.exploration import (
     is_warming_up,
     make_random_action,
 )
-from jaxrl.modules.networks import MLP, Head
+from jaxrl.modules.networks import MLP, AnyMLP, Head
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.ops.value_losses import batched_index
 
@@ -52,7 +52,7 @@ class Critic(nn.Module):
     """Q function of observations, and of actions where these are joined before the dense layers."""
 
     encoder: AnyEncoder
-    joint: MLP | None
+    joint: AnyMLP | None
     head: Head
 
     def __call__(
@@ -118,13 +118,13 @@ class PolicyQModule(EncoderModule):
         self.critics = Critics(tuple(self._make_critic() for _ in range(self.num_critics)))
 
     def _make_critic(self) -> Critic:
-        encoder = self.make_encoder()
+        encoder = self.make_encoder("critic")
         if self.is_discrete:
             return Critic(encoder, None, self.make_head("vf_head", self.distribution.input_dim))
         head = self.make_head("vf_head", self.num_quantiles or 1)
         if isinstance(encoder, Encoder):
             return Critic(encoder.clone(mlp=MLP(hiddens=())), encoder.mlp, head)
-        return Critic(encoder, self.make_feature_encoder().mlp, head)
+        return Critic(encoder, self.make_feature_encoder("critic").mlp, head)
 
     @property
     def is_discrete(self) -> bool:
@@ -274,7 +274,7 @@ class PolicyAndValueModule(StochasticPolicyModule):
 
     def setup(self) -> None:
         super().setup()
-        self.value = Critic(self.make_encoder(), None, self.make_head("vf_head", 1))
+        self.value = Critic(self.make_encoder("critic"), None, self.make_head("vf_head", 1))
 
     def init(self, key: Key) -> Params:
         parts_key, value_key = jax.random.split(key)

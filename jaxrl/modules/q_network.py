@@ -95,7 +95,13 @@ class QModule(EncoderModule):
 
     def make_distribution(self) -> ActionDistribution:
         self.check_action_space()
-        return super().make_distribution()
+        distribution = super().make_distribution()
+        if self.settings.critic_fcnet_hiddens is not None:
+            raise ConfigError(
+                f"critic_fcnet_hiddens={list(self.settings.critic_fcnet_hiddens)} sizes critics "
+                "beside a policy, but action values are one network: set fcnet_hiddens."
+            )
+        return distribution
 
     def check_action_space(self) -> None:
         """Raise SpaceError unless the module can value the actions of the space."""

@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.assembly.modules import warn_if_flattened
+from jaxrl.config.registry import get_algorithm_config
 from jaxrl.core.types import Columns, ObsWithCarry
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.actor_critic import ActorCriticModule
@@ -154,6 +155,8 @@ ORTHOGONAL = {"gain": 3.0}
 
 SETTINGS = {
     "fcnet_hiddens": {"fcnet_hiddens": [9]},
+    "critic_fcnet_hiddens": {"critic_fcnet_hiddens": [9]},
+    "fcnet_block": {"fcnet_block": "simba"},
     "fcnet_activation": {"fcnet_activation": "relu"},
     "fcnet_kernel_initializer": {"fcnet_kernel_initializer": "orthogonal"},
     "fcnet_kernel_initializer_kwargs": {
@@ -291,6 +294,49 @@ def test_every_setting_has_an_effect(name):
     before = _program(kind, json.dumps(base, sort_keys=True))
     assert _again(kind, json.dumps(base)) == before
     assert _program(kind, json.dumps({**base, **settings}, sort_keys=True)) != before
+
+
+SIMBA = {"fcnet_block": "simba", "fcnet_hiddens": [6], "critic_fcnet_hiddens": [7, 7]}
+BLOCKS = {"policy": [6], "critic": [7, 7, 7, 7], "value": [7, 7]}
+"""Widths of the blocks of each part: two critics with two blocks each."""
+
+
+@pytest.mark.parametrize(
+    ("algo", "action", "settings", "widths"),
+    [
+        ("PPO", "multi", {}, {"pi_encoder": [6], "vf_encoder": [7, 7]}),
+        ("IMPALA", "box", {"use_lstm": True}, {"pi_encoder": [6], "vf_encoder": [7, 7]}),
+        ("PPO", "discrete", {"vf_share_layers": True}, {"encoder": [6]}),
+        ("DQN", "discrete", {}, {"encoder": [6]}),
+        ("PQN", "discrete", {"fcnet_use_layernorm": False}, {"encoder": [6]}),
+        ("SAC", "box", {}, {"policy": [6], "critic": [7, 7, 7, 7]}),
+        ("SAC", "discrete", {}, {"policy": [6], "critic": [7, 7, 7, 7]}),
+        ("TD3", "box", {}, {"policy": [6], "critic": [7, 7, 7, 7]}),
+        ("IQL", "box", {}, BLOCKS),
+        ("BC", "box", {}, {"pi_encoder": [6], "vf_encoder": [7, 7]}),
+        ("DT", "discrete", {}, {"encoder": [6]}),
+    ],
+)
+def test_blocks_are_those_of_every_part(algo, action, settings, widths):
+    config, space = get_algorithm_config(algo), ACTION_SPACES[action]
+    config.rl_module(model_config={**SIMBA, **settings})
+    if len(widths) == 1:
+        with pytest.raises(ConfigError, match=r"critic_fcnet_hiddens=[\[(]7, 7[\])] "):
+            config.get_rl_module_spec(VECTOR, space).build()
+        config.rl_module(model_config={**SIMBA, **settings, "critic_fcnet_hiddens": None})
+    if algo == "DQN":
+        config.training(noisy=True)
+    module = config.get_rl_module_spec(VECTOR, space).build()
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(
+        jax.eval_shape(module.init, jax.random.key(0))
+    )[0]:
+        names = [part.key for part in path]
+        if names[-2].startswith("dense_") and names[-1] == "kernel":
+            found.setdefault(names[0], []).append(leaf.shape[1])
+            assert leaf.shape[0] == 4 * leaf.shape[1]
+        assert (names[-1] == "kernel_sigma") <= (algo == "DQN")
+    assert found == widths
 
 
 def test_sizes_of_a_memory_need_its_switch():

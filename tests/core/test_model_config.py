@@ -65,8 +65,10 @@ OURS = {
     "recurrent_num_layers",
     "autoregressive_actions",
     "conv_use_layernorm",
+    "critic_fcnet_hiddens",
     "critic_only_observations",
     "embedding_size",
+    "fcnet_block",
     "fusionnet_use_layernorm",
     "pi_head_kernel_initializer",
     "pi_head_kernel_initializer_kwargs",
@@ -145,6 +147,9 @@ def test_unknown_and_double_names():
         ("fcnet_hiddens", [64.0], "list of positive whole numbers"),
         ("fcnet_hiddens", [True], "list of positive whole numbers"),
         ("head_fcnet_hiddens", "64", "list of positive whole numbers"),
+        ("critic_fcnet_hiddens", 64, "list of positive whole numbers"),
+        ("fcnet_block", "simbba", "'mlp' or 'simba'.*Did you mean 'simba'"),
+        ("fcnet_block", None, "'mlp' or 'simba'"),
         ("fcnet_activation", "rellu", "Did you mean 'relu'"),
         ("fcnet_activation", 3, "not a known activation"),
         ("head_fcnet_activation", "tanhh", "Did you mean 'tanh'"),
@@ -169,3 +174,26 @@ def test_wrong_values_name_the_setting(name, value, message):
         DefaultModelConfig.from_dict({name: value})
     assert name.removesuffix("_kwargs") in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"fcnet_hiddens": [64, 32]},
+            r"fcnet_hiddens is \[64, 32\].*give all one width, such as \[128, 128\]",
+        ),
+        ({"critic_fcnet_hiddens": [64, 32]}, r"critic_fcnet_hiddens is \[64, 32\].*one width"),
+        ({"fcnet_use_layernorm": True}, "fcnet_use_layernorm=True has no effect on fcnet_block="),
+        ({"fcnet_hiddens": []}, r"no effect without blocks, got fcnet_hiddens=\[\]"),
+    ],
+)
+def test_blocks_are_refused_with_what_they_have_no_use_for(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        DefaultModelConfig.from_dict({"fcnet_block": "simba", **settings})
+    DefaultModelConfig.from_dict(settings)
+
+
+def test_a_shared_encoder_has_no_sizes_of_the_critics_own():
+    with pytest.raises(ConfigError, match=r"critic_fcnet_hiddens=\[8\] .*vf_share_layers=True"):
+        DefaultModelConfig(vf_share_layers=True, critic_fcnet_hiddens=[8])

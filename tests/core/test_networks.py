@@ -13,6 +13,7 @@ from jaxrl.modules.networks import (
     CNN,
     INITIALIZERS,
     MLP,
+    ResidualMLP,
     get_activation,
     get_default_conv_filters,
     get_initializer,
@@ -141,6 +142,40 @@ def test_layernorm_follows_each_layer():
     y = mlp.apply(mlp.init(jax.random.key(1), x), x)
     np.testing.assert_allclose(y.mean(axis=-1), np.zeros(4), atol=1e-5)
     np.testing.assert_allclose(y.std(axis=-1), np.ones(4), rtol=1e-3)
+
+
+def numpy_layernorm(x, p):
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return centred / np.sqrt(centred.var(axis=-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+
+
+def test_residual_blocks_equal_numpy():
+    blocks = ResidualMLP(hiddens=(6, 6))
+    x = jax.random.normal(jax.random.key(0), (2, 4, 5))
+    drawn = blocks.init(jax.random.key(1), x)["params"]
+    rng = np.random.default_rng(2)  # biases and scales are constants at the start
+    params = jax.tree.map(lambda leaf: leaf + np.float32(rng.normal(size=leaf.shape)), drawn)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+
+    def dense(name, h):
+        return h @ p[name]["kernel"] + p[name]["bias"]
+
+    h = dense("embedding", np.asarray(x, np.float64))
+    for i in range(2):
+        expanded = dense(f"expansion_{i}", numpy_layernorm(h, p[f"norm_{i}"]))
+        h = h + dense(f"dense_{i}", np.maximum(expanded, 0.0))
+    h = numpy_layernorm(h, p["norm"])
+    np.testing.assert_allclose(blocks.apply({"params": params}, x), h, rtol=2e-4, atol=2e-5)
+
+
+def test_residual_blocks_start_as_their_authors_do():
+    x = jnp.zeros((1, 40))
+    params = ResidualMLP(hiddens=(40,)).init(jax.random.key(0), x)["params"]
+    embedding = params["embedding"]["kernel"]
+    np.testing.assert_allclose(embedding.T @ embedding, np.eye(40), atol=1e-5)
+    for name, inputs in (("expansion_0", 40), ("dense_0", 160)):
+        np.testing.assert_allclose(params[name]["kernel"].std(), (2 / inputs) ** 0.5, rtol=0.05)
+        assert not params[name]["bias"].any()
 
 
 @pytest.mark.slow
