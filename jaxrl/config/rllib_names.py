@@ -305,7 +305,7 @@ REFUSED: dict[str, str] = {
             "q_model_config policy_model_config actor_hiddens actor_hidden_activation "
             "critic_hiddens critic_hidden_activation",
             "rl_module(model_config={'fcnet_hiddens': [...], 'fcnet_activation': ...}) applies to "
-            "the policy and the critics",
+            "the policy and the critics, and 'critic_fcnet_hiddens': [...] to these alone",
         )
     ),
     **dict(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxrl.algorithm import Algorithm
 from jaxrl.config.registry import find_shipped_configs
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.export.artifact import FORMATS
@@ -29,6 +30,7 @@ from tests.export.exports import (
     get_policy,
     load,
 )
+from tests.helpers import small
 
 SEVERAL_POLICIES = {
     "multi_agent/connectfour-ppo",
@@ -58,16 +60,33 @@ def test_every_shipped_config_exports(config_id: str, tmp_path: Path) -> None:
         assert_equal(checks)
         return
     with build(config_id) as algorithm:
-        folder = algorithm.export(tmp_path / "exported", formats=FORMATS)
-        inference, actor = algorithm.get_policy().inference, algorithm.get_policy().actor
-        examples = record_examples(inference, actor, [False, True], num_steps=6, seed=1)
+        worst = compare_formats(algorithm, tmp_path / "exported")
+    print(f"{config_id:40}", *(f"{name} {number:.1e}" for name, number in worst.items()))
+
+
+def compare_formats(algorithm: Algorithm, folder: Path) -> dict[str, float]:
+    """The largest difference of each format, none of which differs."""
+    algorithm.export(folder, formats=FORMATS)
+    inference, actor = algorithm.get_policy().inference, algorithm.get_policy().actor
+    examples = record_examples(inference, actor, [False, True], num_steps=6, seed=1)
     loaders = {"numpy": NumpyPolicy, "onnx": load_onnx, "stablehlo": load_stablehlo}
     assert set(loaders) == set(FORMATS)
     found = {name: compare(load_format(folder), examples) for name, load_format in loaders.items()}
-    worst = {name: max(check.worst for check in checks) for name, checks in found.items()}
-    print(f"{config_id:40}", *(f"{name} {number:.1e}" for name, number in worst.items()))
     for checks in found.values():
         assert_equal(checks)
+    return {name: max(check.worst for check in checks) for name, checks in found.items()}
+
+
+@pytest.mark.slow
+def test_residual_blocks_and_a_parallel_memory_export(tmp_path: Path) -> None:
+    memory = {"use_lstm": True, "lstm_cell_size": 8, "recurrent_layer_type": "mingru"}
+    config = (
+        small()
+        .debugging(loggers=[])
+        .rl_module(model_config={"fcnet_block": "simba", "fcnet_hiddens": [8], **memory})
+    )
+    with config.build() as algorithm:
+        compare_formats(algorithm, tmp_path / "exported")
 
 
 def assert_equal(checks: list[Check]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from jaxrl.config.fields import (
+    OPTIMIZERS,
     Schedule,
     count,
     field,
@@ -184,7 +185,7 @@ class Training:
     optimizer: str | dict[str, Any] | Callable[..., Any] = field(
         default="adam",
         check=optimizer_check,
-        doc="Optimizer: the name of an optax optimizer, a dictionary {'name': 'adam', 'eps': "
+        doc=f"Optimizer: {', '.join(OPTIMIZERS)} of optax, a dictionary {{'name': 'adam', 'eps': "
         "1e-5}, or a function of the learning rate that returns an optax transformation.",
     )
 
