@@ -83,7 +83,7 @@ class Encoder(nn.Module):
 
 AnyEncoder: TypeAlias = Encoder | RecurrentEncoder
 Role: TypeAlias = Literal["policy", "critic"]
-"""What an encoder serves; a policy's may serve values, too."""
+"""Use of an encoder; that of a policy may serve values, too."""
 
 
 class EncoderModule(RLModule):

@@ -252,7 +252,7 @@ def test_noise_is_drawn_as_set_and_a_process_starts_anew_with_each_episode(kind:
 
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_each_environment_explores_with_its_own_deviation(placement: str) -> None:
-    """Of eight environments, the first acts greedily, and the last with a deviation of 0.07."""
+    """The first of eight environments acts greedily, the last with a deviation of 0.07."""
     spread = {"exploration_sigma": 0.0, "exploration_sigma_max": 0.07}
     config = small(TD3Config(), "Pendulum-v1", **spread).env_runners(placement=placement)
     config.training(num_steps_sampled_before_learning_starts=3968)  # all that the buffer holds

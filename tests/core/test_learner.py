@@ -185,7 +185,7 @@ def test_muon_orthogonalizes_matrices_and_is_nadam_for_the_rest() -> None:
 
 @pytest.mark.parametrize("name", ["muon", "lamb"])
 def test_stacked_networks_are_optimized_each_by_itself(name: str) -> None:
-    """What is a matrix of one network is none of three stacked ones, nor is its norm theirs."""
+    """Stacked biases are no matrices, and the norm of each network is its own."""
     settings = PPOTraining(optimizer=name, lr=LR)
 
     def steps(params: Any, grads: Any, *, is_stacked: bool) -> Any:
