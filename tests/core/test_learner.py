@@ -202,6 +202,19 @@ def test_stacked_networks_are_optimized_each_by_itself(name: str) -> None:
         np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["adam", "muon"])
+def test_learning_rates_of_a_sweep_are_one_after_another(name: str) -> None:
+    settings, rates = PPOTraining(optimizer=name, lr=LR), jnp.array([0.003, 0.1])
+
+    def optimized(lr: Any) -> Any:
+        return two_steps(build_optimizer(settings, {**values_of(settings), "lr": lr}))
+
+    together, alone = jax.vmap(optimized)(rates), [optimized(lr) for lr in rates]
+    for leaf, other in zip(jax.tree.leaves(together), jax.tree.leaves(alone[1]), strict=True):
+        np.testing.assert_allclose(leaf[1], other, rtol=1e-5, atol=1e-6)
+        assert np.abs(leaf[0] - leaf[1]).max() > 0.05
+
+
 def test_parameters_are_a_vector_if_they_are_few() -> None:
     settings = PPOTraining(lr=LR)
     tx = build_optimizer(settings, values_of(settings))

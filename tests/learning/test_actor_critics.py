@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 THRESHOLDS: dict[str, tuple[int, float]] = {
     "classic/pendulum-sac": (20_000, -250.0),
     "classic/pendulum-td3": (20_000, -250.0),
+    "classic/pendulum-fast-td3": (51_200, -200.0),
     "classic/pendulum-tqc": (200_000, -200.0),
     "classic/cartpole-sac": (200_000, 400.0),
 }
@@ -79,6 +80,7 @@ def targets_of_the_present(patch: pytest.MonkeyPatch) -> None:
         ("classic/pendulum-sac", temperature_that_runs_away),
         ("classic/cartpole-sac", endless_episodes),
         ("classic/pendulum-td3", policy_of_old_actions),
+        ("classic/pendulum-fast-td3", policy_of_old_actions),
         ("classic/pendulum-tqc", targets_of_the_present),
     ],
 )

@@ -59,7 +59,10 @@ def test_positions_alone_do_not_balance_the_pole() -> None:
     assert evaluated(PPO, PPO_STEPS, 0, without_memory) < 200
 
 
-def test_resetting_a_row_late_fails_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", [None, with_mingru], ids=["attention", "mingru"])
+def test_resetting_a_row_late_fails_the_threshold(
+    change: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Learning forgets the first observation of an episode, which acting remembers."""
     honest = RecurrentEncoder._unroll
 
@@ -68,7 +71,7 @@ def test_resetting_a_row_late_fails_the_threshold(monkeypatch: pytest.MonkeyPatc
         return honest(self, replace(sequence, is_first=late))
 
     monkeypatch.setattr(RecurrentEncoder, "_unroll", broken)
-    assert evaluated(RECALL, RECALL_STEPS, 0) < 0.9
+    assert evaluated(RECALL, RECALL_STEPS, 0, change) < 0.9
 
 
 @pytest.mark.parametrize("change", [None, with_mingru], ids=["attention", "mingru"])
