@@ -28,16 +28,9 @@ def is_warming_up(hparams: Mapping[str, Any], progress: Progress) -> Bool[Array,
     )
 
 
-def compute_env_position(
-    env_index: Int[Array, " B"], algorithm_config: Mapping[str, Any]
-) -> Float[Array, " B"]:
-    """Compute the places of environments among the N of a run: i / (N - 1) of the i-th.
-
-    Args:
-        env_index: Indices of the environments among all of the run.
-        algorithm_config: A module's, of which `num_envs` is N.
-    """
-    last = max(algorithm_config["num_envs"] - 1, 1)
+def compute_env_position(env_index: Int[Array, " B"], num_envs: int) -> Float[Array, " B"]:
+    """Compute the places of environments among the N of a run: i / (N - 1) of the i-th, at most 1."""
+    last = max(num_envs - 1, 1)
     return jnp.minimum(env_index, last).astype(jnp.float32) / last
 
 

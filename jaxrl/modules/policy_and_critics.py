@@ -441,7 +441,7 @@ class DeterministicPolicyModule(PolicyQModule):
         """
         sigma = jnp.broadcast_to(hparams["exploration_sigma"], env_index.shape)
         if "exploration_sigma_max" in hparams:
-            position = compute_env_position(env_index, self.algorithm_config)
+            position = compute_env_position(env_index, self.algorithm_config["num_envs"])
             sigma = sigma + (hparams["exploration_sigma_max"] - sigma) * position
         return sigma.reshape(-1, *(1,) * len(self.distribution.event_shape))
 

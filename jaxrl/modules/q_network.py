@@ -249,5 +249,5 @@ class QModule(EncoderModule):
         epsilon = jnp.broadcast_to(hparams["epsilon"], env_index.shape)
         if "epsilon_ladder" not in hparams:
             return epsilon
-        position = compute_env_position(env_index, self.algorithm_config)
+        position = compute_env_position(env_index, self.algorithm_config["num_envs"])
         return epsilon ** (1.0 + hparams["epsilon_ladder"] * position)

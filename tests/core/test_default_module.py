@@ -324,8 +324,7 @@ def test_blocks_are_those_of_every_part(algo, action, settings, widths):
         with pytest.raises(ConfigError, match=r"critic_fcnet_hiddens=[\[(]7, 7[\])] "):
             config.get_rl_module_spec(VECTOR, space).build()
         config.rl_module(model_config={**SIMBA, **settings, "critic_fcnet_hiddens": None})
-    if algo == "DQN":
-        config.training(noisy=True)
+    config.training(**{"DQN": {"noisy": True}, "DT": {"target_return": 1.0}}.get(algo, {}))
     module = config.get_rl_module_spec(VECTOR, space).build()
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(

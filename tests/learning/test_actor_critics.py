@@ -5,14 +5,15 @@
 
 from typing import Any
 
+import flax.linen as nn
 import jax.numpy as jnp
 import pytest
 
-from jaxrl.algorithms.sac import SACLearner
+from jaxrl.algorithms.sac import SACConfig, SACLearner
 from jaxrl.algorithms.td3 import TD3Learner
 from jaxrl.algorithms.tqc import TQCLearner
 from jaxrl.core.struct import replace
-from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_mean
+from tests.learning.test_thresholds import SEEDS, all_seeds, evaluated, interquartile_mean
 
 pytestmark = pytest.mark.slow
 
@@ -92,3 +93,40 @@ def test_a_mistake_fails_the_threshold(
     score = evaluated(name, steps, 0)
     print(f"\n{name} with {mistake.__name__}: {score:.1f}")
     assert score < least
+
+
+BLOCKS = {"fcnet_block": "simba", "fcnet_hiddens": [32], "critic_fcnet_hiddens": [64]}
+LEAST_OF_BLOCKS = -770.0
+
+
+def return_of_first_steps(seed: int, **model_config: Any) -> float:
+    """The mean return of SAC's first 25 episodes of Pendulum, one update for each step."""
+    config = SACConfig().environment("Pendulum-v1").debugging(seed=seed, loggers=[])
+    config.env_runners(num_envs_per_env_runner=1, rollout_fragment_length=1)
+    config.training(
+        train_batch_size=64,
+        training_intensity=64.0,
+        num_steps_sampled_before_learning_starts=300,
+        initial_random_timesteps=300,
+        replay_buffer_config={"type": "uniform", "capacity": 10_000},
+        **dict.fromkeys(("actor_lr", "critic_lr", "alpha_lr"), 1e-3),
+    )
+    config.rl_module(model_config=model_config)
+    config.reporting(min_sample_timesteps_per_iteration=5000)
+    with config.build() as algorithm:
+        result = algorithm.train()["env_runners"]
+        assert result["num_episodes"] == 25
+        return result["episode_return_mean"]
+
+
+def test_residual_blocks_need_fewer_steps() -> None:
+    scores = [return_of_first_steps(seed, **BLOCKS) for seed in SEEDS]
+    layers = [return_of_first_steps(seed, fcnet_hiddens=[64, 64]) for seed in SEEDS]
+    print(f"\nblocks {scores}, layers {layers}")
+    assert interquartile_mean(scores) >= LEAST_OF_BLOCKS
+    assert interquartile_mean(layers) < LEAST_OF_BLOCKS
+
+
+def test_blocks_without_layer_norms_need_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn, "LayerNorm", lambda name: lambda x: x)
+    assert return_of_first_steps(0, **BLOCKS) < LEAST_OF_BLOCKS
