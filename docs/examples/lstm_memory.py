@@ -51,5 +51,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--cell-size", type=int, default=16)
-    parser.add_argument("--layer", choices=["lstm", "gru", "lru"], default="lstm")
+    parser.add_argument("--layer", choices=["lstm", "gru", "lru", "mingru"], default="lstm")
     main(**vars(parser.parse_args()))
