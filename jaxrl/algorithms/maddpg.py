@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.exploration import check_exploration_sigmas
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.actor_critic import TD3Training
 from jaxrl.config.teams import check_team, describe_team
@@ -131,6 +132,7 @@ class MADDPGConfig(AlgorithmConfig):
         """
         check_team(self)
         super().validate()
+        check_exploration_sigmas(self.training_settings, self.plan().total_envs)
         for name, (allowed, reason) in _NOT_FOR_MEMBERS.items():
             if self[name] not in allowed:
                 raise ConfigError(

@@ -12,10 +12,10 @@ import dataclasses
 from typing import Any
 
 from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.exploration import check_exploration_sigmas
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.actor_critic import TD3Training
 from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
-from jaxrl.errors import ConfigError
 from jaxrl.learners.deterministic_actor_critic import TD3Learner
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
 from jaxrl.modules.policy_and_critics import DeterministicPolicyModule
@@ -52,17 +52,7 @@ class TD3Config(AlgorithmConfig):
 
     def validate(self) -> None:
         super().validate()
-        low = self.training_settings.exploration_sigma
-        high = self.training_settings.exploration_sigma_max
-        if high is not None and high < low:
-            raise ConfigError(
-                f"exploration_sigma_max must be at least exploration_sigma={low}, got {high}."
-            )
-        if high is not None and self.plan().total_envs == 1:
-            raise ConfigError(
-                f"exploration_sigma_max={high} differs between environments, but there is one: "
-                "raise num_envs_per_env_runner, or leave it out."
-            )
+        check_exploration_sigmas(self.training_settings, self.plan().total_envs)
 
 
 class DDPGConfig(TD3Config):

@@ -1,11 +1,14 @@
-"""Translation of RLlib's `exploration_config` to the settings that describe the same exploration."""
+"""Exploration: its checks, and RLlib's `exploration_config` in the settings that describe the same."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.rllib_names import EXPLORATION_REASON
 from jaxrl.core.neutral import get_rllib_name
 from jaxrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxrl.config.settings.actor_critic import TD3Training
 
 _EPSILON_DEFAULTS = {
     "initial_epsilon": 1.0,
@@ -111,3 +114,21 @@ def _describe_alternative(known: Collection[str]) -> str:
 
 def _make_error(value: object, reason: str) -> ConfigError:
     return ConfigError(f"'exploration_config' (got {value!r}) has no effect here: {reason}.")
+
+
+def check_exploration_sigmas(training: "TD3Training", num_envs: int) -> None:
+    """Check the deviations between which those of a run's environments are spread.
+
+    Raises:
+        ConfigError: If there is nothing between them, or nothing to spread them over.
+    """
+    low, high = training.exploration_sigma, training.exploration_sigma_max
+    if high is not None and high < low:
+        raise ConfigError(
+            f"exploration_sigma_max must be at least exploration_sigma={low}, got {high}."
+        )
+    if high is not None and num_envs == 1:
+        raise ConfigError(
+            f"exploration_sigma_max={high} differs between environments, but there is one: raise "
+            "num_envs_per_env_runner, or leave it out."
+        )

@@ -224,6 +224,10 @@ def test_members_learn_from_their_own_rewards(cls: Any) -> None:
     [
         (lambda c: c.training(n_step=3), "n_step=3 is not supported by MADDPG"),
         (lambda c: c.training(bc_coeff=2.5), "bc_coeff=2.5 is not supported by MADDPG"),
+        (
+            lambda c: c.training(exploration_sigma_max=0.05),
+            "at least exploration_sigma=0.3, got 0.05",
+        ),
         (lambda c: c.environment(clip_rewards=True), "clip_rewards=True is not supported"),
         (lambda c: c.env_runners(observation_filter="MeanStdFilter"), "members' rewards"),
         (lambda c: c.rl_module(model_config={"use_lstm": True}), "use_lstm and use_attention"),
