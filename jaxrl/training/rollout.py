@@ -133,9 +133,9 @@ class PolicyStep:
         flags = {
             name: jax.tree.map(lambda _, n=name: n in absent, is_read[name]) for name in is_read
         }
-        is_lost = (carry_depends & np.asarray(jax.tree.leaves(flags))).any(axis=1)
+        lost = carry_depends & np.asarray(jax.tree.leaves(flags))
         structure = jax.tree.structure(jax.eval_shape(lambda: self.initial_carry(1)))
-        kept = jax.tree.unflatten(structure, [not lost for lost in is_lost])
+        kept = jax.tree.unflatten(structure, [not row.any() for row in lost])
         return dataclasses.replace(self, absent=AbsentParts(absent, kept))
 
     def fit(self, space: gymnasium.Space[Any]) -> Self:
