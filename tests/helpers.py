@@ -16,7 +16,7 @@ from jaxrl.algorithms.dqn import DQNConfig, RainbowConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
 from jaxrl.algorithms.pqn import PQNConfig
-from jaxrl.algorithms.sac import SACConfig
+from jaxrl.algorithms.sac import CrossQConfig, SACConfig
 from jaxrl.algorithms.td3 import DDPGConfig, TD3Config
 from jaxrl.algorithms.tqc import TQCConfig
 from jaxrl.config.base import AlgorithmConfig
@@ -41,11 +41,12 @@ ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     "Rainbow": RainbowConfig,
     "PQN": PQNConfig,
     "SAC": SACConfig,
+    "CrossQ": CrossQConfig,
     "TQC": TQCConfig,
     "TD3": TD3Config,
     "DDPG": DDPGConfig,
 }
-ENVS: dict[str, str] = dict.fromkeys(("SAC", "TQC", "TD3", "DDPG"), "Pendulum-v1")
+ENVS: dict[str, str] = dict.fromkeys(("SAC", "CrossQ", "TQC", "TD3", "DDPG"), "Pendulum-v1")
 """Environments of algorithms that are not for CartPole."""
 REPLAYS = tuple(
     name
@@ -53,7 +54,7 @@ REPLAYS = tuple(
     if isinstance(config.training_settings, OffPolicyTraining)
 )
 """Those that learn from a replay buffer."""
-RATES = dict.fromkeys(("SAC", "TQC", "TD3", "DDPG"), "critic_lr")
+RATES = dict.fromkeys(ENVS, "critic_lr")
 """Names of the learning rate other than `lr`."""
 REPRESENTATIVES = ("APPO", "DDPG", "DQN", "PPO", "PQN", "SAC")
 """One of each kind: they cover all that the others do, but for losses, whose contracts are slow tests."""
@@ -111,7 +112,8 @@ def small(algo: str = "PPO", env: Any = None, **training: Any) -> Any:
         config.training(num_epochs=2)
     if algo == "APPO" and "circular_buffer_num_batches" not in training:
         config.training(circular_buffer_num_batches=1)  # learns from the first batch on
-    config.rl_module(model_config={"fcnet_hiddens": [8]})
+    critics = {"critic_fcnet_hiddens": [8]} if algo == "CrossQ" else {}
+    config.rl_module(model_config={"fcnet_hiddens": [8], **critics})
     return config.debugging(loggers=["json"]).learners(num_devices=1)
 
 

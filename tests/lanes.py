@@ -45,7 +45,9 @@ BASE = {
 def sweepable(config: Any) -> list[str]:
     """The traced settings of an algorithm that have an effect."""
     settings = config.get_name_table().groups["training_settings"]
-    refused = set() if getattr(config.training_settings, "use_critic", True) else {"huber_delta"}
+    training = config.training_settings
+    refused = set() if getattr(training, "use_critic", True) else {"huber_delta"}
+    refused |= set() if getattr(training, "use_target_network", True) else {"tau"}
     return [name for name, setting in settings.items() if setting.sweepable and name not in refused]
 
 

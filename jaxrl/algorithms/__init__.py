@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxrl.algorithms.pqn import PQNConfig
     from jaxrl.algorithms.qmix import QMIXConfig, VDNConfig
     from jaxrl.algorithms.random_agent import RandomAgentConfig
-    from jaxrl.algorithms.sac import RNNSACConfig, SACConfig
+    from jaxrl.algorithms.sac import CrossQConfig, REDQConfig, RNNSACConfig, SACConfig
     from jaxrl.algorithms.td3 import ApexDDPGConfig, DDPGConfig, TD3Config
     from jaxrl.algorithms.tqc import TQCConfig
 
@@ -40,6 +40,7 @@ __all__ = [
     "BCConfig",
     "CQLConfig",
     "CRRConfig",
+    "CrossQConfig",
     "DDPGConfig",
     "DDPPOConfig",
     "DQNConfig",
@@ -55,6 +56,7 @@ __all__ = [
     "PQNConfig",
     "QMIXConfig",
     "R2D2Config",
+    "REDQConfig",
     "RNNSACConfig",
     "RainbowConfig",
     "RandomAgentConfig",

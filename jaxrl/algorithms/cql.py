@@ -55,6 +55,9 @@ MAX_ALPHA_PRIME = 1e6
 class CQLTraining(TwinTraining):
     """Settings of Kumar et al. 2020; names and defaults are RLlib's."""
 
+    # Actions that no row has would be valued by the moments of those that rows have.
+    renorms_critics: ClassVar[bool] = False
+
     bc_iters: int = field(
         default=20_000,
         sweepable=True,
@@ -94,7 +97,7 @@ class CQLTraining(TwinTraining):
 
 
 @pytree
-class DrawnActions:
+class ValuedActions:
     """Actions of a Box, `[m, N, ...]`, and the log of the densities that they were drawn with."""
 
     action: Float[Array, "m N ..."]
@@ -107,6 +110,10 @@ class CQLLearner(TwinSoftActorCritic):
 
     settings: CQLTraining
     lr_names: ClassVar[Mapping[str, str]] = {**LR_NAMES, LOG_ALPHA_PRIME: "critic_lr"}
+    delayed_metrics: ClassVar[tuple[str, ...]] = (
+        *TwinSoftActorCritic.delayed_metrics,
+        "bc_logp_mean",
+    )
 
     def init(self, key: Key) -> SoftActorCriticState:
         """Create SAC's state; with `lagrangian`, log α' is a part of the temperature."""
@@ -127,13 +134,6 @@ class CQLLearner(TwinSoftActorCritic):
         values = super().collect_values(state, progress)
         return {**values, IS_CLONING: progress.updates.is_below(values["bc_iters"])}
 
-    def compute_td_targets(
-        self, state: SoftActorCriticState, batch: Transition, alpha: Float[Array, ""], key: Key
-    ) -> Float[Array, " N"]:
-        """Compute SAC's targets, without the entropy if `deterministic_backup`."""
-        weight = jnp.zeros_like(alpha) if self.settings.deterministic_backup else alpha
-        return super().compute_td_targets(state, batch, weight, key)
-
     def step_critics(
         self,
         state: SoftActorCriticState,
@@ -142,26 +142,28 @@ class CQLLearner(TwinSoftActorCritic):
         values: dict[str, Any],
         key: Key,
     ) -> tuple[SgdState, Metrics]:
-        """Step the critics towards their targets and against the penalty (eq. 4)."""
+        """Step the critics towards their targets and against the penalty (eq. 4).
+
+        The targets are SAC's, without the entropy if `deterministic_backup`.
+        """
         target_key, draw_key = jax.random.split(key)
-        targets = self.compute_td_targets(state, batch, alpha, target_key)
         drawn = None
         if not self.module.is_discrete:
-            drawn = self.draw_actions(state.sgd.params[POLICY], batch, draw_key)
+            drawn = self.draw_valued_actions(state.sgd.params[POLICY], batch, draw_key)
 
-        def loss(critic: Params) -> tuple[Float[Array, ""], Metrics]:
-            td_loss, metrics = self.critic_loss(critic, batch, targets)
+        def penalize(critic: Params) -> tuple[Float[Array, ""], Metrics]:
             penalty = values["min_q_weight"] * self.compute_gaps(critic, batch, drawn, values)
-            metrics = {**metrics, CQL_LOSS: jnp.mean(penalty)}
+            metrics = {CQL_LOSS: jnp.mean(penalty)}
             if self.settings.lagrangian:
                 threshold = values["lagrangian_thresh"]
                 factor = self.compute_factor(state.temperature.params[LOG_ALPHA_PRIME])
                 penalty = factor * (penalty - threshold * jnp.mean(batch.weight))
-            return td_loss + jnp.sum(penalty), metrics
+            return jnp.sum(penalty), metrics
 
-        return step_one(self, CRITIC, loss, state.sgd, values)
+        weight = jnp.zeros_like(alpha) if self.settings.deterministic_backup else alpha
+        return self.approach_targets(state, batch, weight, values, target_key, penalize)
 
-    def draw_actions(self, policy: Params, batch: Transition, key: Key) -> DrawnActions:
+    def draw_valued_actions(self, policy: Params, batch: Transition, key: Key) -> ValuedActions:
         """Draw uniform actions, and actions of the policy at s and at s'. Consumes the key."""
         uniform_key, here_key, next_key = jax.random.split(key, 3)
         here = self.module.policy_dist(policy, batch.obs)
@@ -180,7 +182,7 @@ class CQLLearner(TwinSoftActorCritic):
             action, log_density = jax.vmap(dist.from_noise_and_log_prob, in_axes=1)(noise)
             actions.append(action)
             log_densities.append(log_density)
-        return DrawnActions(
+        return ValuedActions(
             action=jnp.concatenate(actions), log_density=jnp.concatenate(log_densities)
         )
 
@@ -188,7 +190,7 @@ class CQLLearner(TwinSoftActorCritic):
         self,
         critic: Params,
         batch: Transition,
-        drawn: DrawnActions | None,
+        drawn: ValuedActions | None,
         values: dict[str, Any],
     ) -> Float[Array, " critics"]:
         """Compute E[w (τ log Σⱼ exp(Qₖ(s, aⱼ) / τ) − Qₖ(s, a))] of each critic k.

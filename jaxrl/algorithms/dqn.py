@@ -147,11 +147,7 @@ class DQNConfig(AlgorithmConfig):
                 "or leave it out."
             )
         self._check_margin()
-        if training.v_min >= training.v_max:
-            raise ConfigError(
-                f"v_min must be below v_max, got {training.v_min} and {training.v_max}; they "
-                "bound the returns of C51."
-            )
+        training.check_support()
 
     def _check_margin(self) -> None:
         """Raise ConfigError if settings of recorded rows have none, or a margin no loss."""

@@ -15,7 +15,7 @@ from jaxrl.config.exploration import check_exploration_sigmas
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.actor_critic import TD3Training
 from jaxrl.config.teams import check_team, describe_team
-from jaxrl.core.types import Columns, Key, Metrics, Params, Transition
+from jaxrl.core.types import Columns, Metrics, Params, Transition
 from jaxrl.errors import ConfigError
 from jaxrl.learners.deterministic_actor_critic import TD3Learner
 from jaxrl.learners.multi_optimizer import critic_loss
@@ -36,25 +36,24 @@ class MADDPGLearner(TD3Learner):
     has_stacked_params = True
 
     def compute_td_targets(
-        self, target: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
-    ) -> Float[Array, "N m"]:
+        self, next_out: Float[Array, "critics N m"], batch: Transition
+    ) -> tuple[Float[Array, "N m"], Metrics]:
         """Compute yᵢ = rᵢ + γ minₖ Q'ᵢₖ(x', π'₁(o'₁), ..., π'ₘ(o'ₘ))  (eq. 6).
 
         The actions are smoothed by noise if the settings say so, as in TD3.
         """
         module, next_obs = self.module, batch.next_obs
         rewards, acts = module.get_member_rewards(next_obs), module.members.acting(next_obs)
-        next_values = jnp.min(self.compute_next_values(target, batch, values, key), axis=0)
-        return rewards + jnp.where(acts, batch.discount[:, None] * next_values, 0.0)
+        next_values = batch.discount[:, None] * jnp.min(next_out, axis=0)
+        return rewards + jnp.where(acts, next_values, 0.0), {}
 
     def critic_loss(
-        self, critic: Params, batch: Transition, targets: Float[Array, "N m"]
+        self, out: Float[Array, "critics N m"], batch: Transition, targets: Float[Array, "N m"]
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute Σᵢ Σₖ E[w l(Qᵢₖ(x, a) − yᵢ)] over the members that act."""
         acts = self.module.members.acting(batch.obs).astype(jnp.float32)
-        q = self.module.compute_q_values(critic, batch.obs, batch.action)
         weight, loss_fn = batch.weight[:, None] * acts, self.settings.td_error_loss_fn
-        loss, metrics = critic_loss(q, targets, weight, loss_fn, self.axis_name)
+        loss, metrics = critic_loss(out, targets, weight, loss_fn, self.axis_name)
         loss = self.module.members.size * loss
         errors = jnp.sum(metrics[Columns.TD_ERROR] * acts, axis=1)
         td_error = errors / jnp.maximum(acts.sum(axis=1), 1.0)
@@ -73,6 +72,9 @@ class MADDPGLearner(TD3Learner):
 _NOT_FOR_MEMBERS: dict[str, tuple[tuple[object, ...], str]] = {
     "n_step": ((1, (1, 1)), "rewards of members are those of single steps"),
     "bc_coeff": ((None,), "a team learns from what it samples"),
+    "num_atoms": ((1,), "critics of members have single values"),
+    "num_target_critics": ((None,), "a member's policy follows its first critic"),
+    "use_target_network": ((True,), "critics of members are bootstrapped from slower copies"),
     "clip_rewards": ((None, False), "members learn from the rewards of the environment"),
     "normalize_rewards": ((False,), "members learn from the rewards of the environment"),
     "observation_filter": (("NoFilter",), "it would also change the members' rewards"),

@@ -32,6 +32,10 @@ class SACLearner(TwinSoftActorCritic):
     settings: SACTraining
 
 
+UNIFORM_BUFFER = {**SAC_REPLAY_BUFFER, "type": "uniform"}
+"""Buffer of the papers that SAC's presets are from."""
+
+
 class SACConfig(AlgorithmConfig):
     """Configuration of SAC."""
 
@@ -68,3 +72,58 @@ class RNNSACConfig(SACConfig):
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         model_config = {**RELU_ACTIVATIONS, "use_lstm": True}
         return RLModuleSpec(module_class=StochasticPolicyModule, model_config=model_config)
+
+
+class CrossQConfig(SACConfig):
+    """SAC with batch-renormalized wide critics and no target network (Bhatt et al. 2024).
+
+    https://arxiv.org/abs/1902.05605. Values are those of the authors' code. Deviations from it: the
+    policy is not renormalized, and b1 is 0.5 for the temperature too.
+    """
+
+    algo_name = "CrossQ"
+    training_settings: SACTraining = dataclasses.replace(
+        SACConfig.training_settings,
+        use_target_network=False,
+        policy_delay=3,
+        optimizer={"name": "adam", "b1": 0.5},
+        actor_lr=1e-3,
+        critic_lr=1e-3,
+        alpha_lr=1e-3,
+        td_error_loss_fn="mse",
+        num_steps_sampled_before_learning_starts=5000,
+        initial_random_timesteps=5000,
+        replay_buffer_config=UNIFORM_BUFFER,
+    )
+
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        model_config = {
+            **RELU_ACTIVATIONS,
+            "critic_use_batchrenorm": True,
+            "critic_fcnet_hiddens": [2048, 2048],
+        }
+        return RLModuleSpec(module_class=StochasticPolicyModule, model_config=model_config)
+
+
+class REDQConfig(SACConfig):
+    """SAC with ten critics, two of which give the targets, and 20 updates per step (Chen et al. 2021).
+
+    https://arxiv.org/abs/2101.05982. Values are those of the authors' code: the policy learns with every
+    20th update, and the target entropy is the one number that differs, which is theirs by environment.
+    """
+
+    algo_name = "REDQ"
+    training_settings: SACTraining = dataclasses.replace(
+        SACConfig.training_settings,
+        num_critics=10,
+        num_target_critics=2,
+        policy_delay=20,
+        training_intensity=5120.0,  # 20 batches of 256 for every step
+        actor_lr=3e-4,
+        critic_lr=3e-4,
+        alpha_lr=3e-4,
+        td_error_loss_fn="mse",
+        num_steps_sampled_before_learning_starts=5000,
+        initial_random_timesteps=5000,
+        replay_buffer_config=UNIFORM_BUFFER,
+    )

@@ -14,10 +14,10 @@ from jaxtyping import Array, Float
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import at_least_one, field, fluent, non_negative
 from jaxrl.config.settings.actor_critic import SAC_REPLAY_BUFFER, SoftActorCriticTraining
-from jaxrl.core.types import Key, Metrics, Params, Transition
+from jaxrl.core.types import Metrics, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.multi_optimizer import POLICY, compute_critic_metrics
-from jaxrl.learners.soft_actor_critic import SoftActorCritic, SoftActorCriticState
+from jaxrl.learners.multi_optimizer import compute_critic_metrics
+from jaxrl.learners.soft_actor_critic import DrawnActions, SoftActorCritic
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
 from jaxrl.modules.policy_and_critics import StochasticPolicyModule
 from jaxrl.modules.rl_module import RLModuleSpec
@@ -53,38 +53,42 @@ class TQCLearner(SoftActorCritic):
         return jnp.mean(q, axis=(0, 2))
 
     def compute_td_targets(
-        self, state: SoftActorCriticState, batch: Transition, alpha: Float[Array, ""], key: Key
-    ) -> Float[Array, "N kept"]:
+        self,
+        next_out: Float[Array, "critics N quantiles"],
+        batch: Transition,
+        drawn: DrawnActions,
+        alpha: Float[Array, ""],
+    ) -> tuple[Float[Array, "N kept"], Metrics]:
         """Compute yᵢ = r + γ (z₍ᵢ₎(s', a') − α log π(a'|s')) of the smallest atoms z₍ᵢ₎  (eq. 10).
 
         The atoms of all target critics are sorted together. γ stands for `batch.discount`, which is
         0 after a termination.
         """
-        action, log_prob = self.sample_action(state.sgd.params[POLICY], batch.next_obs, key)
-        atoms = self.module.compute_q_values(state.target.params, batch.next_obs, action)
-        num_critics, num_rows, num_quantiles = atoms.shape
-        pooled = jnp.moveaxis(atoms, 0, 1).reshape(num_rows, num_critics * num_quantiles)
+        num_critics, num_rows, num_quantiles = next_out.shape
+        pooled = jnp.moveaxis(next_out, 0, 1).reshape(num_rows, num_critics * num_quantiles)
         num_kept = num_critics * (num_quantiles - self.settings.top_quantiles_to_drop_per_net)
-        value = smallest_k(pooled, num_kept) - alpha * log_prob[:, None]
-        return batch.reward[:, None] + batch.discount[:, None] * value
+        value = smallest_k(pooled, num_kept) - alpha * drawn.log_prob[:, None]
+        return batch.reward[:, None] + batch.discount[:, None] * value, {}
 
     def critic_loss(
-        self, critic: Params, batch: Transition, targets: Float[Array, "N kept"]
+        self,
+        out: Float[Array, "critics N quantiles"],
+        batch: Transition,
+        targets: Float[Array, "N kept"],
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute Σₖ E[w mean ρ_τ(y − θₖ)], ρ the Huber quantile loss (eq. 8-9), over pairs (i, j).
 
         The TD error of a row is the distance of the means.
 
         Args:
-            critic: Parameters of the critics, which the gradient is taken for.
+            out: Quantiles θₖ of the critics at the rows.
             batch: Minibatch, `[N, ...]`.
             targets: Targets y.
         """
-        atoms = self.module.compute_q_values(critic, batch.obs, batch.action)
-        shared_targets = jnp.broadcast_to(targets[None], (atoms.shape[0], *targets.shape))
-        losses = value_losses.quantile_huber_loss(atoms, shared_targets) / atoms.shape[-1]
+        shared_targets = jnp.broadcast_to(targets[None], (out.shape[0], *targets.shape))
+        losses = value_losses.quantile_huber_loss(out, shared_targets) / out.shape[-1]
         loss = jnp.sum(jnp.mean(batch.weight[None] * losses, axis=1))
-        value = self.reduce_critics(atoms)
+        value = self.reduce_critics(out)
         td_error = jnp.abs(value - jnp.mean(targets, axis=-1))
         return loss, compute_critic_metrics(loss, value, td_error, batch.weight, self.axis_name)
 

@@ -19,7 +19,12 @@ from jaxrl.config.settings import offline_data as offline_groups
 from jaxrl.config.settings import run as run_groups
 from jaxrl.config.settings import runners as runner_groups
 from jaxrl.config.settings import training as training_groups
-from jaxrl.config.settings.actor_critic import TwinCritics
+from jaxrl.config.settings.actor_critic import (
+    ActorCriticTraining,
+    BootstrappedTraining,
+    EnsembleCritics,
+    TwinCritics,
+)
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.errors import ConfigError, HostLanesError, did_you_mean
 
@@ -294,8 +299,14 @@ class AlgorithmConfig(ConfigBuilder):
         training, settings = self.training_settings, dict[str, Any]()
         if isinstance(training, OffPolicyTraining):
             settings["num_envs"] = self.plan().total_envs
+        if isinstance(training, ActorCriticTraining):
+            settings["renorms_critics"] = training.renorms_critics
+        if isinstance(training, BootstrappedTraining):
+            settings["use_target_network"] = training.use_target_network
         if isinstance(training, TwinCritics):
-            settings["num_critics"] = 2 if training.twin_q else 1
+            settings["num_critics"] = training.resolve_num_critics()
+        if isinstance(training, EnsembleCritics):
+            settings |= {name: vars(training)[name] for name in ("num_atoms", "v_min", "v_max")}
         return settings
 
     def get_module_config(self, module_id: str) -> "AlgorithmConfig":

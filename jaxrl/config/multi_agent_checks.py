@@ -10,6 +10,7 @@ from jaxrl.config.multi_agent import (
     make_agents_env,
     resolve_agents,
 )
+from jaxrl.config.settings.actor_critic import check_critics
 from jaxrl.config.settings.league import PopulationPlay
 from jaxrl.config.settings.multi_agent import MultiAgentSettings
 from jaxrl.envs.multi.made import MadeMultiEnv
@@ -122,7 +123,9 @@ def check_agents(config: "AlgorithmConfig") -> None:
     elif isinstance(config.multi_agent_settings.any_league, PopulationPlay):
         _check_capacity(config, "learners of PopulationPlay(...) meet each other, not snapshots")
     for module in agents.modules:
-        check_model_config(config.get_module_config(module))
+        own = config.get_module_config(module)
+        check_critics(own.training_settings, type(own).training_settings)
+        check_model_config(own)
 
 
 def _check_evaluated(config: "AlgorithmConfig", agents: AgentMapping) -> None:

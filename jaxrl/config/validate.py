@@ -10,6 +10,7 @@ from jaxrl.config.multi_agent_checks import check_agents, check_single_agent
 from jaxrl.config.offline import check_offline
 from jaxrl.config.offline_evaluation import check_offline_evaluation
 from jaxrl.config.placement import check_placement
+from jaxrl.config.settings.actor_critic import check_critics
 from jaxrl.config.settings.run import EvaluationSettings
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import check_key
@@ -49,6 +50,7 @@ def validate(config: "AlgorithmConfig") -> None:
     _check_evaluation(config)
     _check_checkpointing(config)
     if not config.is_multi_agent:
+        check_critics(config.training_settings, type(config).training_settings)
         check_single_agent(config)
         check_model_config(config)
     config.plan()

@@ -85,6 +85,15 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.sac:RNNSACConfig",
         "replay, SAC with an LSTM; continuous and discrete actions",
     ),
+    "CrossQ": AlgorithmEntry(
+        "jaxrl.algorithms.sac:CrossQConfig",
+        "replay, SAC with batch-renormalized critics and no target network; continuous and discrete "
+        "actions",
+    ),
+    "REDQ": AlgorithmEntry(
+        "jaxrl.algorithms.sac:REDQConfig",
+        "replay, SAC with ten critics and 20 updates per step; continuous and discrete actions",
+    ),
     "TQC": AlgorithmEntry(
         "jaxrl.algorithms.tqc:TQCConfig",
         "replay, SAC with truncated quantile critics; continuous actions",

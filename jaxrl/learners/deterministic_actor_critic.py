@@ -10,8 +10,13 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl.core.hparams import HParams, build_hparams, current_values
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
+from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.learners.base import BaseLearner
+from jaxrl.learners.bootstrapped_critics import (
+    choose_critics,
+    compute_smallest_targets,
+    step_critics,
+)
 from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms, select
 from jaxrl.learners.multi_optimizer import (
     CRITIC,
@@ -24,6 +29,7 @@ from jaxrl.learners.multi_optimizer import (
     init_parts,
     replace_part,
     step_one,
+    step_when_due,
 )
 from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.policy_and_critics import DeterministicPolicyModule
@@ -69,7 +75,7 @@ class TD3Learner(BaseLearner[TD3State]):
             names += compute_gradient_norms({POLICY: params[POLICY]})
         return TD3State(
             sgd=init_parts(self, params, values),
-            target=init_target(params),
+            target=init_target(params if self.settings.use_target_network else {}),
             age=jnp.zeros((), jnp.int32),
             actor={name: jnp.zeros((), jnp.float32) for name in names},
             hparams=hparams,
@@ -78,34 +84,80 @@ class TD3Learner(BaseLearner[TD3State]):
     def without_delays(self, state: TD3State) -> TD3State:
         return replace(state, age=jnp.full_like(state.age, self.settings.policy_delay))
 
-    def compute_td_targets(
-        self, target: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
-    ) -> Float[Array, " N"]:
-        """Compute y = r + γ minₖ Q'ₖ(s', π'(s') + clip(ε, −c, c)), ε ~ N(0, σ²)  (eq. 14-15).
+    def compute_next_action(
+        self, policy: Params, obs: PyTree, values: dict[str, Float[Array, ""]], key: Key
+    ) -> Float[Array, "N ..."]:
+        """Compute π'(s') + clip(ε, −c, c), ε ~ N(0, σ²), the action of the targets  (eq. 14).
 
-        γ stands for `batch.discount`, which is 0 after a termination.
+        Args:
+            policy: Parameters of the target network's policy, or of the policy itself.
+            obs: Observations s', `[N, ...]`.
+            values: Current hyperparameters by name.
+            key: Key of the noise. Consumed.
         """
-        q = self.compute_next_values(target, batch, values, key)
-        return batch.reward + batch.discount * jnp.min(q, axis=0)
-
-    def compute_next_values(
-        self, target: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
-    ) -> Float[Array, "critics N *m"]:
-        """Compute the target critics' values of the target policy's actions, smoothed by noise."""
-        action = self.module.compute_policy_action(target[POLICY], batch.next_obs)
+        action = self.module.compute_policy_action(policy, obs)
         if self.settings.smooth_target_policy:
             bound = values["target_noise_clip"]
             noise = values["target_noise"] * draw_normal_rows(key, action.shape, self.axis_name)
             action = self.module.perturb(action, jnp.clip(noise, -bound, bound))
-        return self.module.compute_q_values(target[CRITIC], batch.next_obs, action)
+        return action
+
+    def compute_td_targets(
+        self, next_out: Float[Array, "critics N *n"], batch: Transition
+    ) -> tuple[Float[Array, " N *n"], Metrics]:
+        """Compute y = r + γ minₖ Q'ₖ(s', a')  (eq. 15), see `compute_smallest_targets`.
+
+        Args:
+            next_out: Outputs of the critics of the targets at s' and a'.
+            batch: Minibatch, `[N, ...]`.
+        """
+        support = self.module.support
+        return compute_smallest_targets(next_out, batch, support, axis_name=self.axis_name)
 
     def critic_loss(
-        self, critic: Params, batch: Transition, targets: Float[Array, " N"]
+        self, out: Float[Array, "critics N *n"], batch: Transition, targets: Float[Array, " N *n"]
     ) -> tuple[Float[Array, ""], Metrics]:
-        """Compute Σₖ E[w l(Qₖ(s, a) − y)], with l set by `td_error_loss_fn`."""
-        q = self.module.compute_q_values(critic, batch.obs, batch.action)
-        loss_fn = self.settings.td_error_loss_fn
-        return critic_loss(q, targets, batch.weight, loss_fn, self.axis_name)
+        """Compute Σₖ E[w l(Qₖ(s, a) − y)], with l set by `td_error_loss_fn`, or C51's.
+
+        Args:
+            out: Outputs of the critics at the rows.
+            batch: Minibatch, `[N, ...]`.
+            targets: Targets y.
+        """
+        loss_fn, support = self.settings.td_error_loss_fn, self.module.support
+        return critic_loss(out, targets, batch.weight, loss_fn, self.axis_name, support)
+
+    def step_critics(
+        self, state: TD3State, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+    ) -> tuple[SgdState, Metrics]:
+        """Step the critics towards their targets. Consumes the key."""
+        settings, online = self.settings, state.sgd.params
+        target = state.target.params if settings.use_target_network else None
+        chosen, key = choose_critics(settings, key)
+        policy = online[POLICY] if target is None else target[POLICY]
+        action = self.compute_next_action(policy, batch.next_obs, values, key)
+
+        def loss(
+            critic: Params,
+            out: Float[Array, "critics N *n"],
+            next_out: Float[Array, "critics N *n"],
+        ) -> tuple[Float[Array, ""], Metrics]:
+            del critic
+            next_out = next_out if chosen is None else next_out[chosen]
+            targets, clipped = self.compute_td_targets(next_out, batch)
+            value, metrics = self.critic_loss(out, batch, targets)
+            return value, {**metrics, **clipped}
+
+        critics = None if target is None else target[CRITIC]
+        return step_critics(self, state.sgd, critics, batch, action, loss, values)
+
+    def compute_policy_values(
+        self, critic: Params, obs: PyTree, action: Float[Array, "N ..."]
+    ) -> Float[Array, " N"]:
+        """Compute Q₁(s, a), or the mean of all critics where some are drawn for the targets."""
+        if self.settings.draws_critics:
+            return jnp.mean(self.module.compute_q_values(critic, obs, action), axis=0)
+        return self.module.compute_first_q_values(critic, obs, action)
 
     def actor_loss(
         self, policy: Params, critic: Params, batch: Transition
@@ -115,7 +167,7 @@ class TD3Learner(BaseLearner[TD3State]):
         Its gradient is the deterministic policy gradient (Silver et al. 2014).
         """
         action = self.module.compute_policy_action(policy, batch.obs)
-        q = self.module.compute_first_q_values(critic, batch.obs, action)
+        q = self.compute_policy_values(critic, batch.obs, action)
         return -jnp.mean(batch.weight * q), {}
 
     def imitating_actor_loss(
@@ -127,7 +179,7 @@ class TD3Learner(BaseLearner[TD3State]):
         of half the action range, and λ carries no gradient.
         """
         action = self.module.compute_policy_action(policy, batch.obs)
-        q = self.module.compute_first_q_values(critic, batch.obs, action)
+        q = self.compute_policy_values(critic, batch.obs, action)
         size = masked_mean(jnp.abs(jax.lax.stop_gradient(q)), batch.weight > 0.0, self.axis_name)
         if self.axis_name is not None:
             size = jax.lax.pmean(size, self.axis_name)
@@ -143,16 +195,8 @@ class TD3Learner(BaseLearner[TD3State]):
         If anything is non-finite, nothing changes.
         """
         values = current_values(state.hparams, progress)
-        targets = self.compute_td_targets(state.target.params, batch, values, key)
-        sgd, critic = step_one(
-            self,
-            CRITIC,
-            lambda critic: self.critic_loss(critic, batch, targets),
-            state.sgd,
-            values,
-        )
+        sgd, critic = self.step_critics(state, batch, values, key)
         settings = self.settings
-        age, delay = state.age + 1, settings.policy_delay
         skipped = DelayedUpdate(
             policy=get_part(sgd, POLICY), target=state.target, metrics=state.actor
         )
@@ -165,25 +209,22 @@ class TD3Learner(BaseLearner[TD3State]):
 
         def policy_step() -> DelayedUpdate:
             stepped, actor = step_one(self, POLICY, actor_loss, sgd, values)
-            frequency = settings.target_network_update_freq
-            metrics, tau = combine_metrics(critic, actor), values["tau"]
-            target = update_target(state.target, stepped.params, metrics, progress, tau, frequency)
+            target = state.target
+            if settings.use_target_network:
+                frequency, tau = settings.target_network_update_freq, values["tau"]
+                metrics = combine_metrics(critic, actor)
+                target = update_target(target, stepped.params, metrics, progress, tau, frequency)
             actor_metrics = {name: actor[name] for name in state.actor}
             return DelayedUpdate(
                 policy=get_part(stepped, POLICY), target=target, metrics=actor_metrics
             )
 
-        # A `cond`, so that a policy step that is not due costs nothing.
-        delayed = (
-            policy_step()
-            if delay == 1
-            else jax.lax.cond(age >= delay, policy_step, lambda: skipped)
-        )
+        delayed, age = step_when_due(state.age, settings.policy_delay, policy_step, skipped)
         metrics = combine_metrics(critic, delayed.metrics)
         updated = replace(
             state,
             sgd=replace_part(sgd, POLICY, delayed.policy),
-            age=jnp.where(age >= delay, 0, age),
+            age=age,
             actor=delayed.metrics,
         )
         state = select(metrics[NUM_NONFINITE_UPDATES] < 0.5, updated, state)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxrl.core.types import Columns, Key, Metrics, Params
 from jaxrl.learners.learner import (
@@ -17,9 +17,12 @@ from jaxrl.learners.learner import (
 )
 from jaxrl.learners.optimizers import configure_part_optimizer
 from jaxrl.ops.losses import huber_loss, masked_mean
+from jaxrl.ops.value_losses import categorical_mean, cross_entropy
 
 if TYPE_CHECKING:
     from jaxrl.config.settings.actor_critic import ActorCriticTraining
+
+S = TypeVar("S")
 
 POLICY, CRITIC, LOG_ALPHA = "policy", "critic", "log_alpha"
 LR_NAMES = {POLICY: "actor_lr", CRITIC: "critic_lr", LOG_ALPHA: "alpha_lr"}
@@ -124,6 +127,25 @@ def combine_metrics(*steps: Metrics) -> Metrics:
     }
 
 
+def step_when_due(
+    age: Int[Array, ""], delay: int, step: Callable[[], S], skipped: S
+) -> tuple[S, Int[Array, ""]]:
+    """Take a delayed step, or skip it at no cost.
+
+    Args:
+        age: Updates since the last step, without this one.
+        delay: Updates per step.
+        step: Function that takes the step.
+        skipped: Its result where it is not due, of the same structure.
+
+    Returns:
+        The result and the new age.
+    """
+    age = age + 1
+    result = step() if delay == 1 else jax.lax.cond(age >= delay, step, lambda: skipped)
+    return result, jnp.where(age >= delay, 0, age)
+
+
 def draw_normal_rows(
     key: Key, shape: tuple[int, ...], axis_name: str | None
 ) -> Float[Array, "N ..."]:
@@ -157,23 +179,34 @@ def draw_rows(
 
 
 def critic_loss(
-    q: Float[Array, "critics N *L"],
-    targets: Float[Array, " N *L"],
+    q: Float[Array, "critics N *n"],
+    targets: Float[Array, " N *n"],
     weight: Float[Array, " N *L"],
     td_error_loss_fn: str,
     axis_name: str | None,
+    support: Float[Array, " atoms"] | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Compute Σₖ E[w l(Qₖ(s, a) − y)], with metrics and the mean |TD error| of each row.
 
+    With atoms, l is the cross-entropy of the targets' distribution (Bellemare et al. 2017), and a TD
+    error the difference of the means.
+
     Args:
-        q: Action values Qₖ(s, a).
-        targets: Targets y, which must carry no gradient.
+        q: Action values Qₖ(s, a), or logits of the atoms, which are last.
+        targets: Targets y, which must carry no gradient, or probabilities of the atoms.
         weight: Weight of each row.
-        td_error_loss_fn: Loss l, "huber" or "mse".
+        td_error_loss_fn: Loss l of values, "huber" or "mse".
         axis_name: Mesh axis that the rows are divided over, or None.
+        support: Atoms; None for values.
     """
-    error = q - targets[None]
-    losses = huber_loss(error) if td_error_loss_fn == "huber" else jnp.square(error)
+    if support is None:
+        error = q - targets[None]
+        losses = huber_loss(error) if td_error_loss_fn == "huber" else jnp.square(error)
+    else:
+        losses = cross_entropy(q, jnp.broadcast_to(targets[None], q.shape))
+        z = support.reshape((1,) * (targets.ndim - 1) + (-1,))
+        q = categorical_mean(q, support)
+        error = q - jnp.sum(targets * z, axis=-1)[None]
     loss = jnp.sum(jnp.mean(weight[None] * losses, axis=tuple(range(1, q.ndim))))
     value, td_error = jnp.mean(q, axis=0), jnp.mean(jnp.abs(error), axis=0)
     return loss, compute_critic_metrics(loss, value, td_error, weight, axis_name)

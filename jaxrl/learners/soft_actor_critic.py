@@ -3,28 +3,33 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxrl.core.hparams import HParams, build_hparams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.distributions.base import Categorical, SquashedGaussian
 from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select
+from jaxrl.learners.bootstrapped_critics import step_critics
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms, select
 from jaxrl.learners.multi_optimizer import (
+    COMBINED_METRICS,
     CRITIC,
     LOG_ALPHA,
     LR_NAMES,
     POLICY,
     combine_metrics,
     draw_normal_rows,
+    get_part,
     init_parts,
+    replace_part,
     step_one,
+    step_when_due,
 )
 from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.policy_and_critics import StochasticPolicyModule
@@ -42,13 +47,49 @@ Christodoulou 2019, appendix; RLlib uses the same.
 
 
 @pytree
+class Delay:
+    """Updates since the policy's last step, and that step's metrics by part."""
+
+    age: Int[Array, ""]
+    metrics: dict[str, Metrics]
+
+
+@pytree
 class SoftActorCriticState:
-    """Learner state; `temperature` is log α with its optimizer, `target` that of the critics."""
+    """Learner state; `temperature` is log α with its optimizer, `target` that of the critics.
+
+    Without a target network it is empty. `delay` is that of the policy, None if there is none.
+    """
 
     sgd: SgdState
     temperature: SgdState
     target: TargetNetwork
     hparams: HParams
+    delay: Delay | None = None
+
+
+@pytree
+class DrawnActions:
+    """Actions of the policy at observations `[N, ...]`.
+
+    Attributes:
+        action: One action of a Box per observation; None for discrete actions.
+        log_prob: Log-probability of it; of discrete actions, its mean.
+        probs: Probabilities of all discrete actions; None in a Box.
+    """
+
+    action: PyTree
+    log_prob: Float[Array, " N"]
+    probs: Float[Array, "N actions"] | None = None
+
+
+@pytree
+class PolicyUpdate:
+    """Result of a step of the policy and the temperature."""
+
+    policy: SgdState
+    temperature: SgdState
+    metrics: dict[str, Metrics]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,6 +100,8 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
     settings: "SoftActorCriticTraining"
 
     lr_names: ClassVar[Mapping[str, str]] = LR_NAMES
+    delayed_metrics: ClassVar[tuple[str, ...]] = ("policy_loss", "logps")
+    """Metrics of the policy's loss that are reported until its next step."""
 
     @abc.abstractmethod
     def reduce_critics(self, q: Float[Array, "critics N *n"]) -> Float[Array, " N *n"]:
@@ -66,15 +109,40 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
 
     @abc.abstractmethod
     def compute_td_targets(
-        self, state: SoftActorCriticState, batch: Transition, alpha: Float[Array, ""], key: Key
-    ) -> Float[Array, " N *n"]:
-        """Compute the targets of the critics; they carry no gradient. Consumes the key."""
+        self,
+        next_out: Float[Array, "critics N *n"],
+        batch: Transition,
+        drawn: DrawnActions,
+        alpha: Float[Array, ""],
+    ) -> tuple[Float[Array, " N *n"], Metrics]:
+        """Compute the targets of the critics, and metrics; they carry no gradient.
+
+        Args:
+            next_out: Outputs of the critics of the targets at s' and a'.
+            batch: Minibatch, `[N, ...]`.
+            drawn: Actions a' of the policy.
+            alpha: Temperature.
+        """
 
     @abc.abstractmethod
     def critic_loss(
-        self, critic: Params, batch: Transition, targets: Float[Array, " N *n"]
+        self, out: Float[Array, "critics N *n"], batch: Transition, targets: Float[Array, " N *n"]
     ) -> tuple[Float[Array, ""], Metrics]:
-        """Compute the mean loss of the critics, and metrics with the `td_error` `[N]`."""
+        """Compute the mean loss of the critics, and metrics with the `td_error` `[N]`.
+
+        Args:
+            out: Outputs of the critics at the rows.
+            batch: Minibatch, `[N, ...]`.
+            targets: Targets y.
+        """
+
+    def choose_critics(self, key: Key) -> tuple[Int[Array, " chosen"] | None, Key]:
+        """Draw the critics of the targets; None is all, and then the key is not used.
+
+        Returns:
+            The critics, and the key for further draws.
+        """
+        return None, key
 
     def init(self, key: Key) -> SoftActorCriticState:
         params, hparams = self.module.init(key), build_hparams(self.settings)
@@ -83,14 +151,33 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
         return SoftActorCriticState(
             sgd=init_parts(self, params, values),
             temperature=init_parts(self, {LOG_ALPHA: log_alpha}, values),
-            target=init_target(params[CRITIC]),
+            target=init_target(params[CRITIC] if self.settings.use_target_network else {}),
             hparams=hparams,
+            delay=None if self.settings.policy_delay == 1 else self._init_delay(params[POLICY]),
         )
+
+    def _init_delay(self, policy: Params) -> Delay:
+        parts: dict[str, Params] = {POLICY: policy, LOG_ALPHA: jnp.zeros((), jnp.float32)}
+        own = {POLICY: self.delayed_metrics, LOG_ALPHA: ("alpha_loss", "target_entropy")}
+        names = {
+            part: [*COMBINED_METRICS, *own[part]]
+            + (list(compute_gradient_norms({part: params})) if self.log_gradients else [])
+            for part, params in parts.items()
+        }
+        zero = jnp.zeros((), jnp.float32)
+        metrics = {part: dict.fromkeys(of_part, zero) for part, of_part in names.items()}
+        return Delay(age=jnp.zeros((), jnp.int32), metrics=metrics)
+
+    def without_delays(self, state: SoftActorCriticState) -> SoftActorCriticState:
+        if state.delay is None:
+            return state
+        age = jnp.full_like(state.delay.age, self.settings.policy_delay)
+        return replace(state, delay=replace(state.delay, age=age))
 
     def update(
         self, state: SoftActorCriticState, batch: Transition, progress: Progress, key: Key
     ) -> tuple[SoftActorCriticState, Metrics]:
-        """Step the critics, then the policy by the new critics, then the temperature.
+        """Step the critics, then, when due, the policy by the new critics and the temperature.
 
         If anything is non-finite, nothing changes.
         """
@@ -99,20 +186,50 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
         log_alpha = state.temperature.params[LOG_ALPHA]
         alpha = jnp.exp(log_alpha)
         sgd, critic = self.step_critics(state, batch, alpha, values, critic_key)
-        critics = sgd.params[CRITIC]
-        sgd, actor = self.step_policy(replace(state, sgd=sgd), batch, alpha, values, actor_key)
-        log_prob = actor.pop(LOG_PROB)
-        temperature, entropy = step_one(
-            self,
-            LOG_ALPHA,
-            lambda log_alpha: self.alpha_loss(log_alpha, batch, log_prob),
-            state.temperature,
-            values,
+        delay, settings = state.delay, self.settings
+
+        def policy_step() -> PolicyUpdate:
+            stepped, actor = self.step_policy(
+                replace(state, sgd=sgd), batch, alpha, values, actor_key
+            )
+            log_prob = actor.pop(LOG_PROB)
+            temperature, entropy = step_one(
+                self,
+                LOG_ALPHA,
+                lambda log_alpha: self.alpha_loss(log_alpha, batch, log_prob),
+                state.temperature,
+                values,
+            )
+            steps = {POLICY: actor, LOG_ALPHA: entropy}
+            if delay is not None:
+                steps = {
+                    part: {name: steps[part][name] for name in metrics}
+                    for part, metrics in delay.metrics.items()
+                }
+            policy = get_part(stepped, POLICY)
+            return PolicyUpdate(policy=policy, temperature=temperature, metrics=steps)
+
+        if delay is None:
+            actor = policy_step()
+        else:
+            skipped = PolicyUpdate(
+                policy=get_part(sgd, POLICY),
+                temperature=state.temperature,
+                metrics=delay.metrics,
+            )
+            actor, age = step_when_due(delay.age, settings.policy_delay, policy_step, skipped)
+            delay = Delay(age=age, metrics=actor.metrics)
+        metrics = combine_metrics(critic, *actor.metrics.values())
+        target = state.target
+        if settings.use_target_network:
+            frequency, tau = settings.target_network_update_freq, values["tau"]
+            target = update_target(target, sgd.params[CRITIC], metrics, progress, tau, frequency)
+        updated = replace(
+            state,
+            sgd=replace_part(sgd, POLICY, actor.policy),
+            temperature=actor.temperature,
+            delay=delay,
         )
-        metrics = combine_metrics(critic, actor, entropy)
-        frequency = self.settings.target_network_update_freq
-        target = update_target(state.target, critics, metrics, progress, values["tau"], frequency)
-        updated = replace(state, sgd=sgd, temperature=temperature)
         state = select(metrics[NUM_NONFINITE_UPDATES] < 0.5, updated, state)
         return replace(state, target=target), {
             **metrics,
@@ -135,14 +252,45 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
         key: Key,
     ) -> tuple[SgdState, Metrics]:
         """Step the critics towards their targets. Consumes the key."""
-        targets = self.compute_td_targets(state, batch, alpha, key)
-        return step_one(
-            self,
-            CRITIC,
-            lambda critic: self.critic_loss(critic, batch, targets),
-            state.sgd,
-            values,
-        )
+        return self.approach_targets(state, batch, alpha, values, key)
+
+    def approach_targets(
+        self,
+        state: SoftActorCriticState,
+        batch: Transition,
+        alpha: Float[Array, ""],
+        values: dict[str, Any],
+        key: Key,
+        penalty_fn: Callable[[Params], tuple[Float[Array, ""], Metrics]] | None = None,
+    ) -> tuple[SgdState, Metrics]:
+        """Step the critics towards their targets, and against a penalty if there is one.
+
+        Args:
+            state: State before the update.
+            batch: Minibatch, `[N, ...]`.
+            alpha: Temperature in the targets.
+            values: Current hyperparameters by name.
+            key: Key of the actions after the rows. Consumed.
+            penalty_fn: Further loss of the critics' parameters, with metrics; None for no other.
+        """
+        chosen, key = self.choose_critics(key)
+        drawn = self.draw_actions(state.sgd.params[POLICY], batch.next_obs, key)
+
+        def loss(
+            critic: Params,
+            out: Float[Array, "critics N *n"],
+            next_out: Float[Array, "critics N *n"],
+        ) -> tuple[Float[Array, ""], Metrics]:
+            next_out = next_out if chosen is None else next_out[chosen]
+            targets, others = self.compute_td_targets(next_out, batch, drawn, alpha)
+            value, metrics = self.critic_loss(out, batch, targets)
+            if penalty_fn is None:
+                return value, {**metrics, **others}
+            penalty, penalized = penalty_fn(critic)
+            return value + penalty, {**metrics, **others, **penalized}
+
+        target = state.target.params if self.settings.use_target_network else None
+        return step_critics(self, state.sgd, target, batch, drawn.action, loss, values)
 
     def step_policy(
         self,
@@ -173,27 +321,24 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
         The expectation is exact over discrete actions (Christodoulou 2019, eq. 10), and one
         reparameterized sample of continuous ones. Consumes the key.
         """
+        drawn = self.draw_actions(policy, obs, key)
+        q = self.reduce_critics(self.module.compute_q_values(critic, obs, drawn.action))
+        q = q if drawn.probs is None else jnp.sum(drawn.probs * q, axis=-1)
+        return q - alpha * drawn.log_prob, drawn.log_prob
+
+    def draw_actions(self, policy: Params, obs: PyTree, key: Key) -> DrawnActions:
+        """Draw an action of a Box per observation, or return all discrete ones. Consumes the key."""
+        dist = self.module.policy_dist(policy, obs)
         if self.module.is_discrete:
-            dist = self.module.policy_dist(policy, obs)
             assert isinstance(dist, Categorical)
             log_probs = dist.log_probs()
             probs = jnp.exp(log_probs)
-            q = jnp.sum(
-                probs * self.reduce_critics(self.module.compute_q_values(critic, obs)), axis=-1
-            )
             log_prob = jnp.sum(probs * log_probs, axis=-1)
-        else:
-            action, log_prob = self.sample_action(policy, obs, key)
-            q = self.reduce_critics(self.module.compute_q_values(critic, obs, action))
-        return q - alpha * log_prob, log_prob
-
-    def sample_action(
-        self, policy: Params, obs: PyTree, key: Key
-    ) -> tuple[Float[Array, "N ..."], Float[Array, " N"]]:
-        """Sample a continuous action and its log density per observation. Consumes the key."""
-        dist = self.module.policy_dist(policy, obs)
+            return DrawnActions(action=None, log_prob=log_prob, probs=probs)
         assert isinstance(dist, SquashedGaussian)
-        return dist.from_noise_and_log_prob(draw_normal_rows(key, dist.mean.shape, self.axis_name))
+        noise = draw_normal_rows(key, dist.mean.shape, self.axis_name)
+        action, log_prob = dist.from_noise_and_log_prob(noise)
+        return DrawnActions(action=action, log_prob=log_prob)
 
     def actor_loss(
         self,

@@ -1,7 +1,7 @@
 """Base of the library's own modules: encoders of observations, heads, and recurrent cores."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, cast
 
 import flax.linen as nn
 import gymnasium
@@ -100,6 +100,8 @@ class EncoderModule(RLModule):
     model_config_class: ClassVar[type[Any] | None] = DefaultModelConfig
     without_critic: ClassVar[str | None] = None
     """Reason why no part of an observation can be for a critic alone, None where one can."""
+    renorms_critics: ClassVar[bool] = False
+    """True if the setting `critic_use_batchrenorm` has an effect."""
 
     settings: DefaultModelConfig
 
@@ -109,6 +111,8 @@ class EncoderModule(RLModule):
             config = DefaultModelConfig.from_dict(config)
         self.settings = config
         self._check_critic_only()
+        if config.critic_use_batchrenorm and not self.renorms_critics:
+            refuse_batchrenorm(f"{type(self).__name__} has none")
         if config.autoregressive_actions:
             return make_autoregressive_distribution(
                 self.action_space, log_std_clip=config.log_std_clip_param
@@ -410,6 +414,14 @@ class EncoderModule(RLModule):
 
 def _has_image(parts: dict[str, gymnasium.Space[Any]]) -> bool:
     return bool(split_obs_parts(spaces.Dict(parts)).images)
+
+
+def refuse_batchrenorm(reason: str) -> NoReturn:
+    """Raise ConfigError: there are no critics that could be renormalized."""
+    raise ConfigError(
+        "critic_use_batchrenorm=True is for critics Q(s, a) of SAC, TQC, TD3 and DDPG on single rows, "
+        f"and {reason}: leave it out."
+    )
 
 
 def explain_axes(shape: tuple[int, ...]) -> str:

@@ -1,7 +1,7 @@
 """Module of MADDPG: a policy and critics for every member of a group, with networks of their own."""
 
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import gymnasium
 import jax
@@ -16,7 +16,7 @@ from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from jaxrl.modules.encoder_module import Encoder
 from jaxrl.modules.group_obs import MEMBER_REWARDS, MemberSpaces, get_parts
-from jaxrl.modules.networks import MLP
+from jaxrl.modules.networks import MLP, MomentRows
 from jaxrl.modules.policy_and_critics import Critic, DeterministicPolicyModule
 
 
@@ -29,6 +29,7 @@ class GroupPolicyModule(DeterministicPolicyModule):
     which those of members that do not act are 0. Parameters are stacked, `[m, ...]`.
     """
 
+    renorms_critics: ClassVar[bool] = False
     without_critic = (
         "the policies of a team: its critics alone see the environment's global state, so put what the "
         "policies must not see there"
@@ -92,12 +93,20 @@ class GroupPolicyModule(DeterministicPolicyModule):
         flat = out.reshape(*out.shape[:-2], -1)
         return {Columns.ACTION_DIST_INPUTS: self.to_dist_inputs(flat)}
 
-    def _apply_critics(self, method: str, critic: Params, obs: PyTree, action: PyTree) -> Array:
+    def _apply_critics(
+        self,
+        method: str,
+        critic: Params,
+        obs: PyTree,
+        action: PyTree,
+        rows: MomentRows | None = None,
+    ) -> tuple[Array, Params]:
         """Apply the critics of each member, whose values are last: `[(critics,) *batch, m]`."""
+        del rows
         joint = self._join_obs(obs)
         flat = self._join_actions(obs, action)
         apply = partial(self._apply_one, method)
-        return jax.vmap(apply, (0, None, None), -1)(critic, joint, flat)
+        return jax.vmap(apply, (0, None, None), -1)(critic, joint, flat), {}
 
     def _apply_one(self, method: str, critic: Params, joint: Array, flat_action: Array) -> Array:
         out = cast(Array, self.critics.apply({"params": critic}, joint, flat_action, method=method))

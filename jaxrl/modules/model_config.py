@@ -45,7 +45,7 @@ class DefaultModelConfig:
       policy head of `orthogonal` with gain 0.01 starts near uniform.
     - `conv_use_layernorm` is additional: RLlib's encoders have it (`cnn_use_layernorm`), but not
       these settings. So are `fusionnet_use_layernorm`, `embedding_size`, `autoregressive_actions`,
-      `critic_only_observations`, `fcnet_block` and `critic_fcnet_hiddens`.
+      `critic_only_observations`, `critic_use_batchrenorm`, `fcnet_block` and `critic_fcnet_hiddens`.
     - `fusionnet_*` join the parts of a Dict or Tuple, for every algorithm; RLlib has one such
       encoder, of observations and actions, in SAC's critics.
 
@@ -202,6 +202,12 @@ class DefaultModelConfig:
     log_std_clip_param: float = _setting(
         20.0, check.log_std_clip, "Clamp of the log standard deviation; infinity for none."
     )
+    critic_use_batchrenorm: bool = _setting(
+        False,
+        check.flag,
+        "Whether the critics of SAC, TQC, TD3 and DDPG renormalize their input and every activation by "
+        "the moments of the batch (CrossQ).",
+    )
     vf_share_layers: bool = _setting(
         False, check.flag, "Whether policy and value share the encoder."
     )
@@ -308,6 +314,11 @@ class DefaultModelConfig:
             raise ConfigError(
                 f"fcnet_use_layernorm=True has no effect on fcnet_block={self.fcnet_block!r}, whose "
                 "blocks have layer norms of their own: set fcnet_use_layernorm=False."
+            )
+        if self.critic_use_batchrenorm:
+            raise ConfigError(
+                f"critic_use_batchrenorm=True is for dense layers, got fcnet_block={self.fcnet_block!r}, "
+                "whose blocks have layer norms: leave one of the two out."
             )
         if not (self.fcnet_hiddens or self.critic_fcnet_hiddens):
             raise ConfigError(

@@ -3,18 +3,20 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
+from jaxrl.core.struct import pytree, static
 from jaxrl.core.types import Key, Params
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.modules.convolution import Conv
+from jaxrl.ops.losses import masked_column_moments
 
 Activation: TypeAlias = Callable[[Array], Array]
 Initializer: TypeAlias = Callable[..., Array]
@@ -234,10 +236,82 @@ def _call_initializer(name: str, kwargs: dict[str, Any], setting: str) -> Initia
     return factory(**kwargs)
 
 
+@pytree
+class MomentRows:
+    """Rows `[N, ...]` of a training step that a `BatchRenorm` computes its moments from.
+
+    They are those of the mask on all devices of the mesh axis.
+    """
+
+    mask: Bool[Array, " N"]
+    axis_name: str | None = static()
+
+
+MOMENT_NAMES = ("running_mean", "running_var", "num_updates")
+"""Parameters of a `BatchRenorm` that no optimizer changes."""
+MOMENTS = "moments"
+"""Collection of what a `BatchRenorm` has learned of the rows: its parameters after the step."""
+
+
+class BatchRenorm(nn.Module):
+    """Batch renormalization with running moments: x̂ = (x − μ) r / σ + d, y = scale x̂ + bias.
+
+    Ioffe 2017, https://arxiv.org/abs/1702.03275, algorithm 1: μ and σ are of the rows of a training
+    step, r = clip(σ / σ̄, 1/3, 3) and d = clip((μ − μ̄) / σ̄, ±5) carry no gradient, and μ̄, σ̄² are
+    running means that move by 0.01 of the difference. As in CrossQ's code (Bhatt et al. 2024), r = 1
+    and d = 0 in the first `WARM_UP` steps, which is batch normalization. Without rows x̂ is
+    (x − μ̄) / σ̄.
+
+    `running_mean`, `running_var` and `num_updates` are parameters without a gradient, so that they are
+    copied, stored and reported as the others. Their new values are in the collection `MOMENTS`.
+    """
+
+    MOMENTUM: ClassVar[float] = 0.99
+    EPSILON: ClassVar[float] = 1e-3
+    R_MAX: ClassVar[float] = 3.0
+    D_MAX: ClassVar[float] = 5.0
+    WARM_UP: ClassVar[int] = 100_000
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "*batch n"], rows: MomentRows | None = None
+    ) -> Float[Array, "*batch n"]:
+        def widen(vector: Float[Array, " n"]) -> Float[Array, "... n"]:
+            return vector.reshape((1,) * (x.ndim - 1) + (-1,))
+
+        size = x.shape[-1:]
+        mean = self.param("running_mean", _init.zeros, size, jnp.float32)
+        var = self.param("running_var", _init.ones, size, jnp.float32)
+        num_updates = self.param("num_updates", _init.zeros, (), jnp.float32)
+        mean, var, num_updates = jax.lax.stop_gradient((mean, var, num_updates))
+        deviation = jnp.sqrt(var + self.EPSILON)
+        if rows is None:
+            normalized = (x - widen(mean)) / widen(deviation)
+        else:
+            row_mean, row_var = masked_column_moments(x, rows.mask, rows.axis_name)
+            row_deviation = jnp.sqrt(row_var + self.EPSILON)
+            is_warm = num_updates >= self.WARM_UP
+            r = jnp.clip(row_deviation / deviation, 1.0 / self.R_MAX, self.R_MAX)
+            d = jnp.clip((row_mean - mean) / deviation, -self.D_MAX, self.D_MAX)
+            r, d = jax.lax.stop_gradient((jnp.where(is_warm, r, 1.0), jnp.where(is_warm, d, 0.0)))
+            normalized = (x - widen(row_mean)) / widen(row_deviation) * widen(r) + widen(d)
+            updated = (
+                mean + (1.0 - self.MOMENTUM) * (row_mean - mean),
+                var + (1.0 - self.MOMENTUM) * (row_var - var),
+                jnp.minimum(num_updates + 1.0, self.WARM_UP),  # exact in float32
+            )
+            for name, value in zip(MOMENT_NAMES, updated, strict=True):
+                self.put_variable(MOMENTS, name, value)
+        scale = self.param("scale", _init.ones, size, jnp.float32)
+        bias = self.param("bias", _init.zeros, size, jnp.float32)
+        return normalized * widen(scale) + widen(bias)
+
+
 class MLP(nn.Module):
     """Dense layers, each followed by an optional LayerNorm and the activation.
 
-    `dense` is the class of the layers, called like `flax.linen.Dense`.
+    `dense` is the class of the layers, called like `flax.linen.Dense`. With `use_batchrenorm`, the
+    input and every activation are renormalized, by the moments of `rows` in a training step.
     """
 
     hiddens: tuple[int, ...]
@@ -246,9 +320,14 @@ class MLP(nn.Module):
     bias_init: Initializer = _init.zeros
     use_layernorm: bool = False
     dense: Callable[..., nn.Module] = nn.Dense
+    use_batchrenorm: bool = False
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
+    def __call__(
+        self, x: Float[Array, "*batch n"], rows: MomentRows | None = None
+    ) -> Float[Array, "*batch m"]:
+        if self.use_batchrenorm:
+            x = BatchRenorm(name="renorm_in")(x, rows)
         for i, size in enumerate(self.hiddens):
             x = self.dense(
                 size,
@@ -259,6 +338,8 @@ class MLP(nn.Module):
             if self.use_layernorm:
                 x = nn.LayerNorm(name=f"norm_{i}")(x)
             x = self.activation(x)
+            if self.use_batchrenorm:
+                x = BatchRenorm(name=f"renorm_{i}")(x, rows)
         return x
 
 
@@ -420,7 +501,7 @@ def format_parameter_table(title: str, params: Params) -> str:
     for path, leaf in leaves:
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         size = int(np.prod(leaf.shape, dtype=np.int64))
-        is_trainable = bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+        is_trainable = jnp.issubdtype(leaf.dtype, jnp.floating) and names[-1] not in MOMENT_NAMES
         total += size
         trainable += size if is_trainable else 0
         shape = " x ".join(map(str, leaf.shape)) or "scalar"

@@ -23,16 +23,21 @@ from jaxrl.distributions.from_space import (
 )
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY
-from jaxrl.modules.encoder_module import AnyEncoder, Encoder, EncoderModule
+from jaxrl.modules.encoder_module import (
+    AnyEncoder,
+    Encoder,
+    EncoderModule,
+    refuse_batchrenorm,
+)
 from jaxrl.modules.exploration import (
     compute_env_position,
     draw_random_noise,
     is_warming_up,
     make_random_action,
 )
-from jaxrl.modules.networks import MLP, AnyMLP, Head
+from jaxrl.modules.networks import MLP, MOMENTS, AnyMLP, Head, MomentRows
 from jaxrl.modules.rl_module import make_zeros
-from jaxrl.ops.value_losses import batched_index
+from jaxrl.ops.value_losses import batched_index, categorical_mean
 
 VALUE = "value"
 """Part of the parameters that is a value function."""
@@ -49,18 +54,25 @@ class PolicyNetwork(nn.Module):
 
 
 class Critic(nn.Module):
-    """Q function of observations, and of actions where these are joined before the dense layers."""
+    """Q function of observations, and of actions where these are joined before the dense layers.
+
+    In a training step, `rows` are those that a `BatchRenorm` of the dense layers learns from.
+    """
 
     encoder: AnyEncoder
     joint: AnyMLP | None
     head: Head
 
     def __call__(
-        self, obs: Array, action: Float[Array, "*batch a"] | None = None
+        self,
+        obs: Array,
+        action: Float[Array, "*batch a"] | None = None,
+        rows: MomentRows | None = None,
     ) -> Float[Array, "*batch n"]:
         x = self.encoder(obs)
         if self.joint is not None:
-            x = self.joint(jnp.concatenate([x, cast(Array, action)], axis=-1))
+            x = x if action is None else jnp.concatenate([x, action], axis=-1)
+            x = self.joint(x) if rows is None else cast(MLP, self.joint)(x, rows)
         return self.head(x)
 
 
@@ -73,9 +85,12 @@ class Critics(nn.Module):
     critics: tuple[Critic, ...]
 
     def __call__(
-        self, obs: Array, action: Float[Array, "*batch a"] | None = None
+        self,
+        obs: Array,
+        action: Float[Array, "*batch a"] | None = None,
+        rows: MomentRows | None = None,
     ) -> Float[Array, "critics *batch n"]:
-        return jnp.stack([critic(obs, action) for critic in self.critics])
+        return jnp.stack([critic(obs, action, rows) for critic in self.critics])
 
     def first(
         self, obs: Array, action: Float[Array, "*batch a"] | None = None
@@ -95,12 +110,14 @@ class PolicyQModule(EncoderModule):
     """Policy and critics with separate networks; base of the two kinds of policy.
 
     The parameters are `{"policy": ..., "critic": ...}`. `algorithm_config` has the number of
-    critics, `num_critics`, and the number of quantiles of the return that each of them outputs,
-    `num_quantiles`; without it a critic outputs one value.
+    critics, `num_critics`, and what each of them outputs: `num_quantiles` of the return, or with
+    `num_atoms` above 1 the logits of the returns `support`; without them one value.
 
     If the policy is recurrent, so is each critic, with its own carry. Critics are not evaluated
     while acting, so a sequence has no stored carry for them: use a burn-in.
     """
+
+    renorms_critics: ClassVar[bool] = True
 
     def setup(self) -> None:
         for name in ("vf_share_layers", "free_log_std"):
@@ -109,8 +126,20 @@ class PolicyQModule(EncoderModule):
                     f"{name}=True is for actor-critic modules with state values; the policy and "
                     "the critics of this algorithm have separate networks: leave it out."
                 )
-        self.num_critics: int = self.algorithm_config.get("num_critics", 2)
-        self.num_quantiles: int | None = self.algorithm_config.get("num_quantiles")
+        config = self.algorithm_config
+        self.num_critics: int = config.get("num_critics", 2)
+        self.num_quantiles: int | None = config.get("num_quantiles")
+        self.num_atoms: int = config.get("num_atoms", 1)
+        self.has_batchrenorm: bool = self.settings.critic_use_batchrenorm
+        if self.has_batchrenorm and not config.get("renorms_critics", True):
+            refuse_batchrenorm("this algorithm learns its critics otherwise")
+        if self.has_batchrenorm and self.is_stateful:
+            refuse_batchrenorm("use_lstm or use_attention makes sequences of them")
+        if self.is_stateful and not config.get("use_target_network", True):
+            raise ConfigError(
+                "use_target_network=False joins single rows with what follows them, and use_lstm or "
+                "use_attention makes sequences of them: leave one of the two out."
+            )
         self.network = PolicyNetwork(
             encoder=self.make_policy_encoder(),
             head=self.make_head("pi_head", self.distribution.input_dim),
@@ -119,12 +148,29 @@ class PolicyQModule(EncoderModule):
 
     def _make_critic(self) -> Critic:
         encoder = self.make_encoder("critic")
-        if self.is_discrete:
-            return Critic(encoder, None, self.make_head("vf_head", self.distribution.input_dim))
-        head = self.make_head("vf_head", self.num_quantiles or 1)
+        width = self.distribution.input_dim if self.is_discrete else self.output_width
+        head = self.make_head("vf_head", width)
+        if self.is_discrete and not self.has_batchrenorm:
+            return Critic(encoder, None, head)
         if isinstance(encoder, Encoder):
-            return Critic(encoder.clone(mlp=MLP(hiddens=())), encoder.mlp, head)
+            joint = encoder.mlp
+            if isinstance(joint, MLP) and self.has_batchrenorm:
+                joint = joint.clone(use_batchrenorm=True)
+            return Critic(encoder.clone(mlp=MLP(hiddens=())), joint, head)
         return Critic(encoder, self.make_feature_encoder("critic").mlp, head)
+
+    @property
+    def output_width(self) -> int:
+        """Number of outputs of a critic of actions of a Box."""
+        return self.num_quantiles or self.num_atoms
+
+    @property
+    def support(self) -> Float[Array, " atoms"] | None:
+        """Returns whose logits critics output, from v_min to v_max; None if they output no logits."""
+        if self.num_atoms == 1:
+            return None
+        low, high = self.algorithm_config["v_min"], self.algorithm_config["v_max"]
+        return jnp.linspace(low, high, self.num_atoms, dtype=jnp.float32)
 
     @property
     def is_discrete(self) -> bool:
@@ -163,14 +209,44 @@ class PolicyQModule(EncoderModule):
     ) -> Float[Array, " critics *batch"]:
         """Compute the values of all critics, `[critics, *batch]`.
 
-        With quantiles, or for each discrete action, they are `[critics, *batch, n]`.
+        With quantiles, or for each discrete action, they are `[critics, *batch, n]`. A `BatchRenorm`
+        uses its running moments.
 
         Args:
             critic: Parameters of the critics.
             obs: Observations with leading batch axes.
             action: The module's actions; unused where actions are discrete.
         """
-        return self._apply_critics("__call__", critic, obs, action)
+        return self.to_values(self.compute_critic_outputs(critic, obs, action))
+
+    def compute_critic_outputs(
+        self, critic: Params, obs: PyTree, action: PyTree = None
+    ) -> Float[Array, " critics *out"]:
+        """Compute the outputs of all critics: values, or `[critics, *batch, n]` numbers of a return.
+
+        The arguments are those of `compute_q_values`.
+        """
+        return self._apply_critics("__call__", critic, obs, action)[0]
+
+    def train_critics(
+        self, critic: Params, obs: PyTree, action: PyTree, rows: MomentRows
+    ) -> tuple[Float[Array, "critics N *n"], Params]:
+        """Compute the outputs of all critics in a training step.
+
+        Args:
+            critic: Parameters of the critics.
+            obs: Observations, `[N, ...]`.
+            action: The module's actions; unused where actions are discrete.
+            rows: Rows that a `BatchRenorm` computes moments from.
+
+        Returns:
+            The outputs, and the parameters of a `BatchRenorm` that are moments, after the step.
+        """
+        return self._apply_critics("__call__", critic, obs, action, rows)
+
+    def to_values(self, out: Float[Array, "*out"]) -> Float[Array, "*values"]:
+        """Convert outputs of critics to values: the logits of returns to their mean."""
+        return out if self.support is None else categorical_mean(out, self.support)
 
     def compute_taken_q_values(
         self, critic: Params, obs: PyTree, action: PyTree
@@ -182,25 +258,41 @@ class PolicyQModule(EncoderModule):
             obs: Observations with leading batch axes.
             action: The module's actions.
         """
-        q = self.compute_q_values(critic, obs, action)
+        return self.select_taken(self.compute_q_values(critic, obs, action), action)
+
+    def select_taken(self, out: Float[Array, " critics *out"], action: PyTree) -> Array:
+        """Return the outputs of critics for given actions, of which a Box's critic has no others."""
         if not self.is_discrete:
-            return q
-        return batched_index(q, jnp.broadcast_to(action[None], q.shape[:-1]))
+            return out
+        return batched_index(out, jnp.broadcast_to(action[None], out.shape[:-1]))
 
     def compute_first_q_values(
         self, critic: Params, obs: PyTree, action: PyTree = None
     ) -> Float[Array, "*batch"]:
         """Compute `q_values` of the first critic alone."""
-        return self._apply_critics("first", critic, obs, action)
+        return self.to_values(self._apply_critics("first", critic, obs, action)[0])
 
-    def _apply_critics(self, method: str, critic: Params, obs: PyTree, action: PyTree) -> Array:
+    def _apply_critics(
+        self,
+        method: str,
+        critic: Params,
+        obs: PyTree,
+        action: PyTree,
+        rows: MomentRows | None = None,
+    ) -> tuple[Array, Params]:
+        """Return outputs, and the moments after a training step on the rows."""
         flat_action = None if self.is_discrete else self._flatten_action(action)
-        variables = {"params": critic}
-        out = self.critics.apply(
-            variables, self.select_network_obs(obs), flat_action, method=method
-        )
+        inputs, variables = (self.select_network_obs(obs), flat_action), {"params": critic}
+        if rows is None or not self.has_batchrenorm:
+            out, moments = self.critics.apply(variables, *inputs, method=method), {}
+        else:
+            out, collections = self.critics.apply(
+                variables, *inputs, rows, method=method, mutable=[MOMENTS]
+            )
+            moments = collections[MOMENTS]
         q = cast(Array, out)
-        return q if self.is_discrete or self.num_quantiles else q[..., 0]
+        has_one = not (self.is_discrete or self.num_quantiles or self.num_atoms > 1)
+        return (q[..., 0] if has_one else q), moments
 
     def _flatten_action(self, action: Array) -> Float[Array, "*batch a"]:
         batch_ndim = action.ndim - len(self.distribution.event_shape)
@@ -245,6 +337,11 @@ class StochasticPolicyModule(PolicyQModule):
                 raise SpaceError(
                     f"TQC acts in a Box, not in {self.action_space}; use SAC or DQN there."
                 )
+            if (number := self.algorithm_config.get("num_atoms", 1)) > 1:
+                raise SpaceError(
+                    f"num_atoms={number} is for critics of actions of a Box, not of "
+                    f"{self.action_space}; set 1, or use DQN there."
+                )
             return make_action_distribution(self.action_space)
         return make_action_distribution(
             _require_box(self.action_space),
@@ -271,6 +368,8 @@ class StochasticPolicyModule(PolicyQModule):
 
 class PolicyAndValueModule(StochasticPolicyModule):
     """Module of IQL: that of SAC with a value function V(s) of its own, the part "value"."""
+
+    renorms_critics: ClassVar[bool] = False
 
     def setup(self) -> None:
         super().setup()

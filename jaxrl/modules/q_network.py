@@ -29,7 +29,7 @@ from jaxrl.modules.exploration import (
     make_random_action,
 )
 from jaxrl.modules.networks import Head
-from jaxrl.ops.value_losses import batched_index
+from jaxrl.ops.value_losses import batched_index, categorical_mean
 
 ATOM_LOGITS = "atom_logits"
 QUANTILES = "quantiles"
@@ -168,14 +168,11 @@ class QModule(EncoderModule):
         collections = {} if noise is None else {NOISE: noise}
         out, state = self.apply_recurrent("__call__", params, obs, **collections)
         if self.num_atoms > 1:
-            expected = jnp.sum(jax.nn.softmax(out) * self._broadcast_support(out.ndim), axis=-1)
+            expected = categorical_mean(out, self.support)
             return {Columns.ACTION_DIST_INPUTS: expected, ATOM_LOGITS: out, **state}
         if self.num_quantiles > 1:
             return {Columns.ACTION_DIST_INPUTS: jnp.mean(out, axis=-1), QUANTILES: out, **state}
         return {Columns.ACTION_DIST_INPUTS: out[..., 0], **state}
-
-    def _broadcast_support(self, ndim: int) -> Float[Array, "..."]:
-        return self.support.reshape((1,) * (ndim - 1) + (-1,))
 
     def forward_train(self, params: Params, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Compute all outputs for `batch["obs"]`, with the noise `batch["noise"]` if present."""

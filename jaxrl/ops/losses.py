@@ -126,6 +126,28 @@ def masked_moments(
     return Moments(mean=mean, std=jnp.sqrt(squares / divisor), count=count, fraction=count / size)
 
 
+def masked_column_moments(
+    x: Float[Array, "N n"], mask: Bool[Array, " N"], axis_name: str | None = None
+) -> tuple[Float[Array, " n"], Float[Array, " n"]]:
+    """Compute mean and population variance of every column over the unmasked rows of all devices.
+
+    Gradients flow through both; their `pmean` over the axis is that of the mean loss of all devices.
+    """
+    chex.assert_rank([x, mask], [2, 1])
+    chex.assert_type([x, mask], [float, bool])
+    chex.assert_equal_shape_prefix([x, mask], 1)
+    valid = mask[:, None]
+    count, total = jnp.sum(mask.astype(x.dtype)), jnp.sum(jnp.where(valid, x, 0.0), axis=0)
+    if axis_name is not None:
+        count, total = jax.lax.psum((count, total), axis_name)
+    divisor = jnp.maximum(count, 1.0)
+    mean = total / divisor
+    squares = jnp.sum(jnp.where(valid, jnp.square(x - mean[None]), 0.0), axis=0)
+    if axis_name is not None:
+        squares = jax.lax.psum(squares, axis_name)
+    return mean, squares / divisor
+
+
 def standardize(x: Float[Array, "*n"], moments: Moments) -> Float[Array, "*n"]:
     """Compute (x − mean) / std, with std floored at 1e-4 as in RLlib."""
     _check_floats(x)

@@ -72,6 +72,32 @@ def categorical_projection(
     return jax.lax.stop_gradient(jnp.sum(share * probs[..., None, :], axis=-1))
 
 
+def categorical_mean(
+    logits: Float[Array, "*n atoms"], support: Float[Array, " atoms"]
+) -> Float[Array, "*n"]:
+    """Compute Σᵢ pᵢ zᵢ, the expected return of a distribution on the support."""
+    chex.assert_equal_shape([logits, support], dims=-1)
+    z = support.reshape((1,) * (logits.ndim - 1) + (-1,))
+    return jnp.sum(jax.nn.softmax(logits) * z, axis=-1)
+
+
+def fraction_outside(
+    reward: Float[Array, "*n"],
+    discount: Float[Array, "*n"],
+    probs: Float[Array, "*n atoms"],
+    support: Float[Array, " atoms"],
+) -> Float[Array, "*n"]:
+    """Compute the probability of r + γ Z that `categorical_projection` moves to an end of the support.
+
+    The arguments are the same. What is outside by no more than rounding is inside.
+    """
+    low, high = support[0], support[-1]
+    rounding = 1e-6 * (high - low)
+    shifted = reward[..., None] + discount[..., None] * support.reshape((1,) * reward.ndim + (-1,))
+    is_outside = (shifted < low - rounding) | (shifted > high + rounding)
+    return jnp.sum(jnp.where(is_outside, probs, 0.0), axis=-1)
+
+
 def cross_entropy(
     logits: Float[Array, "*n atoms"], probs: Float[Array, "*n atoms"]
 ) -> Float[Array, "*n"]:

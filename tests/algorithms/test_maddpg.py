@@ -76,6 +76,14 @@ def value(critic: Any, i: int, k: int, obs: Any, n: int, actions: Any) -> float:
     return float(dense(p["head"]["out"], hidden)[0])
 
 
+def targets_of(learner: Any, target: Any, batch: Any, values: Any) -> Any:
+    """The targets of all members by the parameters of a target network."""
+    key = jax.random.key(0)
+    action = learner.compute_next_action(target["policy"], batch.next_obs, values, key)
+    out = learner.module.compute_critic_outputs(target["critic"], batch.next_obs, action)
+    return learner.compute_td_targets(out, batch)[0]
+
+
 @pytest.mark.representatives("MATD3Config-2")
 @pytest.mark.parametrize(("cls", "critics"), [(MADDPGConfig, 1), (MATD3Config, 2)])
 def test_losses_are_those_of_loops_over_members(cls: Any, critics: int) -> None:
@@ -83,8 +91,9 @@ def test_losses_are_those_of_loops_over_members(cls: Any, critics: int) -> None:
     online, target = (learner.module.init(jax.random.key(seed)) for seed in (0, 1))
     batch, values = batch_of(), {"target_noise": jnp.zeros(()), "target_noise_clip": jnp.zeros(())}
     after, discount = batch.next_obs, np.asarray(batch.discount)
-    targets = learner.compute_td_targets(target, batch, values, jax.random.key(0))
-    loss, metrics = learner.critic_loss(online["critic"], batch, targets)
+    targets = targets_of(learner, target, batch, values)
+    out = learner.module.compute_critic_outputs(online["critic"], batch.obs, batch.action)
+    loss, metrics = learner.critic_loss(out, batch, targets)
     actor_loss, _ = learner.actor_loss(online["policy"], online["critic"], batch)
     total, actor_total, errors = 0.0, 0.0, []
     for n in range(ROWS):
@@ -160,11 +169,14 @@ def test_gradients_are_clipped_by_member(by: str) -> None:
     state = learner.init(key)
     after, _ = jax.jit(learner.update)(state, batch, Progress.zeros(), key)
     before, stepped = state.sgd.params, after.sgd.params
-    targets = learner.compute_td_targets(state.target.params, batch, {}, key)
+    targets = targets_of(learner, state.target.params, batch, {})
+
+    def critic_loss(critic: Any) -> Any:
+        out = learner.module.compute_critic_outputs(critic, batch.obs, batch.action)
+        return learner.critic_loss(out, batch, targets)[0]
+
     gradients = {
-        "critic": jax.grad(lambda critic: learner.critic_loss(critic, batch, targets)[0])(
-            before["critic"]
-        ),
+        "critic": jax.grad(critic_loss)(before["critic"]),
         "policy": jax.grad(lambda policy: learner.actor_loss(policy, stepped["critic"], batch)[0])(
             before["policy"]
         ),

@@ -1,4 +1,4 @@
-"""RLlib's former algorithms as presets: what they name is what their config does."""
+"""RLlib's former algorithms, and others, as presets: what they name is what their config does."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 from jaxrl.algorithms.dqn import ApexDQNConfig, R2D2Config, SimpleQConfig
 from jaxrl.algorithms.impala import A3CConfig
 from jaxrl.algorithms.ppo import DDPPOConfig
-from jaxrl.algorithms.sac import RNNSACConfig
+from jaxrl.algorithms.sac import CrossQConfig, REDQConfig, RNNSACConfig
 from jaxrl.algorithms.td3 import ApexDDPGConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.config.registry import get_algorithm_config
@@ -19,12 +19,14 @@ PRESETS = {
     "A3C": A3CConfig,
     "APEX": ApexDQNConfig,
     "APEX_DDPG": ApexDDPGConfig,
+    "CrossQ": CrossQConfig,
     "DDPPO": DDPPOConfig,
+    "REDQ": REDQConfig,
     "R2D2": R2D2Config,
     "RNNSAC": RNNSACConfig,
     "SimpleQ": SimpleQConfig,
 }
-CONTINUOUS = ("APEX_DDPG", "RNNSAC")
+CONTINUOUS = ("APEX_DDPG", "CrossQ", "REDQ", "RNNSAC")
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -11,6 +12,7 @@ from jaxrl.algorithms.tqc import TQCConfig
 from jaxrl.core.types import Columns
 from jaxrl.errors import JaxrlError, SpaceError
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY
+from jaxrl.learners.soft_actor_critic import DrawnActions
 from tests import actor_critics as ac
 
 ALPHA, QUANTILES, CRITICS, DROPPED = 0.7, 5, 3, 2
@@ -70,8 +72,9 @@ def test_targets_and_losses_equal_plain_loops() -> None:
         ("alpha_loss", alpha_loss),
     ):
         np.testing.assert_allclose(metrics[name], value / ac.ROWS, rtol=1e-4, err_msg=name)
-    key, alpha = jax.random.key(8), np.float32(ALPHA)
-    targets = jax.eval_shape(lambda: learner.compute_td_targets(state, batch, alpha, key))
+    drawn = DrawnActions(action=batch.action, log_prob=batch.reward)
+    out, alpha = jnp.zeros((CRITICS, ac.ROWS, QUANTILES)), jnp.float32(ALPHA)
+    targets, _ = learner.compute_td_targets(out, batch, drawn, alpha)
     assert targets.shape == (ac.ROWS, kept)
 
 

@@ -48,7 +48,7 @@ def test_shipped_config_loads(path: Path) -> None:
     assert algorithm == experiment.config.algo_name.lower()
     spelled = experiment.config.env.split(":")[-1].split("/")[-1].lower().replace("-minatar", "")
     spelled = spelled.rsplit("-v", 1)[0].removesuffix("-host").replace("-", "")
-    assert re.sub("-(nosticky|lstm|gru|league|fast)$", "", environment) == spelled
+    assert re.sub("-(nosticky|lstm|gru|league|fast|c51)$", "", environment) == spelled
     assert "https://" in path.read_text()
 
 

@@ -35,6 +35,7 @@ from jaxrl.config.serialize import serialize_config, serialize_for_display
 from jaxrl.config.settings.actor_critic import (
     ActorCriticTraining,
     AdvantageWeightedTraining,
+    BootstrappedTraining,
     SoftActorCriticTraining,
     TwinTraining,
 )
@@ -336,8 +337,16 @@ ACTOR_CRITIC_OTHER: dict[str, Any] = {
     "actor_lr": [[0.0, 1e-3], [100.0, 0.0]],
     "critic_lr": 2e-3,
 }
+BOOTSTRAPPED_OTHER: dict[str, Any] = {"use_target_network": False, "policy_delay": 3}
 SOFT_OTHER: dict[str, Any] = {"alpha_lr": 2e-3, "initial_alpha": 0.1, "target_entropy": -0.5}
-SAC_OTHER: dict[str, Any] = {"twin_q": False, "td_error_loss_fn": "mse"}
+ENSEMBLE_OTHER: dict[str, Any] = {
+    "num_critics": 5,
+    "num_target_critics": 3,
+    "num_atoms": 51,
+    "v_min": -3.0,
+    "v_max": 30.0,
+}
+SAC_OTHER: dict[str, Any] = {"twin_q": False, "td_error_loss_fn": "mse", **ENSEMBLE_OTHER}
 CQL_OTHER: dict[str, Any] = {
     "bc_iters": 10,
     "temperature": 0.5,
@@ -347,7 +356,7 @@ CQL_OTHER: dict[str, Any] = {
     "lagrangian_thresh": -1.0,
     "deterministic_backup": False,
 }
-TWIN_OTHER: dict[str, Any] = {"twin_q": False, "td_error_loss_fn": "huber"}
+TWIN_OTHER: dict[str, Any] = {"twin_q": False, "num_critics": 3, "td_error_loss_fn": "huber"}
 IQL_OTHER: dict[str, Any] = {"value_lr": 1e-2, "expectile": 0.9, "beta": 3.0}
 AWAC_OTHER: dict[str, Any] = {
     "weight_type": "bin",
@@ -362,8 +371,9 @@ TQC_OTHER: dict[str, Any] = {
     "top_quantiles_to_drop_per_net": 1,
 }
 TD3_OTHER: dict[str, Any] = {
+    **BOOTSTRAPPED_OTHER,
+    **ENSEMBLE_OTHER,
     "twin_q": False,
-    "policy_delay": 3,
     "smooth_target_policy": False,
     "target_noise": 0.3,
     "target_noise_clip": 0.4,
@@ -395,7 +405,8 @@ CASES += [(MAPPOConfig, name, value) for name, value in MAPPO_OTHER.items()]
 CASES += [(DQNConfig, name, value) for name, value in (REPLAY_OTHER | DQN_OTHER).items()]
 CASES += [(QMIXConfig, name, value) for name, value in QMIX_OTHER.items()]
 CASES += [(PQNConfig, name, value) for name, value in PQN_OTHER.items()]
-CASES += [(SACConfig, n, v) for n, v in (ACTOR_CRITIC_OTHER | SOFT_OTHER | SAC_OTHER).items()]
+SAC_TRAINING_OTHER = ACTOR_CRITIC_OTHER | BOOTSTRAPPED_OTHER | SOFT_OTHER | SAC_OTHER
+CASES += [(SACConfig, n, v) for n, v in SAC_TRAINING_OTHER.items()]
 CASES += [(TQCConfig, name, value) for name, value in TQC_OTHER.items()]
 CASES += [(TD3Config, name, value) for name, value in TD3_OTHER.items()]
 CASES += [(CQLConfig, name, value) for name, value in CQL_OTHER.items()]
@@ -415,7 +426,8 @@ def test_the_tables_have_every_setting() -> None:
     assert set(PQN_OTHER) == set(get_settings(PQNTraining)) - set(get_settings(OnPolicyTraining))
     for table, group, base in (
         (ACTOR_CRITIC_OTHER, ActorCriticTraining, OffPolicyTraining),
-        (SOFT_OTHER, SoftActorCriticTraining, ActorCriticTraining),
+        (BOOTSTRAPPED_OTHER, BootstrappedTraining, ActorCriticTraining),
+        (SOFT_OTHER, SoftActorCriticTraining, BootstrappedTraining),
         (SAC_OTHER, SACTraining, SoftActorCriticTraining),
         (CQL_OTHER, CQLTraining, TwinTraining),
         (IQL_OTHER, IQLTraining, AdvantageWeightedTraining),

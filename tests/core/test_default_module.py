@@ -237,6 +237,7 @@ SETTINGS = {
     "attention_init_gru_gate_bias": {"attention_init_gru_gate_bias": 0.5},
 }
 ELSEWHERE = {
+    "critic_use_batchrenorm",
     "log_std_clip_param",
     "max_seq_len",
     "lstm_use_prev_action",
@@ -244,7 +245,7 @@ ELSEWHERE = {
     "attention_use_n_prev_actions",
     "attention_use_n_prev_rewards",
 }
-"""Settings whose effect is not in the module: in the plan, and in connectors."""
+"""Settings whose effect is not in this module: in critics of actions, the plan, and connectors."""
 
 
 PARTS = spaces.Dict({"x": VECTOR, "n": spaces.Discrete(3)})

@@ -67,6 +67,7 @@ OURS = {
     "conv_use_layernorm",
     "critic_fcnet_hiddens",
     "critic_only_observations",
+    "critic_use_batchrenorm",
     "embedding_size",
     "fcnet_block",
     "fusionnet_use_layernorm",
@@ -186,6 +187,7 @@ def test_wrong_values_name_the_setting(name, value, message):
         ({"critic_fcnet_hiddens": [64, 32]}, r"critic_fcnet_hiddens is \[64, 32\].*one width"),
         ({"fcnet_use_layernorm": True}, "fcnet_use_layernorm=True has no effect on fcnet_block="),
         ({"fcnet_hiddens": []}, r"no effect without blocks, got fcnet_hiddens=\[\]"),
+        ({"critic_use_batchrenorm": True}, r"critic_use_batchrenorm=True is for dense layers, got"),
     ],
 )
 def test_blocks_are_refused_with_what_they_have_no_use_for(settings, message):

@@ -12,6 +12,7 @@ from jaxrl.algorithms.sac import SACConfig, SACLearner
 from jaxrl.algorithms.td3 import TD3Learner
 from jaxrl.algorithms.tqc import TQCLearner
 from jaxrl.core.struct import replace
+from jaxrl.learners import bootstrapped_critics
 from jaxrl.modules.networks import ResidualMLP
 from tests.learning.test_thresholds import SEEDS, all_seeds, evaluated, interquartile_mean
 
@@ -22,6 +23,9 @@ THRESHOLDS: dict[str, tuple[int, float]] = {
     "classic/pendulum-td3": (20_000, -250.0),
     "classic/pendulum-fast-td3": (51_200, -200.0),
     "classic/pendulum-tqc": (200_000, -200.0),
+    "classic/pendulum-crossq": (6_000, -200.0),
+    "classic/pendulum-redq": (3_000, -200.0),
+    "classic/pendulum-c51-sac": (10_000, -200.0),
     "classic/cartpole-sac": (200_000, 400.0),
 }
 """Environment steps, and the least interquartile mean over five seeds."""
@@ -48,9 +52,9 @@ def endless_episodes(patch: pytest.MonkeyPatch) -> None:
     """Bootstraps through terminations."""
     honest = SACLearner.compute_td_targets
 
-    def broken(self: Any, state: Any, batch: Any, *arguments: Any) -> Any:
+    def broken(self: Any, next_out: Any, batch: Any, *arguments: Any) -> Any:
         endless = replace(batch, discount=jnp.full_like(batch.discount, 0.99))
-        return honest(self, state, endless, *arguments)
+        return honest(self, next_out, endless, *arguments)
 
     patch.setattr(SACLearner, "compute_td_targets", broken)
 
@@ -67,12 +71,27 @@ def policy_of_old_actions(patch: pytest.MonkeyPatch) -> None:
 
 def targets_of_the_present(patch: pytest.MonkeyPatch) -> None:
     """The bootstrap is of the observation that was acted on."""
-    honest = TQCLearner.compute_td_targets
+    honest = TQCLearner.step_critics
 
     def broken(self: Any, state: Any, batch: Any, *arguments: Any) -> Any:
         return honest(self, state, replace(batch, next_obs=batch.obs), *arguments)
 
-    patch.setattr(TQCLearner, "compute_td_targets", broken)
+    patch.setattr(TQCLearner, "step_critics", broken)
+
+
+def moments_that_never_move(patch: pytest.MonkeyPatch) -> None:
+    """The policy sees critics that are normalized by the moments of the start."""
+    patch.setattr(bootstrapped_critics, "_name_leaves", lambda moments: {})
+
+
+def targets_without_rewards(patch: pytest.MonkeyPatch) -> None:
+    """The atoms are discounted, and no reward shifts them."""
+    honest = bootstrapped_critics.categorical_projection
+
+    def broken(reward: Any, *arguments: Any) -> Any:
+        return honest(jnp.zeros_like(reward), *arguments)
+
+    patch.setattr(bootstrapped_critics, "categorical_projection", broken)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +102,8 @@ def targets_of_the_present(patch: pytest.MonkeyPatch) -> None:
         ("classic/pendulum-td3", policy_of_old_actions),
         ("classic/pendulum-fast-td3", policy_of_old_actions),
         ("classic/pendulum-tqc", targets_of_the_present),
+        ("classic/pendulum-crossq", moments_that_never_move),
+        ("classic/pendulum-c51-sac", targets_without_rewards),
     ],
 )
 def test_a_mistake_fails_the_threshold(

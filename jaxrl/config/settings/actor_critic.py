@@ -1,20 +1,24 @@
 """Settings of actor-critic algorithms with a replay buffer."""
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxrl.config.fields import (
     Check,
     Schedule,
     at_least_one,
+    count,
     field,
     non_negative,
     positive,
     unit_interval,
 )
 from jaxrl.config.settings.replay import OffPolicyTraining
-from jaxrl.config.settings.training import Auto
+from jaxrl.config.settings.training import Auto, Training
+from jaxrl.config.settings.value import CategoricalValues
+from jaxrl.errors import ConfigError
 
 TdErrorLoss = Literal["huber", "mse"]
 TD_ERROR_LOSS_DOC = (
@@ -30,7 +34,10 @@ _no_shared_lr = Check(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorCriticTraining(OffPolicyTraining):
-    """Settings that SAC, TQC, TD3 and DDPG have in common."""
+    """Settings of algorithms with a policy, critics and a replay buffer."""
+
+    renorms_critics: ClassVar[bool] = False
+    """True if critics may be renormalized by the moments of the batch."""
 
     lr: Any = field(
         default=None,
@@ -54,13 +61,57 @@ class ActorCriticTraining(OffPolicyTraining):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class BootstrappedTraining(ActorCriticTraining):
+    """Settings that SAC, TQC, TD3 and DDPG have in common: critics that are bootstrapped from critics."""
+
+    renorms_critics: ClassVar[bool] = True
+
+    use_target_network: bool = field(
+        default=True,
+        doc="Whether targets are those of slower copies of the networks. False joins each row with what "
+        "follows it in one pass through the critics that learn (CrossQ).",
+    )
+    policy_delay: int = field(
+        default=1,
+        check=at_least_one,
+        doc="Updates of the critics per update of the policy, and of the temperature.",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TwinCritics:
     """Settings of critics with one value each, of which the smallest is used."""
 
     twin_q: bool = field(
         default=True, doc="Whether to learn two critics and use the smaller value, instead of one."
     )
+    num_critics: int | None = field(
+        default=None,
+        check=count,
+        doc="Number of critics, of which the smallest value is used; None is 2 with twin_q, else 1.",
+    )
     td_error_loss_fn: TdErrorLoss = field(default="mse", doc=TD_ERROR_LOSS_DOC)
+
+    def resolve_num_critics(self) -> int:
+        """Return the number of critics."""
+        return self.num_critics or (2 if self.twin_q else 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnsembleCritics(CategoricalValues, TwinCritics):
+    """Settings of critics of which some are drawn for the targets, with one value or C51's atoms."""
+
+    num_target_critics: int | None = field(
+        default=None,
+        check=count,
+        doc="REDQ: number of critics, drawn anew in each update, of which targets use the smallest; the "
+        "policy then maximizes the mean of all. None uses all in the targets.",
+    )
+
+    @property
+    def draws_critics(self) -> bool:
+        """Return whether targets are those of some of the critics."""
+        return (self.num_target_critics or math.inf) < self.resolve_num_critics()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +120,7 @@ class AdvantageWeightedTraining(TwinCritics, ActorCriticTraining):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SoftActorCriticTraining(ActorCriticTraining):
+class SoftActorCriticTraining(BootstrappedTraining):
     """Settings that SAC and TQC have in common, with a learned temperature."""
 
     alpha_lr: Schedule | Callable[[Any], Any] = field(
@@ -89,14 +140,14 @@ class SoftActorCriticTraining(ActorCriticTraining):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TwinTraining(TwinCritics, SoftActorCriticTraining):
-    """Settings of SAC and of what follows from it: two critics and a temperature."""
+class TwinTraining(EnsembleCritics, SoftActorCriticTraining):
+    """Settings of SAC and of what follows from it: two or more critics and a temperature."""
 
     td_error_loss_fn: TdErrorLoss = field(default="huber", doc=TD_ERROR_LOSS_DOC)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TD3Training(TwinCritics, ActorCriticTraining):
+class TD3Training(EnsembleCritics, BootstrappedTraining):
     """Settings of Fujimoto et al. 2018; all noise is in units of half the action range."""
 
     policy_delay: int = field(
@@ -151,3 +202,43 @@ class TD3Training(TwinCritics, ActorCriticTraining):
         doc="TD3+BC: weight of the values, divided by their mean size, relative to the imitation of "
         "the rows' actions; the paper's alpha is 2.5. None leaves the imitation out.",
     )
+
+
+def check_critics(training: Training, default: Training) -> None:
+    """Check the settings of critics, if an algorithm has any.
+
+    Args:
+        training: Settings of an algorithm.
+        default: The algorithm's defaults.
+
+    Raises:
+        ConfigError: If settings contradict each other, or have no effect.
+    """
+
+    def refuse(name: str, other: str, reason: str) -> None:
+        value = vars(training)[name]
+        if value != vars(default)[name]:
+            raise ConfigError(
+                f"{name}={value!r} has no effect with {other}, {reason}: leave one of the two out."
+            )
+
+    if isinstance(training, BootstrappedTraining) and not training.use_target_network:
+        for name in ("tau", "target_network_update_freq"):
+            refuse(name, "use_target_network=False", "where targets have no slower copy")
+    if isinstance(training, TwinCritics) and training.num_critics is not None:
+        refuse("twin_q", f"num_critics={training.num_critics}", "which is the number of critics")
+    if not isinstance(training, EnsembleCritics):
+        return
+    number, chosen = training.resolve_num_critics(), training.num_target_critics
+    if chosen is not None and chosen > number:
+        raise ConfigError(
+            f"num_target_critics={chosen} cannot be drawn from {number} critics; set num_critics to "
+            f"{chosen} or more, or num_target_critics to at most {number}."
+        )
+    training.check_support()
+    if training.num_atoms > 1:
+        atoms = f"num_atoms={training.num_atoms}"
+        refuse("td_error_loss_fn", atoms, "whose loss is the cross-entropy")
+    else:
+        for name in ("v_min", "v_max"):
+            refuse(name, "num_atoms=1", "which disables C51")

@@ -13,10 +13,33 @@ from jaxrl.config.fields import (
     unit_interval,
 )
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DQNTraining(OffPolicyTraining):
+class CategoricalValues:
+    """Settings of values that are distributions of the return over atoms (Bellemare et al. 2017)."""
+
+    num_atoms: int = field(
+        default=1,
+        check=count,
+        doc="Number of atoms of C51, returns from v_min to v_max whose probabilities are learned; "
+        "1 disables it.",
+    )
+    v_min: float = field(default=-10.0, check=finite, doc="Smallest return that C51 can represent.")
+    v_max: float = field(default=10.0, check=finite, doc="Largest return that C51 can represent.")
+
+    def check_support(self) -> None:
+        """Raise ConfigError if the atoms are in no order."""
+        if self.v_min >= self.v_max:
+            raise ConfigError(
+                f"v_min must be below v_max, got {self.v_min} and {self.v_max}; they bound the "
+                "returns of C51."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DQNTraining(CategoricalValues, OffPolicyTraining):
     """Settings of DQN and its variants."""
 
     epsilon: Schedule = field(
@@ -37,14 +60,6 @@ class DQNTraining(OffPolicyTraining):
         doc="Whether the online network selects the action that the target network evaluates.",
     )
     dueling: bool = field(default=True, doc="Whether values and advantages have separate heads.")
-    num_atoms: int = field(
-        default=1,
-        check=count,
-        doc="Number of atoms of C51, returns from v_min to v_max whose probabilities are learned; "
-        "1 disables it.",
-    )
-    v_min: float = field(default=-10.0, check=finite, doc="Smallest return that C51 can represent.")
-    v_max: float = field(default=10.0, check=finite, doc="Largest return that C51 can represent.")
     num_quantiles: int = field(
         default=1, check=count, doc="Number of quantiles of QR-DQN; 1 disables it."
     )
