@@ -221,10 +221,10 @@ def make_vector_steps(env_id: str, mode: Any, num_envs: int, num_steps: int) -> 
 
 def train(env: str, options: argparse.Namespace, infos: dict[str, Any]) -> dict[str, Any]:
     """Measure PPO on an environment, and the hand-written one."""
-    size = {"num_envs": 4, "num_steps": 8, "num_updates": 1}
-    if not options.quick:
-        size = {"num_envs": 64, "num_steps": 32, "num_updates": 8}
-    setting = Setting(env=env, **size).to_dict()
+    num_envs, num_steps, num_updates = (4, 8, 1) if options.quick else (64, 32, 8)
+    setting = Setting(
+        env=env, num_envs=num_envs, num_steps=num_steps, num_updates=num_updates
+    ).to_dict()
     rates: dict[str, list[float]] = {OURS: [], HANDWRITTEN: []}
     with contextlib.ExitStack() as stack:
         workers = measure.start_workers(stack, rates, infos)

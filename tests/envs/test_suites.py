@@ -244,7 +244,7 @@ def make_instance(package: str) -> Any:
         ("craftax", 10_000),
         ("jumanji", 100),
         ("playground", 1_000),
-        ("xminigrid", 75),
+        ("xminigrid", 100),
     ],
 )
 def test_instances_and_creators_are_adapted(package: str, limit: int) -> None:
