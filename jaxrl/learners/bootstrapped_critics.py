@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl.core.types import Key, Metrics, Params, PyTree, Transition
-from jaxrl.learners.learner import SgdState
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState
 from jaxrl.learners.multi_optimizer import CRITIC, MultiOptimizerLearner, step_one
 from jaxrl.modules.networks import MomentRows
 from jaxrl.modules.policy_and_critics import PolicyQModule
@@ -83,12 +83,15 @@ def step_critics(
 
     stepped, metrics = step_one(learner, CRITIC, loss, state, values)
     names = [name for name in metrics if name.startswith(_MOMENT)]
-    # They replace what the optimizer made of them, such as by weight decay.
+    # They replace what the optimizer made of them, such as by weight decay, after a finite step.
     moments = {name: metrics.pop(name) for name in names}
     if moments:
-        critic = jax.tree_util.tree_map_with_path(
-            lambda path, x: moments.get(_name(path), x), stepped.params[CRITIC]
-        )
+        is_finite = metrics[NUM_NONFINITE_UPDATES] == 0.0
+
+        def choose(path: tuple[PyTree, ...], x: Array) -> Array:
+            return jnp.where(is_finite, moments.get(_name(path), x), x)
+
+        critic = jax.tree_util.tree_map_with_path(choose, stepped.params[CRITIC])
         stepped = SgdState(params={**stepped.params, CRITIC: critic}, opt_state=stepped.opt_state)
     return stepped, metrics
 

@@ -21,6 +21,7 @@ from jaxrl.core.types import Columns, Transition
 from jaxrl.envs.registry import make
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.bootstrapped_critics import ATOMS_CLIPPED
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
 from jaxrl.learners.multi_optimizer import CRITIC, LOG_ALPHA, POLICY
 from jaxrl.modules.networks import BatchRenorm, MomentRows
 from tests import actor_critics as ac
@@ -218,6 +219,16 @@ def test_an_optimizer_leaves_moments_alone(optimizer: dict[str, Any]) -> None:
         )
         np.testing.assert_array_equal(one, other)
     assert state.target.params == {}
+
+
+@pytest.mark.parametrize("name", ["obs", "reward"])
+def test_a_nonfinite_update_changes_no_critic_and_no_moment(name: str) -> None:
+    learner, state, batch = crossed(3.0)
+    value = getattr(batch, name)
+    broken = replace(batch, **{name: value.at[jnp.argmax(batch.weight)].set(jnp.nan)})
+    after, metrics = ac.updated(learner, state, broken)
+    assert metrics[NUM_NONFINITE_UPDATES] == 1.0
+    ac.assert_trees_equal(after.sgd.params[CRITIC], state.sgd.params[CRITIC])
 
 
 @pytest.mark.representatives("C51")
