@@ -4,8 +4,10 @@
 arguments of `jaxmarl.make`, and `truncate_at_max_steps`.
 """
 
+import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -226,7 +228,7 @@ def _to_gymnasium(
 
 def list_ids() -> list[str]:
     """List the environments of JaxMARL."""
-    return list(importlib.import_module("jaxmarl").registered_envs)
+    return list(_open().registered_envs)
 
 
 def make(name: str, /, truncate_at_max_steps: bool = True, **arguments: object) -> JaxMARLEnv:
@@ -236,7 +238,7 @@ def make(name: str, /, truncate_at_max_steps: bool = True, **arguments: object) 
         EnvError: If `truncate_at_max_steps` is no bool.
     """
     check_bool(f"jaxmarl:{name}: {TRUNCATES}", truncate_at_max_steps)
-    env = importlib.import_module("jaxmarl").make(name, **arguments)
+    env = _open().make(name, **arguments)
     return JaxMARLEnv(env, truncate_at_max_steps)
 
 
@@ -253,3 +255,9 @@ def adapt(env: Any) -> JaxMARLEnv:
             "environment that jaxmarl.make returns."
         )
     return JaxMARLEnv(env)
+
+
+def _open() -> Any:
+    """Import the package, one of whose modules replaces both standard streams by the process's."""
+    with contextlib.redirect_stdout(sys.stdout), contextlib.redirect_stderr(sys.stderr):
+        return importlib.import_module("jaxmarl")

@@ -116,7 +116,10 @@ def _get_settings(
 
 
 def _find_shipped(config: "AlgorithmConfig", times: float) -> tuple[str, BatchPlan] | None:
-    """Return the matching shipped file that learns least often from each step, if it is less."""
+    """Return the matching shipped file that learns least often from each step, if it is less.
+
+    Files of variants, such as `pendulum-c51-sac`, do not match.
+    """
     plans: dict[str, BatchPlan] = {}
     for name, path in find_shipped_configs().items():
         body: Mapping[str, Any] = next(iter(yaml.safe_load(path.read_text("utf-8")).values()))
@@ -124,7 +127,7 @@ def _find_shipped(config: "AlgorithmConfig", times: float) -> tuple[str, BatchPl
             config.algo_name,
             config.environment_settings.env,
         )
-        if is_match and "sweep" not in body:
+        if is_match and "sweep" not in body and path.stem.count("-") == 1:
             plans[name] = _get_deciding_plan(load_experiment(path).config)
     least = min(plans, key=lambda name: compute_sample_reuse(plans[name]), default=None)
     if least is None or compute_sample_reuse(plans[least]) >= times:

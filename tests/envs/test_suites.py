@@ -332,7 +332,11 @@ def test_ids_are_listed_without_those_that_are_refused(prefix: str) -> None:
     assert not set(ADAPTERS[prefix].refused) & set(names)
 
 
-@pytest.mark.parametrize("prefix", [p for p, row in ADAPTERS.items() if row.distributions])
+EXTRAS = [p for p, row in ADAPTERS.items() if row.distributions and p != "gymnax"]
+"""Compiled packages that are no requirement."""
+
+
+@pytest.mark.parametrize("prefix", EXTRAS)
 def test_a_missing_package_is_named(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = ADAPTERS[prefix].package
     for module in [m for m in sys.modules if m.partition(".")[0] == package]:
