@@ -42,7 +42,7 @@ def adapt(env: Any) -> SuiteEnv:
             )
         limit = vars(layer).get("episode_length", limit)
         layer = layer.env
-    return wrap_physics("brax", remove_layers(env, "env", LAYERS), limit)
+    return wrap_physics("brax", remove_layers(layer, "env", LAYERS), limit)
 
 
 def wrap_physics(prefix: str, env: Any, limit: int) -> SuiteEnv:

@@ -41,12 +41,10 @@ def make(name: str, /, **arguments: object) -> SuiteEnv:
 def adapt(env: Any) -> SuiteEnv:
     """Return an environment of Jumanji, whose attribute `time_limit` becomes the time limit."""
     given = remove_layers(env, "_env", _LAYERS)
-    limit = getattr(given, "time_limit", None)
-    if limit is None or given is not given.unwrapped:  # a wrapper keeps the limit within
-        env, limit = given, None
-    else:
-        env = copy.copy(given)
-        env.time_limit = 2**31 - 1
+    env, limit = given, getattr(given.unwrapped, "time_limit", None)
+    if limit is not None:
+        env = copy.deepcopy(given)
+        env.unwrapped.time_limit = 2**31 - 1
 
     def reset(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
         state, step = env.reset(key)

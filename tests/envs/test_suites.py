@@ -332,6 +332,19 @@ def test_ids_are_listed_without_those_that_are_refused(prefix: str) -> None:
     assert not set(ADAPTERS[prefix].refused) & set(names)
 
 
+def test_a_limit_within_a_wrapper_truncates() -> None:
+    need("jumanji:")
+    jumanji, wrappers = (importlib.import_module(n) for n in ("jumanji", "jumanji.wrappers"))
+    inner = jumanji.make("Maze-v0", time_limit=3)
+    made = make(type("Own", (wrappers.Wrapper,), {})(inner))
+    assert made.max_episode_steps == 3
+    state, _ = made.env.reset(jax.random.key(0), made.params)
+    for _ in range(3):
+        state, result = made.env.step(jax.random.key(1), state, jnp.int32(0), made.params)
+    assert (bool(result.terminated), bool(result.truncated)) == (False, True)
+    assert inner.time_limit == 3, "the user's own is unchanged"
+
+
 EXTRAS = [p for p, row in ADAPTERS.items() if row.distributions and p != "gymnax"]
 """Compiled packages that are no requirement."""
 
