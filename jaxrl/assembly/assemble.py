@@ -32,9 +32,7 @@ from jaxrl.buffers.circular import CircularBuffer
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.buffers.sequence import AnyReplayBuffer
-from jaxrl.config.batch_plan.arithmetic import BatchPlan
-from jaxrl.config.batch_plan.offline import OfflinePlan
-from jaxrl.config.batch_plan.replay import ReplayPlan
+from jaxrl.config.batch_plan import BatchPlan, OfflinePlan, ReplayPlan
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.settings.offline_data import Storage
 from jaxrl.config.settings.replay import OffPolicyTraining

@@ -23,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
-from jaxrl.config.batch_plan.on_policy import MIN_ROWS_PER_CPU_DEVICE
+from jaxrl.config.batch_plan import MIN_ROWS_PER_CPU_DEVICE
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, Metrics, PyTree
 from jaxrl.learners.microbatches import accumulate_gradients

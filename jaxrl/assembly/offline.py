@@ -15,8 +15,7 @@ from jaxrl.assembly.input_transform import transform_parts
 from jaxrl.assembly.recorded_actions import make_action_conversion
 from jaxrl.assembly.replay import check_temporal, check_whole_sequences, get_max_seq_len
 from jaxrl.buffers.dataset import Dataset, DatasetSampler
-from jaxrl.config.batch_plan.offline import OfflinePlan
-from jaxrl.config.batch_plan.replay import ReplayPlan
+from jaxrl.config.batch_plan import OfflinePlan, ReplayPlan
 from jaxrl.config.offline import count_source_rows
 from jaxrl.config.settings.offline_data import SAMPLER, OfflineDataSettings, Storage
 from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step

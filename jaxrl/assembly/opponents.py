@@ -16,7 +16,7 @@ from jaxrl.assembly.opponent_kinds import (
     sort_kinds,
 )
 from jaxrl.config.agent_mapping import DRAWN, AgentMapping
-from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan, compute_module_sizes
+from jaxrl.config.batch_plan import MultiAgentPlan, compute_module_sizes
 from jaxrl.config.multi_agent import get_module_overrides, make_module_config
 from jaxrl.config.settings.multi_agent import Draw
 from jaxrl.core.spaces import is_same_space

@@ -13,8 +13,7 @@ from jaxrl.buffers.host import HostBuffer
 from jaxrl.buffers.packed import PackedReplayBuffer
 from jaxrl.buffers.replay import Prioritization, ReplayBuffer, ReplayState
 from jaxrl.buffers.sequence import AnyReplayBuffer, SequenceReplayBuffer
-from jaxrl.config.batch_plan.arithmetic import BatchPlan, divisors
-from jaxrl.config.batch_plan.replay import ReplayPlan
+from jaxrl.config.batch_plan import BatchPlan, ReplayPlan, divisors
 from jaxrl.config.settings.replay import (
     HOST,
     PRIORITIZED,

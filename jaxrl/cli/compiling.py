@@ -13,7 +13,7 @@ from rich.table import Table
 from jaxrl.cli import terminal
 from jaxrl.cli.experiments import resolve_config_path
 from jaxrl.cli.records import find_run_folder, load_run_config, read_params
-from jaxrl.config.batch_plan.arithmetic import BatchPlan
+from jaxrl.config.batch_plan import BatchPlan
 from jaxrl.errors import ConfigError
 from jaxrl.loggers import text
 from jaxrl.runtime.compilation_cache import CacheContents, get_cache_contents

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from jaxrl.cli.command import format_command
-from jaxrl.config.batch_plan.arithmetic import BatchPlan
-from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
-from jaxrl.config.batch_plan.replay import ReplayPlan
+from jaxrl.config.batch_plan import BatchPlan, MultiAgentPlan, ReplayPlan
 from jaxrl.config.load import load_experiment
 from jaxrl.config.registry import find_shipped_configs
 from jaxrl.loggers import text

@@ -1,7 +1,6 @@
 """Settings, the fluent AlgorithmConfig, and the values derived from them."""
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.batch_plan.on_policy import BatchPlan, choose_num_devices
 from jaxrl.config.fields import Schedule, field, fluent
 from jaxrl.config.registry import (
     get_algorithm_config,
@@ -14,11 +13,9 @@ from jaxrl.config.settings.training import AdvantageTraining, OnPolicyTraining, 
 __all__ = [
     "AdvantageTraining",
     "AlgorithmConfig",
-    "BatchPlan",
     "OnPolicyTraining",
     "Schedule",
     "Training",
-    "choose_num_devices",
     "field",
     "fluent",
     "get_algorithm_config",

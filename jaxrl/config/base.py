@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
 
 from jaxrl.config.builder import ConfigBuilder
 from jaxrl.config.fields import Flag, fluent
-from jaxrl.config.modules import get_rows_per_sample, resolve_module_spec
+from jaxrl.config.modules import resolve_module_spec
 from jaxrl.config.names import refuse_method
 from jaxrl.config.notes import announce_notes, describe_notes
 from jaxrl.config.registry import load_run_class
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from jaxrl.algorithm import Algorithm
-    from jaxrl.config.batch_plan.arithmetic import BatchPlan
-    from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+    from jaxrl.config.batch_plan import BatchPlan, MultiAgentPlan
     from jaxrl.config.settings.multi_agent import PolicySpec
     from jaxrl.envs.multi.groups import GroupReward
     from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModuleSpec
@@ -216,18 +215,9 @@ class AlgorithmConfig(ConfigBuilder):
         Raises:
             BatchSizeError: If explicit sizes are not divisible; the message suggests others.
         """
-        from jaxrl.config.batch_plan import multi_agent, offline, on_policy, replay, request
+        from jaxrl.config.batch_plan import plan_batches
 
-        if self.is_multi_agent:
-            request.refuse_markers(self)
-            return multi_agent.make_multi_agent_plan(self)
-        if self.is_offline:
-            request.refuse_markers(self)
-            return offline.make_offline_plan(self)
-        if isinstance(self.training_settings, OffPolicyTraining):
-            request.refuse_markers(self)
-            return replay.make_replay_plan(self)
-        return on_policy.make_plan(request.make_batch_request(self), get_rows_per_sample(self))
+        return plan_batches(self)
 
     def explain(self, **facts: Any) -> str:
         """Describe the effective settings, the batch arithmetic and the placement, with reasons.
@@ -315,7 +305,7 @@ class AlgorithmConfig(ConfigBuilder):
         Raises:
             ConfigError: If there is no such module, or the config is for a single agent.
         """
-        from jaxrl.config.batch_plan.multi_agent import make_planned_config
+        from jaxrl.config.batch_plan import make_planned_config
 
         plan = self._find_multi_agent_plan()
         if plan is None:
@@ -333,7 +323,7 @@ class AlgorithmConfig(ConfigBuilder):
         """Return the training settings of each module; those of a single one are named ''."""
         if not self.is_multi_agent:
             return {"": self.training_settings}
-        from jaxrl.config.batch_plan.multi_agent import make_planned_config
+        from jaxrl.config.batch_plan import make_planned_config
 
         plan = self._find_multi_agent_plan()
         assert plan is not None
@@ -341,7 +331,7 @@ class AlgorithmConfig(ConfigBuilder):
 
     def _find_multi_agent_plan(self) -> "MultiAgentPlan | None":
         """Return the plan of a config for several agents, None for a single one."""
-        from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+        from jaxrl.config.batch_plan import MultiAgentPlan
 
         plan = self.plan()
         return plan if isinstance(plan, MultiAgentPlan) else None

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
-from jaxrl.config.batch_plan.on_policy import choose_num_devices
+from jaxrl.config.batch_plan import MultiAgentPlan, choose_num_devices
 from jaxrl.config.explain_agents import describe_modules
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.placement import Placement, describe_placement

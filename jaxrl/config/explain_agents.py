@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
-from jaxrl.config.batch_plan.replay import ReplayPlan
+from jaxrl.config.batch_plan import MultiAgentPlan, ReplayPlan
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.core.space_arrays import count_bytes, get_flat_size
 from jaxrl.core.spaces import without_parts

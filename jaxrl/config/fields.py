@@ -9,7 +9,6 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from jaxrl.config.batch_plan.arithmetic import MAX_COUNT
 from jaxrl.config.coerce import (
     FLOAT32_RANGE,
     MismatchError,
@@ -24,6 +23,9 @@ from jaxrl.config.markers import Marker, as_marker, contains_tune_marker
 from jaxrl.core.hparams import is_hyperparameter
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.ops.schedules import parse_schedule
+
+MAX_COUNT = 2**31 - 1
+"""Largest number of rows, environments or other items; arrays are indexed with 32 bits."""
 
 Schedule: TypeAlias = float | list[list[float]]
 """Constant, or linearly interpolated points `[[timestep, value], ...]` from timestep 0."""

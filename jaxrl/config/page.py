@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.batch_plan.arithmetic import MAX_COUNT
-from jaxrl.config.fields import Setting
+from jaxrl.config.fields import MAX_COUNT, Setting
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.config.rllib_names import REFUSED_METHODS, RENAMED

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jaxrl.config.batch_plan.arithmetic import divisors, find_nearest
-from jaxrl.config.batch_plan.request import refuse_markers
+from jaxrl.config.batch_plan import divisors, find_nearest, refuse_markers
 from jaxrl.config.curriculum import check_curriculum
 from jaxrl.config.modules import check_model_config
 from jaxrl.config.multi_agent_checks import check_agents, check_single_agent

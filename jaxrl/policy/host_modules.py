@@ -18,7 +18,7 @@ from jaxrl.assembly.assemble import Assembly, assemble_run
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.callbacks import CallbackList
 from jaxrl.config.agent_mapping import AgentMapping, Mapped
-from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+from jaxrl.config.batch_plan import MultiAgentPlan
 from jaxrl.config.host_mapping import check_choices, follow
 from jaxrl.config.module_changes import NewModule, with_mapping_fn, with_module, with_trained
 from jaxrl.config.multi_agent import check_module_id, is_trained

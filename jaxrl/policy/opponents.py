@@ -14,7 +14,7 @@ from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.assembly.opponent_kinds import check_opponent_id, find_kind, has_same_hparams
 from jaxrl.config.agent_mapping import AgentMapping, Mapped
-from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+from jaxrl.config.batch_plan import MultiAgentPlan
 from jaxrl.config.multi_agent import check_module_id
 from jaxrl.config.settings.league import PopulationPlay
 from jaxrl.core.keys import make_key

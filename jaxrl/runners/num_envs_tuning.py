@@ -21,8 +21,7 @@ import numpy as np
 
 import jaxrl
 from jaxrl.assembly.assemble import Assembly, assemble
-from jaxrl.config.batch_plan.arithmetic import BatchPlan, divisors, find_nearest
-from jaxrl.config.batch_plan.on_policy import choose_num_devices
+from jaxrl.config.batch_plan import BatchPlan, choose_num_devices, divisors, find_nearest
 from jaxrl.config.serialize import serialize_for_display
 from jaxrl.core.keys import make_key
 from jaxrl.core.types import Device

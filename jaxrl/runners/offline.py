@@ -21,7 +21,7 @@ from jaxrl.assembly.offline import (
     open_config_data,
 )
 from jaxrl.buffers.dataset import Dataset, DatasetSampler
-from jaxrl.config.batch_plan.offline import OfflinePlan
+from jaxrl.config.batch_plan import OfflinePlan
 from jaxrl.config.offline_evaluation import describe_held_out
 from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, ConfigError, DataError

@@ -9,7 +9,7 @@ from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.assembly.device_trial import DeviceTrials
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.buffers.sequence import AnyReplayBuffer
-from jaxrl.config.batch_plan.on_policy import choose_num_devices
+from jaxrl.config.batch_plan import choose_num_devices
 from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import ConfigError

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.batch_plan.arithmetic import (
-    MAX_COUNT,
+from jaxrl.config.batch_plan import (
     BatchPlan,
     BatchRequest,
+    BatchSizeError,
+    choose_num_devices,
     divisors,
     find_nearest,
+    make_plan,
 )
-from jaxrl.config.batch_plan.on_policy import BatchSizeError, choose_num_devices, make_plan
+from jaxrl.config.fields import MAX_COUNT
 from jaxrl.errors import ConfigError
 
 

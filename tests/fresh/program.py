@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl.assembly.device_trial import ALWAYS_FASTER_ROWS
-from jaxrl.config.batch_plan.on_policy import MIN_ROWS_PER_CPU_DEVICE
+from jaxrl.config.batch_plan import MIN_ROWS_PER_CPU_DEVICE
 from jaxrl.runtime.cores import count_usable_cores
 from jaxrl.runtime.devices import MAX_CPU_DEVICES
 

@@ -14,7 +14,7 @@ from jaxrl.algorithms.appo import APPOConfig
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+from jaxrl.config.batch_plan import MultiAgentPlan
 from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.serialize import serialize_config
 from jaxrl.core.types import PyTree

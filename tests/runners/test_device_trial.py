@@ -14,8 +14,8 @@ from jaxrl.assembly.device_trial import (
     measure_speedup,
     open_device_trials,
 )
-from jaxrl.config.batch_plan import on_policy as plan
-from jaxrl.config.batch_plan.on_policy import choose_num_devices
+from jaxrl.config import batch_plan as plan
+from jaxrl.config.batch_plan import choose_num_devices
 from jaxrl.runners import placement
 from jaxrl.runners.placement import resolve_microbatch_size
 

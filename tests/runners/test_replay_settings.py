@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.buffers.replay import ReplayBuffer
-from jaxrl.config.batch_plan.replay import ReplayPlan
+from jaxrl.config.batch_plan import ReplayPlan
 from jaxrl.errors import ConfigError
 from jaxrl.runners.placement import check_memory
 from tests.replays import CAPACITY, NUM_ENVS, PRIORITIZED, ROWS, STEPS, replaying

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
-from jaxrl.config.batch_plan.arithmetic import BatchPlan
-from jaxrl.config.batch_plan.multi_agent import MultiAgentPlan
+from jaxrl.config.batch_plan import BatchPlan, MultiAgentPlan
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Weights
