@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl.algorithms.impala import IMPALAConfig, compute_vtrace_targets
 from jaxrl.config.fields import field, fluent, non_negative, positive, unit_interval
 from jaxrl.config.settings.asynchronous import AsyncTraining
 from jaxrl.core.hparams import HParams, current_values
@@ -30,7 +30,6 @@ from jaxrl.learners.policy_gradient import (
     policy_gradient_step,
 )
 from jaxrl.learners.target_network import polyak_average
-from jaxrl.learners.vtrace_targets import compute_vtrace_targets
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.modules.sequences import forward_rollout, split_into_sequences
 from jaxrl.ops import losses
@@ -222,15 +221,11 @@ class APPOLearner(BaseLearner[APPOState]):
         )
 
 
-class APPOConfig(AlgorithmConfig):
+class APPOConfig(IMPALAConfig):
     """Configuration of APPO."""
 
     algo_name = "APPO"
-    is_async = True
-    env_runners_settings = dataclasses.replace(
-        AlgorithmConfig.env_runners_settings, rollout_fragment_length=50
-    )
-    training_settings: APPOTraining = APPOTraining(
+    training_settings: APPOTraining = APPOTraining(  # pyright: ignore[reportIncompatibleVariableOverride]
         lr=5e-4,
         grad_clip=40.0,
         train_batch_size=500,

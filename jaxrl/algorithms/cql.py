@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxrl.algorithms.sac import LOG_PROB, SACLearner, SoftActorCriticState
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import count, field, finite, fluent, non_negative, positive, step_count
 from jaxrl.config.settings.actor_critic import TwinTraining
@@ -35,8 +36,6 @@ from jaxrl.learners.multi_optimizer import (
     init_parts,
     step_one,
 )
-from jaxrl.learners.soft_actor_critic import LOG_PROB, SoftActorCriticState
-from jaxrl.learners.twin_soft_actor_critic import TwinSoftActorCritic
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
 from jaxrl.modules.policy_and_critics import StochasticPolicyModule
 from jaxrl.modules.rl_module import RLModuleSpec
@@ -105,13 +104,13 @@ class ValuedActions:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CQLLearner(TwinSoftActorCritic):
+class CQLLearner(SACLearner):
     """Critics whose values are lower bounds for actions outside of the data."""
 
     settings: CQLTraining
     lr_names: ClassVar[Mapping[str, str]] = {**LR_NAMES, LOG_ALPHA_PRIME: "critic_lr"}
     delayed_metrics: ClassVar[tuple[str, ...]] = (
-        *TwinSoftActorCritic.delayed_metrics,
+        *SACLearner.delayed_metrics,
         "bc_logp_mean",
     )
 

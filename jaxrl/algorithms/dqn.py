@@ -20,26 +20,84 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
 from jaxrl.config.settings.value import DQNTraining
-from jaxrl.core.types import Columns, Key, Metrics, Params, PyTree, Transition
+from jaxrl.core.hparams import HParams, current_values
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import (
+    IS_RECORDED,
+    Columns,
+    Key,
+    Metrics,
+    Params,
+    Progress,
+    PyTree,
+    Transition,
+)
+from jaxrl.distributions.base import mask_logits
 from jaxrl.errors import ConfigError
-from jaxrl.learners.action_penalties import compute_action_penalties
-from jaxrl.learners.value_learner import ValueLearner, ValueState
+from jaxrl.learners.base import BaseLearner
+from jaxrl.learners.learner import SgdState, sgd_step, validate_loss
+from jaxrl.learners.optimizers import configure_optimizer
+from jaxrl.learners.policy_gradient import init_sgd_and_hparams
+from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.exploration import NOISE
 from jaxrl.modules.model_config import TORCH_BIASES
 from jaxrl.modules.q_network import ATOM_LOGITS, QUANTILES, QModule
-from jaxrl.modules.rl_module import RLModuleSpec
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from jaxrl.ops import losses, value_losses
 
-DQNState = ValueState
-"""State of DQN's learner."""
+
+@pytree
+class DQNState:
+    """State of a learner of action values."""
+
+    sgd: SgdState
+    hparams: HParams
+    target: TargetNetwork
+
+
+def compute_action_penalties(
+    module: RLModule,
+    settings: DQNTraining,
+    batch: Transition,
+    values: Float[Array, "*n actions"],
+) -> dict[str, Float[Array, "*n"]]:
+    """Compute the weighted penalties that the settings ask for, by metric; none by default.
+
+    `cql_loss` pushes down the values of the actions that the row does not have (Kumar et al. 2020),
+    and `margin_loss` those above the row's less a margin, where rows are recorded (Hester et al.
+    2018). Illegal actions have no part.
+
+    Args:
+        module: Module that knows which actions are legal.
+        settings: Settings of the learner.
+        batch: Minibatch.
+        values: Values of all actions, of distributions their means.
+    """
+    penalties: dict[str, Array] = {}
+    if settings.cql_alpha == settings.margin_coeff == 0.0:
+        return penalties
+    legal_values = mask_logits(values, module.action_mask(batch.obs))
+    if settings.cql_alpha > 0.0:
+        value = value_losses.batched_index(values, batch.action)
+        gap = value_losses.conservative_gap(legal_values, value)
+        penalties["cql_loss"] = settings.cql_alpha * gap
+    if settings.margin_coeff > 0.0:
+        loss = value_losses.large_margin(legal_values, batch.action, settings.margin)
+        is_recorded = batch.extras.get(IS_RECORDED, 1.0)
+        penalties["margin_loss"] = settings.margin_coeff * is_recorded * loss
+    return penalties
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DQNLearner(ValueLearner):
+class DQNLearner(BaseLearner[DQNState]):
     """Regression of action values, or of return distributions, onto bootstrapped targets."""
 
     module: QModule
     settings: DQNTraining
+
+    def init(self, key: Key) -> DQNState:
+        sgd, hparams = init_sgd_and_hparams(self, key)
+        return DQNState(sgd=sgd, hparams=hparams, target=init_target(sgd.params))
 
     def compute_td_targets(
         self, params: Params, target_params: Params, batch: Transition, key: Key
@@ -104,6 +162,42 @@ class DQNLearner(ValueLearner):
             num_rows = jax.tree.leaves(obs)[0].shape[0]
             batch[NOISE] = self.module.draw_noise(key, num_rows, self.axis_name)
         return self.module.forward_train(params, batch)
+
+    def bootstrap(
+        self,
+        reward: Float[Array, "*n"],
+        discount: Float[Array, "*n"],
+        next_value: Float[Array, "*n"],
+    ) -> Float[Array, "*n"]:
+        """Compute the targets r + γ V of single values, rescaled if the settings say so."""
+        if not self.settings.use_h_function:
+            return reward + discount * next_value
+        epsilon = self.settings.h_function_epsilon
+        next_value = value_losses.signed_parabolic(next_value, epsilon)
+        return value_losses.signed_hyperbolic(reward + discount * next_value, epsilon)
+
+    def update(
+        self, state: DQNState, batch: Transition, progress: Progress, key: Key
+    ) -> tuple[DQNState, Metrics]:
+        values, settings = current_values(state.hparams, progress), self.settings
+        target_key, loss_key = jax.random.split(key)
+        targets = self.compute_td_targets(state.sgd.params, state.target.params, batch, target_key)
+        loss_name = f"{type(self).__name__}.compute_loss"
+        sgd, metrics = sgd_step(
+            lambda params: validate_loss(
+                loss_name, self.compute_loss(params, batch, targets, loss_key)
+            ),
+            configure_optimizer(self, values, state.sgd.params),
+            state.sgd,
+            self.axis_name,
+            self.log_gradients,
+        )
+        frequency = settings.target_network_update_freq
+        target = update_target(
+            state.target, sgd.params, metrics, progress, values["tau"], frequency
+        )
+        metrics = {**metrics, "curr_lr": values["lr"], "curr_epsilon": values["epsilon"]}
+        return replace(state, sgd=sgd, target=target), metrics
 
 
 class DQNConfig(AlgorithmConfig):

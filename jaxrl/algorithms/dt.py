@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 from jaxtyping import Array, Float
 
+from jaxrl.algorithms.marwil import BCLearner
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import count, field, finite, fluent, positive
 from jaxrl.config.settings.offline_training import BCTraining
 from jaxrl.core.types import Key, Metrics, Params, ReturnColumns, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.imitation import LikelihoodLearner
 from jaxrl.modules.decision_transformer import DecisionTransformerModule
 from jaxrl.modules.rl_module import RLModuleSpec
 
@@ -63,7 +63,7 @@ class DTTraining(BCTraining):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DTLearner(LikelihoodLearner):
+class DTLearner(BCLearner):
     """Likelihood of the recorded actions, given returns-to-go and the rows before."""
 
     module: DecisionTransformerModule

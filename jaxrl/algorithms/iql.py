@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxrl.algorithms.awac import AdvantageWeighted, AdvantageWeightedState
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, between_zero_and_one, field, fluent, non_negative
 from jaxrl.config.settings.actor_critic import AdvantageWeightedTraining
 from jaxrl.core.types import Key, Metrics, Params, Transition
-from jaxrl.learners.advantage_weighted import AdvantageWeighted, AdvantageWeightedState
 from jaxrl.learners.learner import SgdState
 from jaxrl.learners.multi_optimizer import step_one
 from jaxrl.modules.model_config import RELU_ACTIVATIONS

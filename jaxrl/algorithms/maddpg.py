@@ -5,19 +5,15 @@ all observe and do while learning, with the rewards of each. Names of settings a
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.exploration import check_exploration_sigmas
-from jaxrl.config.fields import fluent
+from jaxrl.algorithms.td3 import TD3Config, TD3Learner
 from jaxrl.config.settings.actor_critic import TD3Training
 from jaxrl.config.teams import check_team, describe_team
 from jaxrl.core.types import Columns, Metrics, Params, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.deterministic_actor_critic import TD3Learner
 from jaxrl.learners.multi_optimizer import critic_loss
 from jaxrl.modules.group_policy import GroupPolicyModule
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
@@ -82,7 +78,7 @@ _NOT_FOR_MEMBERS: dict[str, tuple[tuple[object, ...], str]] = {
 """Settings with the values that a team has, and the reason."""
 
 
-class MADDPGConfig(AlgorithmConfig):
+class MADDPGConfig(TD3Config):
     """Configuration of MADDPG (Lowe et al. 2017): DDPG for a team of agents with central critics.
 
     Defaults are those of the paper's appendix and of RLlib's MADDPG (2.2), but actions are those of a
@@ -106,10 +102,6 @@ class MADDPGConfig(AlgorithmConfig):
         num_steps_sampled_before_learning_starts=25_600,
         replay_buffer_config={"type": "uniform", "capacity": 1_000_000, "alpha": 0.6, "beta": 0.4},
     )
-    reporting_settings = dataclasses.replace(
-        AlgorithmConfig.reporting_settings, min_sample_timesteps_per_iteration=1000
-    )
-    training = fluent("training_settings", TD3Training)
 
     @property
     def notes(self) -> list[str]:
@@ -122,10 +114,6 @@ class MADDPGConfig(AlgorithmConfig):
     def get_default_rl_module_spec(self) -> RLModuleSpec:
         return RLModuleSpec(module_class=GroupPolicyModule, model_config=RELU_ACTIVATIONS)
 
-    def get_module_settings(self) -> dict[str, Any]:
-        noise = self.training_settings.exploration_noise
-        return super().get_module_settings() | {"exploration_noise": noise}
-
     def validate(self) -> None:
         """Check the constraints between settings.
 
@@ -134,7 +122,6 @@ class MADDPGConfig(AlgorithmConfig):
         """
         check_team(self)
         super().validate()
-        check_exploration_sigmas(self.training_settings, self.plan().total_envs)
         for name, (allowed, reason) in _NOT_FOR_MEMBERS.items():
             if self[name] not in allowed:
                 raise ConfigError(

@@ -8,6 +8,7 @@ REINFORCE are other values of the same settings.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -19,17 +20,13 @@ from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.learners.base import BaseLearner
+from jaxrl.learners.bootstrap import compute_rollout_values
 from jaxrl.learners.learner import SgdState
 from jaxrl.learners.policy_gradient import (
     get_kl_metric,
     init_sgd_and_hparams,
     policy_gradient_step,
     weight_advantages,
-)
-from jaxrl.learners.value_loss import (
-    compute_rollout_values,
-    compute_value_loss,
-    get_moment_values,
 )
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.modules.sequences import forward_rollout, split_into_sequences
@@ -284,3 +281,34 @@ class DDPPOConfig(PPOConfig):
         minibatch_size=50,
         use_kl_loss=False,
     )
+
+
+TARGET_MEAN, TARGET_STD = "vf_target_mean", "vf_target_std"
+"""Names of the targets' moments among the hyperparameters of a loss."""
+
+
+def get_moment_values(moments: DebiasedMoments) -> dict[str, Float[Array, ""]]:
+    """Return the moments of value targets by name, for `compute_value_loss`."""
+    return {TARGET_MEAN: moments.mean, TARGET_STD: moments.std}
+
+
+def compute_value_loss(
+    value: Float[Array, "*n"],
+    target: Float[Array, "*n"],
+    settings: ValueTraining,
+    values: Mapping[str, Float[Array, ""]],
+) -> Float[Array, "*n"]:
+    """Compute min(l(v − G), c), the square or Huber's loss bounded by `vf_clip_param`.
+
+    Args:
+        value: Values v of the module.
+        target: Targets G in units of the rewards.
+        settings: Which loss it is, and whether values are normalized.
+        values: Current hyperparameters by name, with `TARGET_MEAN` and `TARGET_STD` if they are.
+    """
+    if settings.normalize_values:
+        target = (target - values[TARGET_MEAN]) / values[TARGET_STD]
+    if settings.huber_delta is None:
+        return losses.clipped_value_loss(value, target, values["vf_clip_param"])
+    huber = losses.huber_loss(value - target, values["huber_delta"])
+    return jnp.minimum(huber, values["vf_clip_param"])

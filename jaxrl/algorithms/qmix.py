@@ -20,13 +20,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl.algorithms.dqn import DQNConfig, DQNLearner
 from jaxrl.config.fields import count, field, fluent
 from jaxrl.config.settings.value import DQNTraining
 from jaxrl.config.teams import GroupReward, check_team, describe_team
 from jaxrl.core.types import Columns, Key, Metrics, Params, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.value_learner import ValueLearner
 from jaxrl.modules.group_q import GroupQModule
 from jaxrl.modules.model_config import TORCH_BIASES
 from jaxrl.modules.rl_module import RLModuleSpec
@@ -74,7 +73,7 @@ class QMIXTraining(DQNTraining):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class QMIXLearner(ValueLearner):
+class QMIXLearner(DQNLearner):
     """Regression of a team's value onto bootstrapped targets."""
 
     module: GroupQModule
@@ -124,12 +123,12 @@ class QMIXLearner(ValueLearner):
         }
 
 
-class QMIXConfig(AlgorithmConfig):
+class QMIXConfig(DQNConfig):
     """Configuration of QMIX."""
 
     algo_name = "QMIX"
     groups_agents = True
-    training_settings: QMIXTraining = QMIXTraining(
+    training_settings: QMIXTraining = QMIXTraining(  # pyright: ignore[reportIncompatibleVariableOverride]
         lr=5e-4,
         grad_clip=10.0,
         optimizer={"name": "rmsprop", "decay": 0.99, "eps": 1e-5},
@@ -138,9 +137,6 @@ class QMIXConfig(AlgorithmConfig):
         epsilon=[[0, 1.0], [40_000, 0.01]],
         target_network_update_freq=500,
         replay_buffer_config={"type": "uniform", "capacity": 50_000},
-    )
-    reporting_settings = dataclasses.replace(
-        AlgorithmConfig.reporting_settings, min_sample_timesteps_per_iteration=1000
     )
     training = fluent("training_settings", QMIXTraining)
 
@@ -174,13 +170,13 @@ class QMIXConfig(AlgorithmConfig):
             ConfigError: If settings contradict each other, or have no effect on a team.
         """
         check_team(self)
-        super().validate()
         for name, (value, reason) in _NOT_FOR_TEAMS.items():
             if self[name] != value:
                 raise ConfigError(
                     f"{name}={self[name]!r} is not supported by {self.algo_name}: {reason}; set "
                     f"{value!r}."
                 )
+        super().validate()
         mixer = self.training_settings.mixer
         given = [name for name in _OF_THE_MIXER if name in self.explicit]
         if mixer != "qmix" and given:

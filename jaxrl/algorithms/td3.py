@@ -9,17 +9,243 @@ is constant, and networks have 256 and 256 units like SAC's (RLlib: 400 and 300)
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.exploration import check_exploration_sigmas
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.actor_critic import TD3Training
 from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
-from jaxrl.learners.deterministic_actor_critic import TD3Learner
+from jaxrl.core.hparams import HParams, build_hparams, current_values
+from jaxrl.core.struct import pytree, replace
+from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Transition
+from jaxrl.learners.base import BaseLearner
+from jaxrl.learners.bootstrapped_critics import (
+    choose_critics,
+    compute_smallest_targets,
+    step_critics,
+)
+from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms, select
+from jaxrl.learners.multi_optimizer import (
+    CRITIC,
+    LR_NAMES,
+    POLICY,
+    combine_metrics,
+    critic_loss,
+    draw_normal_rows,
+    get_part,
+    init_parts,
+    replace_part,
+    step_one,
+    step_when_due,
+)
+from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
 from jaxrl.modules.policy_and_critics import DeterministicPolicyModule
 from jaxrl.modules.rl_module import RLModuleSpec
+from jaxrl.ops.losses import masked_mean
+
+
+@pytree
+class TD3State:
+    """Learner state; `age` counts updates since the policy's last step, `actor` is its metrics."""
+
+    sgd: SgdState
+    target: TargetNetwork
+    age: Int[Array, ""]
+    actor: Metrics
+    hparams: HParams
+
+
+@pytree
+class DelayedUpdate:
+    """Result of a policy step: policy, target network, and metrics."""
+
+    policy: SgdState
+    target: TargetNetwork
+    metrics: Metrics
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TD3Learner(BaseLearner[TD3State]):
+    """Critics with clipped double-Q targets at smoothed actions, and a delayed policy."""
+
+    module: DeterministicPolicyModule
+    settings: TD3Training
+    lr_names: ClassVar[Mapping[str, str]] = {part: LR_NAMES[part] for part in (POLICY, CRITIC)}
+
+    def init(self, key: Key) -> TD3State:
+        params, hparams = self.module.init(key), build_hparams(self.settings)
+        values = current_values(hparams, Progress.zeros())
+        names = ["total_loss", "grad_norm", NUM_NONFINITE_UPDATES]
+        if self.log_gradients:
+            names += compute_gradient_norms({POLICY: params[POLICY]})
+        return TD3State(
+            sgd=init_parts(self, params, values),
+            target=init_target(params if self.settings.use_target_network else {}),
+            age=jnp.zeros((), jnp.int32),
+            actor={name: jnp.zeros((), jnp.float32) for name in names},
+            hparams=hparams,
+        )
+
+    def without_delays(self, state: TD3State) -> TD3State:
+        return replace(state, age=jnp.full_like(state.age, self.settings.policy_delay))
+
+    def compute_next_action(
+        self, policy: Params, obs: PyTree, values: dict[str, Float[Array, ""]], key: Key
+    ) -> Float[Array, "N ..."]:
+        """Compute π'(s') + clip(ε, −c, c), ε ~ N(0, σ²), the action of the targets  (eq. 14).
+
+        Args:
+            policy: Parameters of the target network's policy, or of the policy itself.
+            obs: Observations s', `[N, ...]`.
+            values: Current hyperparameters by name.
+            key: Key of the noise. Consumed.
+        """
+        action = self.module.compute_policy_action(policy, obs)
+        if self.settings.smooth_target_policy:
+            bound = values["target_noise_clip"]
+            noise = values["target_noise"] * draw_normal_rows(key, action.shape, self.axis_name)
+            action = self.module.perturb(action, jnp.clip(noise, -bound, bound))
+        return action
+
+    def compute_td_targets(
+        self, next_out: Float[Array, "critics N *n"], batch: Transition
+    ) -> tuple[Float[Array, " N *n"], Metrics]:
+        """Compute y = r + γ minₖ Q'ₖ(s', a')  (eq. 15), see `compute_smallest_targets`.
+
+        Args:
+            next_out: Outputs of the critics of the targets at s' and a'.
+            batch: Minibatch, `[N, ...]`.
+        """
+        support = self.module.support
+        return compute_smallest_targets(next_out, batch, support, axis_name=self.axis_name)
+
+    def critic_loss(
+        self, out: Float[Array, "critics N *n"], batch: Transition, targets: Float[Array, " N *n"]
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Compute Σₖ E[w l(Qₖ(s, a) − y)], with l set by `td_error_loss_fn`, or C51's.
+
+        Args:
+            out: Outputs of the critics at the rows.
+            batch: Minibatch, `[N, ...]`.
+            targets: Targets y.
+        """
+        loss_fn, support = self.settings.td_error_loss_fn, self.module.support
+        return critic_loss(out, targets, batch.weight, loss_fn, self.axis_name, support)
+
+    def step_critics(
+        self, state: TD3State, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+    ) -> tuple[SgdState, Metrics]:
+        """Step the critics towards their targets. Consumes the key."""
+        settings, online = self.settings, state.sgd.params
+        target = state.target.params if settings.use_target_network else None
+        chosen, key = choose_critics(settings, key)
+        policy = online[POLICY] if target is None else target[POLICY]
+        action = self.compute_next_action(policy, batch.next_obs, values, key)
+
+        def loss(
+            critic: Params,
+            out: Float[Array, "critics N *n"],
+            next_out: Float[Array, "critics N *n"],
+        ) -> tuple[Float[Array, ""], Metrics]:
+            del critic
+            next_out = next_out if chosen is None else next_out[chosen]
+            targets, clipped = self.compute_td_targets(next_out, batch)
+            value, metrics = self.critic_loss(out, batch, targets)
+            return value, {**metrics, **clipped}
+
+        critics = None if target is None else target[CRITIC]
+        return step_critics(self, state.sgd, critics, batch, action, loss, values)
+
+    def compute_policy_values(
+        self, critic: Params, obs: PyTree, action: Float[Array, "N ..."]
+    ) -> Float[Array, " N"]:
+        """Compute Q₁(s, a), or the mean of all critics where some are drawn for the targets."""
+        if self.settings.draws_critics:
+            return jnp.mean(self.module.compute_q_values(critic, obs, action), axis=0)
+        return self.module.compute_first_q_values(critic, obs, action)
+
+    def actor_loss(
+        self, policy: Params, critic: Params, batch: Transition
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Compute −E[w Q₁(s, π(s))].
+
+        Its gradient is the deterministic policy gradient (Silver et al. 2014).
+        """
+        action = self.module.compute_policy_action(policy, batch.obs)
+        q = self.compute_policy_values(critic, batch.obs, action)
+        return -jnp.mean(batch.weight * q), {}
+
+    def imitating_actor_loss(
+        self, policy: Params, critic: Params, batch: Transition, coeff: Float[Array, ""]
+    ) -> tuple[Float[Array, ""], Metrics]:
+        """Compute −λ E[w Q₁(s, π(s))] + E[w |π(s) − a|²], λ = coeff / E|Q₁|.
+
+        Fujimoto & Gu 2021, eq. 3 and 5: distances are means over the action's elements, in units
+        of half the action range, and λ carries no gradient.
+        """
+        action = self.module.compute_policy_action(policy, batch.obs)
+        q = self.compute_policy_values(critic, batch.obs, action)
+        size = masked_mean(jnp.abs(jax.lax.stop_gradient(q)), batch.weight > 0.0, self.axis_name)
+        if self.axis_name is not None:
+            size = jax.lax.pmean(size, self.axis_name)
+        distance = self.module.compute_distance(action, batch.action)
+        scale = coeff / jnp.maximum(size, 1e-8)
+        return jnp.mean(batch.weight * (distance - scale * q)), {}
+
+    def update(
+        self, state: TD3State, batch: Transition, progress: Progress, key: Key
+    ) -> tuple[TD3State, Metrics]:
+        """Step the critics and, when due, the policy.
+
+        If anything is non-finite, nothing changes.
+        """
+        values = current_values(state.hparams, progress)
+        sgd, critic = self.step_critics(state, batch, values, key)
+        settings = self.settings
+        skipped = DelayedUpdate(
+            policy=get_part(sgd, POLICY), target=state.target, metrics=state.actor
+        )
+
+        def actor_loss(policy: Params) -> tuple[Float[Array, ""], Metrics]:
+            if settings.bc_coeff is None:
+                return self.actor_loss(policy, sgd.params[CRITIC], batch)
+            coeff = values["bc_coeff"]
+            return self.imitating_actor_loss(policy, sgd.params[CRITIC], batch, coeff)
+
+        def policy_step() -> DelayedUpdate:
+            stepped, actor = step_one(self, POLICY, actor_loss, sgd, values)
+            target = state.target
+            if settings.use_target_network:
+                frequency, tau = settings.target_network_update_freq, values["tau"]
+                metrics = combine_metrics(critic, actor)
+                target = update_target(target, stepped.params, metrics, progress, tau, frequency)
+            actor_metrics = {name: actor[name] for name in state.actor}
+            return DelayedUpdate(
+                policy=get_part(stepped, POLICY), target=target, metrics=actor_metrics
+            )
+
+        delayed, age = step_when_due(state.age, settings.policy_delay, policy_step, skipped)
+        metrics = combine_metrics(critic, delayed.metrics)
+        updated = replace(
+            state,
+            sgd=replace_part(sgd, POLICY, delayed.policy),
+            age=age,
+            actor=delayed.metrics,
+        )
+        state = select(metrics[NUM_NONFINITE_UPDATES] < 0.5, updated, state)
+        return replace(state, target=delayed.target), {
+            **metrics,
+            "policy_loss": delayed.metrics["total_loss"],
+            "curr_actor_lr": values["actor_lr"],
+            "curr_critic_lr": values["critic_lr"],
+        }
 
 
 class TD3Config(AlgorithmConfig):

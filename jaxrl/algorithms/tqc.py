@@ -11,16 +11,12 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl.algorithms.sac import DrawnActions, SACConfig, SoftActorCritic
 from jaxrl.config.fields import at_least_one, field, fluent, non_negative
 from jaxrl.config.settings.actor_critic import SAC_REPLAY_BUFFER, SoftActorCriticTraining
 from jaxrl.core.types import Metrics, Transition
 from jaxrl.errors import ConfigError
 from jaxrl.learners.multi_optimizer import compute_critic_metrics
-from jaxrl.learners.soft_actor_critic import DrawnActions, SoftActorCritic
-from jaxrl.modules.model_config import RELU_ACTIVATIONS
-from jaxrl.modules.policy_and_critics import StochasticPolicyModule
-from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.ops import value_losses
 from jaxrl.ops.search import smallest_k
 
@@ -93,26 +89,20 @@ class TQCLearner(SoftActorCritic):
         return loss, compute_critic_metrics(loss, value, td_error, batch.weight, self.axis_name)
 
 
-class TQCConfig(AlgorithmConfig):
+class TQCConfig(SACConfig):
     """Configuration of TQC."""
 
     algo_name = "TQC"
-    training_settings: TQCTraining = TQCTraining(
+    training_settings: TQCTraining = TQCTraining(  # pyright: ignore[reportIncompatibleVariableOverride]
         train_batch_size=256,
         tau=0.005,
         num_steps_sampled_before_learning_starts=1500,
         replay_buffer_config=SAC_REPLAY_BUFFER,
     )
-    reporting_settings = dataclasses.replace(
-        AlgorithmConfig.reporting_settings, min_sample_timesteps_per_iteration=1000
-    )
     training = fluent("training_settings", TQCTraining)
 
     def get_default_learner_class(self) -> type[TQCLearner]:
         return TQCLearner
-
-    def get_default_rl_module_spec(self) -> RLModuleSpec:
-        return RLModuleSpec(module_class=StochasticPolicyModule, model_config=RELU_ACTIVATIONS)
 
     def get_module_settings(self) -> dict[str, Any]:
         training = self.training_settings

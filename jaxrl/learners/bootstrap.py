@@ -1,16 +1,20 @@
 """Values of successor states, which are not the next row where an episode ended."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Columns, PyTree, Rollout, Transition, obs_only
+from jaxrl.core.types import Columns, Params, PyTree, Rollout, Transition, obs_only
+from jaxrl.modules.rl_module import RLModule
 from jaxrl.modules.sequences import attach_final_carries
 from jaxrl.ops.returns import gae
 from jaxrl.ops.search import searchsorted
+from jaxrl.ops.statistics import DebiasedMoments
 
 ValueFn = Callable[[PyTree], Float[Array, " N"]]
 
@@ -33,6 +37,32 @@ def compute_values_and_successors(
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
     values = value_fn(flat).reshape(rollout.reward.shape)
     return values, compute_successor_values(value_fn, rollout, values)
+
+
+def compute_rollout_values(
+    module: RLModule,
+    params: Params,
+    rollout: Rollout,
+    out: dict[str, Any],
+    moments: DebiasedMoments | None,
+) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
+    """Compute the values of all rows and of their successors, in units of the rewards.
+
+    Args:
+        module: Module with a value function.
+        params: Its parameters.
+        rollout: Rollout, `[T, B, ...]`.
+        out: Outputs of `forward_rollout` if the module is recurrent, else empty.
+        moments: Moments of the targets that the module's values are in units of, or None.
+    """
+    values = compute_values_and_successors(
+        partial(module.compute_values, params),
+        attach_final_carries(rollout, out),
+        out.get(Columns.VF_PREDS),
+    )
+    if moments is None:
+        return values
+    return moments.denormalize(values[0]), moments.denormalize(values[1])
 
 
 def compute_successor_values(

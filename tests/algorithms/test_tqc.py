@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.algorithms.sac import DrawnActions
 from jaxrl.algorithms.tqc import TQCConfig
 from jaxrl.core.types import Columns
 from jaxrl.errors import JaxrlError, SpaceError
 from jaxrl.learners.multi_optimizer import CRITIC, POLICY
-from jaxrl.learners.soft_actor_critic import DrawnActions
 from tests import actor_critics as ac
 
 ALPHA, QUANTILES, CRITICS, DROPPED = 0.7, 5, 3, 2

@@ -14,7 +14,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.envs.probes import ProbeDiscount
 from jaxrl.errors import ConfigError
-from jaxrl.learners.value_loss import compute_rollout_values
+from jaxrl.learners.bootstrap import compute_rollout_values
 from jaxrl.ops.statistics import DebiasedMoments
 from tests.algorithms.test_ppo import ROWS, learner_and_batch
 from tests.helpers import assert_equal, small
