@@ -1,9 +1,10 @@
 """Reinforcement learning in JAX, with RLlib's API."""
 
 import importlib
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
-from jaxrl import moved
+from jaxrl.compat.imports import install_import_hooks, refuse_foreign_name
 from jaxrl.core.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-moved.install_import_hook()
+install_import_hooks()
 
 _CONFIG_CLASSES = sorted(path.partition(":")[2] for path, _ in ALGORITHMS.values())
 
@@ -124,8 +125,9 @@ _MODULES.update(dict.fromkeys(_CONFIG_CLASSES, "jaxrl.algorithms"))
 def __getattr__(name: str) -> Any:
     """Import a public name on first access (PEP 562), which keeps `import jaxrl` fast."""
     if name not in _MODULES:
-        if not name.startswith("_"):
-            moved.refuse_foreign_name("jaxrl", name)
+        is_module = PathFinder.find_spec(f"jaxrl.{name}", globals()["__path__"]) is not None
+        if not name.startswith("_") and not is_module:
+            refuse_foreign_name("jaxrl", name)
         raise AttributeError(f"module 'jaxrl' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value

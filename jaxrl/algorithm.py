@@ -25,9 +25,9 @@ from jaxrl.assembly.replay import (
     select_saved_state,
 )
 from jaxrl.callbacks import CallbackList
+from jaxrl.compat.lookup import RLlibNames, answer_arguments, is_defined_by_user, load
 from jaxrl.config.imports import TrustSpec
 from jaxrl.config.placement import resolve_placement
-from jaxrl.config.rllib_api import FormerNames, refuse_uncalled_methods
 from jaxrl.config.serialize import get_config_class_path
 from jaxrl.config.stop import (
     StopCriteria,
@@ -37,7 +37,6 @@ from jaxrl.config.stop import (
     parse_fit_criteria,
     warn_of_missing,
 )
-from jaxrl.config.synonyms import answer_arguments
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
@@ -100,13 +99,16 @@ from jaxrl.training.train_state import TrainState
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
+TRAINABLE_METHODS = ("setup", "log_result", "save_checkpoint", "load_checkpoint", "cleanup")
+"""Methods of Ray Tune's Trainable that an Algorithm calls, so that a subclass may override them."""
+
 _EVALUATION_SALT = 0x6576616C
 """Constant folded into the seed's key for evaluation draws."""
 
 Result = dict[str, Any]
 
 
-class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMethods, FormerNames):
+class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMethods, RLlibNames):
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a
@@ -123,7 +125,7 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
     """
 
     trial_id: str = "default"
-    _former_kind = "algorithm"
+    _rllib_kind = "algorithm"
 
     if TYPE_CHECKING:
 
@@ -140,7 +142,8 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             ConfigError: If there is one; the message says what to write instead.
         """
         super().__init_subclass__(**kwargs)
-        refuse_uncalled_methods(cls)
+        if is_defined_by_user(cls):
+            load("rllib.attributes").refuse_uncalled_methods(cls)
 
     def __init__(
         self,

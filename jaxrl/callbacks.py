@@ -5,29 +5,20 @@ import os
 import resource
 import sys
 import tracemalloc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxrl.compat import lookup
 from jaxrl.config.placement import HOST_ONLY_SETTINGS, HOST_REMEDIES
-from jaxrl.config.rllib_api import RENAMED_HOOK_ARGUMENTS, RENAMED_HOOKS
-from jaxrl.config.rllib_names import REFUSED_HOOKS
 from jaxrl.errors import ConfigError, did_you_mean
-from jaxrl.metrics import DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
-    from jaxrl.assembly.connector_env import EnvToInspect
     from jaxrl.config.settings.run import CallbacksSettings as CallbackSettings
     from jaxrl.envs.context import EnvContext
     from jaxrl.episodes import SingleAgentEpisode
     from jaxrl.modules.rl_module import RLModule
-    from jaxrl.runners.compiled_runner import CompiledEnvRunner
-    from jaxrl.runners.env_runner import EnvRunner
-    from jaxrl.runners.episode_tracker import EnvsView
-    from jaxrl.runners.metrics_logger import MetricsLogger
-    from jaxrl.runners.ray.group import RayEnvRunnerGroup
-    from jaxrl.training.episode_stats import EndedEpisode
 
 HOOKS = (
     "on_algorithm_init",
@@ -63,6 +54,9 @@ class Callbacks:
     of environments, episodes and samples in their own process, on their own instance of the class.
     If environments are part of the compiled program, hooks run between dispatches; those of
     episodes and samples run after the dispatch that produced them.
+
+    `env_runner` is the `EnvRunner` of the environments, or the `CompiledEnvRunner` that stands in for
+    one between dispatches, `env` its vector environment, and `metrics_logger` a `MetricsLogger`.
     """
 
     def on_algorithm_init(self, *, algorithm: "Algorithm") -> None:
@@ -90,9 +84,9 @@ class Callbacks:
     def on_environment_created(
         self,
         *,
-        env_runner: "EnvRunner | CompiledEnvRunner",
-        metrics_logger: "MetricsLogger",
-        env: "EnvsView | EnvToInspect",
+        env_runner: Any,
+        metrics_logger: Any,
+        env: Any,
         env_context: "EnvContext",
     ) -> None:
         """Run after a runner created its environments; `env.envs` holds those in its process.
@@ -105,9 +99,9 @@ class Callbacks:
         self,
         *,
         episode: "SingleAgentEpisode",
-        env_runner: "EnvRunner",
-        metrics_logger: "MetricsLogger",
-        env: "EnvsView",
+        env_runner: Any,
+        metrics_logger: Any,
+        env: Any,
         env_index: int,
         rl_module: "RLModule",
     ) -> None:
@@ -117,9 +111,9 @@ class Callbacks:
         self,
         *,
         episode: "SingleAgentEpisode",
-        env_runner: "EnvRunner",
-        metrics_logger: "MetricsLogger",
-        env: "EnvsView",
+        env_runner: Any,
+        metrics_logger: Any,
+        env: Any,
         env_index: int,
         rl_module: "RLModule",
     ) -> None:
@@ -129,17 +123,15 @@ class Callbacks:
         self,
         *,
         episode: "SingleAgentEpisode",
-        env_runner: "EnvRunner",
-        metrics_logger: "MetricsLogger",
-        env: "EnvsView",
+        env_runner: Any,
+        metrics_logger: Any,
+        env: Any,
         env_index: int,
         rl_module: "RLModule",
     ) -> None:
         """Run after each step."""
 
-    def on_episode_end(
-        self, *, episode: "SingleAgentEpisode | EndedEpisode", **kwargs: Any
-    ) -> None:
+    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
         """Run on each episode that ended.
 
         On the host, the arguments are those of `on_episode_step`, with `episode` being the chunk
@@ -164,7 +156,7 @@ class Callbacks:
         self,
         *,
         algorithm: "Algorithm",
-        env_runner_group: "RayEnvRunnerGroup",
+        env_runner_group: Any,
         env_runner_indices: list[int],
         is_evaluation: bool,
     ) -> None:
@@ -224,21 +216,20 @@ class CallbackList:
         chosen: Sequence[object] = (
             [] if classes is None else classes if isinstance(classes, (list, tuple)) else [classes]
         )
-        objects = [_make_instance(item) for item in chosen]
-        self._listeners: dict[str, list[_Listener]] = {}
+        self._listeners: dict[str, list[_Listener]] = {hook: [] for hook in HOOKS}
+        for item in map(_make_instance, chosen):
+            owner = type(item).__name__
+            for name in dir(item):
+                if name.startswith("on_") and not _is_empty_hook(item, name):
+                    listener = _make_listener(owner, getattr(item, name))
+                    self._listeners[_find_hook(owner, name)].append(listener)
         for hook in HOOKS:
             value = vars(settings)[hook]
             functions: Sequence[Callable[..., object]] = (
                 [] if value is None else value if isinstance(value, (list, tuple)) else [value]
             )
-            self._listeners[hook] = [
-                *(
-                    _make_listener(type(item).__name__, getattr(item, name))
-                    for item in objects
-                    for name in (hook, *(old for old, new in RENAMED_HOOKS.items() if new == hook))
-                    if _is_overridden(item, name)
-                ),
-                *(_make_listener(_get_name(function), function) for function in functions),
+            self._listeners[hook] += [
+                _make_listener(_get_name(function), function) for function in functions
             ]
 
     def has_listeners(self, hook: str) -> bool:
@@ -257,7 +248,8 @@ class CallbackList:
             given = kwargs
             missing = listener.required - kwargs.keys()
             if missing:
-                given = {**kwargs, **_make_former_arguments(missing, kwargs)}
+                rllib = lookup.load("rllib.attributes")
+                given = {**kwargs, **rllib.make_hook_arguments(missing, kwargs)}
                 missing = missing - given.keys()
             if missing:
                 raise ConfigError(
@@ -314,23 +306,28 @@ def _make_listener(name: str, function: Callable[..., object]) -> _Listener:
     )
 
 
-def _make_former_arguments(
-    names: Collection[str], arguments: Mapping[str, object]
-) -> dict[str, object]:
-    """Return the arguments that RLlib's older hooks require, by their former names."""
-    former = {
-        name: arguments[RENAMED_HOOK_ARGUMENTS[name]]
-        for name in names
-        if RENAMED_HOOK_ARGUMENTS.get(name) in arguments
-    }
-    if "policies" in names and "rl_module" in arguments:
-        former["policies"] = {DEFAULT_MODULE: arguments["rl_module"]}
-    return former
+def _is_empty_hook(item: object, name: str) -> bool:
+    """Return whether a method of an object is that of the base class, which does nothing."""
+    return name in vars(Callbacks) and getattr(type(item), name, None) is vars(Callbacks)[name]
 
 
-def _is_overridden(item: object, hook: str) -> bool:
-    """Return whether an object has a method for a hook, other than the empty one."""
-    return getattr(type(item), hook, None) is not vars(Callbacks).get(hook)
+def _find_hook(owner: str, name: str) -> str:
+    """Return the hook of a method, which may have a former name of RLlib's.
+
+    Raises:
+        ConfigError: If the method would never be called.
+    """
+    if name in HOOKS:
+        return name
+    rllib = lookup.load("rllib.attributes")
+    if name in rllib.REFUSED_HOOKS:
+        raise ConfigError(f"{owner}.{name} would never be called: {rllib.REFUSED_HOOKS[name]}.")
+    if name not in rllib.RENAMED_HOOKS:
+        raise ConfigError(
+            f"{owner}.{name} is not a hook.{did_you_mean(name, HOOKS)} The hooks are "
+            f"{', '.join(HOOKS)}."
+        )
+    return rllib.RENAMED_HOOKS[name]
 
 
 def _get_name(function: Callable[..., object]) -> str:
@@ -351,11 +348,7 @@ def _make_instance(item: object) -> object:
         raise ConfigError(
             f"callbacks_class must be a subclass of jaxrl.callbacks.Callbacks, got {source!r}{made}."
         )
-    instance = _call(item) if isinstance(item, type) else item
-    for name in dir(instance):
-        if name.startswith("on_") and name not in (*HOOKS, *RENAMED_HOOKS):
-            raise ConfigError(f"{type(instance).__name__}.{name} {_explain_unknown_hook(name)}")
-    return instance
+    return _call(item) if isinstance(item, type) else item
 
 
 def _call(make: Callable[..., object]) -> object:
@@ -371,9 +364,3 @@ def _call(make: Callable[..., object]) -> object:
     except ValueError:  # a function of C without a signature
         pass
     return make()
-
-
-def _explain_unknown_hook(hook: str) -> str:
-    if hook in REFUSED_HOOKS:
-        return f"would never be called: {REFUSED_HOOKS[hook]}."
-    return f"is not a hook.{did_you_mean(hook, HOOKS)} The hooks are {', '.join(HOOKS)}."

@@ -2,7 +2,7 @@
 
 Importing this module, or `from jaxrl import PPO`, also registers jaxrl's PPO under the name "PPO"
 with Tune, in this process and its trials. So does a config, if Ray Tune has been imported
-(`jaxrl.config.tune_registration`). `import jaxrl` alone does not import Ray, so Tune then has no
+(`jaxrl.compat.imports`). `import jaxrl` alone does not import Ray, so Tune then has no
 such name, or resolves it to RLlib's.
 """
 
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import jax
 
 import jaxrl
-from jaxrl.algorithm import Algorithm
+from jaxrl.algorithm import TRAINABLE_METHODS, Algorithm
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.deserialize import find_missing
 from jaxrl.config.registry import get_algorithm_config_class
-from jaxrl.config.rllib_api import CALLED_METHODS
 from jaxrl.config.serialize import serialize_for_display, serialize_restorable
 from jaxrl.envs.registry import get_registered_env, register_env
 from jaxrl.errors import ConfigError
@@ -107,7 +106,7 @@ class _TrainableType(type):
         own = [
             n
             for n in namespace
-            if not n.startswith("__") and hasattr(Algorithm, n) and n not in CALLED_METHODS
+            if not n.startswith("__") and hasattr(Algorithm, n) and n not in TRAINABLE_METHODS
         ]
         registered = [base for base in bases if isinstance(base, _TrainableType)]
         if not own or not registered or not all(n not in vars(Trainable) for n in own):
@@ -161,7 +160,7 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
             if unknown or not (is_call_of_rllib or isinstance(config, AlgorithmConfig)):
                 return super().__new__(cls)
             own = cls.__mro__[: cls.__mro__.index(AlgorithmTrainable)]
-            for name in CALLED_METHODS:
+            for name in TRAINABLE_METHODS:
                 if any(name in vars(base) for base in own):
                     raise ConfigError(
                         f"{cls.__name__} overrides {name}(), which Ray Tune calls; a run without "

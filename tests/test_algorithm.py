@@ -21,7 +21,7 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.random_agent import RandomAgentConfig
 from jaxrl.callbacks import Callbacks
-from jaxrl.config.rllib_api import UNCALLED_METHODS
+from jaxrl.compat.rllib.attributes import UNCALLED_METHODS
 from jaxrl.errors import (
     CheckpointError,
     ConfigError,

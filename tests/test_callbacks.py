@@ -13,7 +13,7 @@ import pytest
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import HOOKS, HOST_HOOKS, CallbackList, Callbacks, MemoryTrackingCallbacks
-from jaxrl.config.rllib_names import REFUSED_HOOKS
+from jaxrl.compat.rllib.settings import REFUSED_HOOKS
 from jaxrl.errors import ConfigError
 from jaxrl.training.episode_stats import EndedEpisode
 from tests.helpers import small

@@ -8,8 +8,8 @@ import pytest
 
 import jaxrl
 from jaxrl.callbacks import Callbacks
+from jaxrl.compat.rllib.imports import ALGORITHM_ADVICE, RLLIB_ALGORITHMS
 from jaxrl.config.registry import get_algorithm_config
-from jaxrl.config.rllib_modules import ALGORITHM_ADVICE, RLLIB_ALGORITHMS
 from jaxrl.core.types import Columns
 from jaxrl.envs.context import EnvContext
 from jaxrl.episodes import MultiAgentEpisode
@@ -28,6 +28,7 @@ FOUND = {
     "algorithms:PPOConfig": jaxrl.PPOConfig,
     "callbacks.callbacks:RLlibCallback": Callbacks,
     "core.columns:Columns": Columns,
+    "core.rl_module:RLModule": jaxrl.RLModule,
     "core.rl_module.multi_rl_module:MultiRLModuleSpec": jaxrl.MultiRLModuleSpec,
     "core.rl_module.rl_module:RLModule": jaxrl.RLModule,
     "core.rl_module.rl_module:RLModuleSpec": jaxrl.RLModuleSpec,

@@ -12,7 +12,7 @@ import yaml
 
 from jaxrl import HostReplayBuffer, PPOConfig
 from jaxrl.algorithm import Algorithm
-from jaxrl.config.rllib_api import get_former_attribute
+from jaxrl.compat.lookup import RLlibNames
 from jaxrl.errors import UnknownNameError, UnknownSettingError
 from jaxrl.runs.checkpoint import SavedPath
 from tests.helpers import small
@@ -154,7 +154,7 @@ def test_pop_returns_what_the_config_keeps() -> None:
         config.build_learner_connector()
 
 
-class Unlisted:
+class Unlisted(RLlibNames):
     """Object whose names must not be listed, which takes long beside the answer to a probe."""
 
     def __dir__(self) -> NoReturn:
@@ -165,7 +165,7 @@ class Unlisted:
 @pytest.mark.parametrize("name", ["_repr_html_", "__deepcopy__", "_worker"])
 def test_a_name_with_an_underscore_is_missing_at_once(kind: str, name: str) -> None:
     with pytest.raises(AttributeError) as caught:
-        get_former_attribute(Unlisted(), kind, name)
+        getattr(type("Own", (Unlisted,), {"_rllib_kind": kind})(), name)
     assert str(caught.value) == name
 
 

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 import jaxrl
-from jaxrl.algorithm import Algorithm
+from jaxrl.algorithm import TRAINABLE_METHODS, Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import Callbacks
 from jaxrl.config.registry import list_algorithms
-from jaxrl.config.rllib_api import CALLED_METHODS
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import ConfigError, JaxrlError
 from tests.helpers import small
@@ -251,7 +250,7 @@ def test_an_algorithm_of_ones_own(tune: Any) -> None:
     assert tune.as_trainable(MineConfig, "Other").__name__ == "Other"
 
 
-@pytest.mark.parametrize("name", CALLED_METHODS)
+@pytest.mark.parametrize("name", TRAINABLE_METHODS)
 def test_what_tune_calls_is_refused_without_tune(tune: Any, name: str) -> None:
     own = type("Own", (tune.PPO,), {name: lambda self, *args: None})
     with pytest.raises(ConfigError, match=rf"overrides {name}\(\).*PPOConfig\(algo_class=Own\)"):

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.exploration import check_exploration_sigmas
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.actor_critic import TD3Training
 from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
@@ -278,7 +277,7 @@ class TD3Config(AlgorithmConfig):
 
     def validate(self) -> None:
         super().validate()
-        check_exploration_sigmas(self.training_settings, self.plan().total_envs)
+        self.training_settings.check_exploration_sigmas(self.plan().total_envs)
 
 
 class DDPGConfig(TD3Config):

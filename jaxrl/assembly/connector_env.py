@@ -6,11 +6,15 @@ from typing import Any
 import gymnasium
 from gymnasium.vector.utils import batch_space
 
-from jaxrl.connectors.rllib_pieces import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
-from jaxrl.connectors.signatures import Offers
+from jaxrl.connectors.builder import Offers
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
+
+INPUT_ENV_SPACES = "__env__"
+"""Key of the spaces of the vector environment in the `spaces` that RLlib passes."""
+INPUT_ENV_SINGLE_SPACES = "__env_single__"
+"""Key of the spaces of a single environment in the `spaces` that RLlib passes."""
 
 Spaces = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl.assembly.offline import make_blank_dataset
-from jaxrl.config.rllib_api import METHOD_ADVICE
+from jaxrl.compat import lookup
 from jaxrl.core.hparams import PerLane, replace_with_traced
 from jaxrl.core.types import Key, Metrics, PyTree
 from jaxrl.envs.vector import NO_FAULT
@@ -69,8 +69,10 @@ def check_learner_class(config: "AlgorithmConfig") -> None:
 
 
 def _refuse_rllib_methods(learner: object) -> None:
-    """Raise if a learner defines a method that RLlib calls."""
-    for name, advice in METHOD_ADVICE["learner"].items():
+    """Raise if a user's learner defines a method that RLlib calls."""
+    if not lookup.is_defined_by_user(type(learner)):
+        return
+    for name, advice in lookup.load("rllib.attributes").METHOD_ADVICE["learner"].items():
         if hasattr(type(learner), name):
             owner = type(learner).__name__
             raise LossError(f"{owner}.{name} is never called here: {advice}.")
@@ -79,7 +81,7 @@ def _refuse_rllib_methods(learner: object) -> None:
 def _explain_rllib_method(error: BaseException, learner: object) -> None:
     """Raise with advice if an error is that a method of RLlib's learners does not exist."""
     if isinstance(error, AttributeError) and type(error.obj) is type(learner):
-        advice = METHOD_ADVICE["learner"].get(error.name or "")
+        advice = lookup.load("rllib.attributes").METHOD_ADVICE["learner"].get(error.name)
         if advice is not None:
             raise LossError(
                 f"{type(learner).__name__} has no '{error.name}': {advice}"

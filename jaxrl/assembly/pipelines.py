@@ -6,10 +6,11 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 
+from jaxrl.compat import lookup
 from jaxrl.config.modules import resolve_default_model_config
 from jaxrl.connectors.actions import default_action_connectors, fit_action_pipeline
 from jaxrl.connectors.base import ActionConnector, LearnerConnector, ObservationConnector
-from jaxrl.connectors.builder import PipelineBuilder, merge_user_connectors
+from jaxrl.connectors.builder import Offers, PipelineBuilder, merge_user_connectors
 from jaxrl.connectors.checks import (
     check_action_pipeline,
     check_learner_pipeline,
@@ -23,8 +24,6 @@ from jaxrl.connectors.observations import (
     fit_observation_pipeline,
 )
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
-from jaxrl.connectors.rllib_pieces import FrameStackingLearner
-from jaxrl.connectors.signatures import Offers
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.core.hparams import get_abstract_values
 from jaxrl.core.types import Columns
@@ -188,13 +187,13 @@ def make_learner_pipeline(
     return pipeline
 
 
-def _is_done_by_runners(piece: object, observations: ObservationPipeline) -> bool:
+def _is_done_by_runners(piece: Any, observations: ObservationPipeline) -> bool:
     """Return whether a piece for the learner is part of the pipeline that it shares with runners.
 
     Raises:
         ConfigError: If the piece would transform observations in another way.
     """
-    if isinstance(piece, FrameStackingLearner):
+    if isinstance(piece, lookup.load("rllib.connectors").FrameStackingLearner):
         counts = [
             connector.unwrapped.num_frames
             for connector in observations

@@ -4,12 +4,11 @@ What plans, checks and explains a config, and knows environments, is imported by
 it, so that a config can be written soon after its import.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from jaxrl.config.builder import ConfigBuilder
 from jaxrl.config.fields import Flag, fluent
 from jaxrl.config.modules import resolve_module_spec
-from jaxrl.config.names import refuse_method
 from jaxrl.config.notes import announce_notes, describe_notes
 from jaxrl.config.registry import load_run_class
 from jaxrl.config.seed import draw_seed
@@ -352,10 +351,6 @@ class AlgorithmConfig(ConfigBuilder):
         return MultiRLModuleSpec(
             rl_module_specs={m: own.get_rl_module_spec() for m, own in configs.items()}
         )
-
-    def get_marl_module_spec(self, **arguments: object) -> NoReturn:
-        """Raise ConfigError: `get_multi_rl_module_spec` is the current name."""
-        refuse_method("get_marl_module_spec", arguments)
 
     def get_multi_agent_setup(
         self,

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
+from jaxrl.compat import lookup
+from jaxrl.compat.imports import connect_to_tune
 from jaxrl.config.coerce import MismatchError, coerce, copy_containers
 from jaxrl.config.depth import check_depth
 from jaxrl.config.fields import format_value
@@ -18,9 +20,6 @@ from jaxrl.config.names import (
 )
 from jaxrl.config.own_settings import declare_settings
 from jaxrl.config.registry import load_run_class
-from jaxrl.config.rllib_api import get_former_attribute, is_former_attribute
-from jaxrl.config.rllib_names import merge_materialize
-from jaxrl.config.tune_registration import connect_to_tune
 from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
 
 if TYPE_CHECKING:
@@ -189,9 +188,9 @@ class ConfigBuilder:
             if not isinstance(name, str):
                 raise UnknownSettingError(f"A setting has a name, got {name!r} (with {value!r}).")
             check_depth(value, name)
-        table, values = self.get_name_table(), merge_materialize(values)
-        if values.get("_model_config"):  # RLlib then does not read model
-            values = {name: value for name, value in values.items() if name != "model"}
+        table = self.get_name_table()
+        if not values.keys() <= table.group_by_setting.keys():
+            values = lookup.load("rllib.settings").merge_settings(values)
         names: dict[str, str] = {}
         found: dict[str, ResolvedSetting] = {}
         neutral: set[str] = set()
@@ -309,8 +308,9 @@ class ConfigBuilder:
                 raise AttributeError(name)
             if name in self:
                 return self[name]
-            if is_former_attribute("config", name):
-                return get_former_attribute(self, "config", name)
+            rllib = lookup.load("rllib.attributes")
+            if rllib.has_answer("config", name):
+                return rllib.get_attribute(self, "config", name)
             algorithm = load_run_class("algorithm")
             if callable(getattr(algorithm, name, None)):
                 raise AttributeError(

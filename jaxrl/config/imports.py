@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, cast
 
 from jaxrl.config.markers import Marker
 from jaxrl.errors import CheckpointError, ConfigError
-from jaxrl.moved import find_new_name
 
 TrustSpec: TypeAlias = bool | str | Sequence[str] | None
 """Trust in everything in a checkpoint (True), or the packages that it may import."""
@@ -294,9 +293,7 @@ def _import_object(path: str) -> Any:
     if not all((*module.split("."), *qualname.split("."))):
         raise ImportError("it contains an empty name")
     get: Callable[[Any, str], Any] = getattr
-    return functools.reduce(
-        get, qualname.split("."), importlib.import_module(find_new_name(module) or module)
-    )
+    return functools.reduce(get, qualname.split("."), importlib.import_module(module))
 
 
 def _split_path(path: str) -> tuple[str, str]:

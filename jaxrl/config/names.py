@@ -3,29 +3,13 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-from jaxrl.config.exploration import translate_exploration
+from jaxrl.compat import lookup
 from jaxrl.config.fields import Setting, format_value, get_settings
 from jaxrl.config.registry import get_algorithm_config_class
-from jaxrl.config.rllib_defaults import (
-    DEPRECATED_NAMES,
-    DEPRECATED_VALUE,
-    NEUTRAL_VALUES,
-    NEUTRAL_VALUES_BY_ALGORITHM,
-    NEUTRAL_VALUES_OF_SETTINGS,
-)
-from jaxrl.config.rllib_names import REFUSED, REFUSED_METHODS, RENAMED
-from jaxrl.config.synonyms import describe_counterpart
 from jaxrl.core.algorithms import ALGORITHMS
-from jaxrl.core.neutral import is_neutral
-from jaxrl.errors import (
-    ConfigError,
-    JaxrlError,
-    UnknownNameError,
-    UnknownSettingError,
-    did_you_mean,
-)
+from jaxrl.errors import JaxrlError, UnknownNameError, UnknownSettingError, did_you_mean
 
 GROUP_METHODS = {
     "environment_settings": "environment",
@@ -54,6 +38,33 @@ LEARNER_SETTINGS_IN_TRAINING = (
     "add_default_connectors_to_learner_pipeline",
 )
 """Settings of learners() that RLlib takes in training()."""
+
+WITH_NEUTRAL_VALUES = frozenset(
+    (
+        "actions_in_input_normalized",
+        "algorithm_config_overrides_per_module",
+        "always_attach_evaluation_results",
+        "callbacks_class",
+        "env_runner_cls",
+        "env_task_fn",
+        "input_",
+        "input_read_schema",
+        "learner_class",
+        "off_policy_estimation_methods",
+        "offline_evaluation_type",
+        "ope_split_batch_by_episode",
+        "optimizer",
+        "policies",
+        "policies_to_train",
+        "policy_mapping_fn",
+        "rl_module_spec",
+        "shuffle_buffer_size",
+        "use_critic",
+        # of algorithms whose further settings have some
+        *("BC", "CQL", "IQL", "MARWIL"),
+    )
+)
+"""Settings, and algorithms, with values of RLlib's that ask for nothing, see `compat.rllib.values`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +103,9 @@ class NameTable:
 
     def find_current_name(self, name: str) -> str | None:
         """Return the setting's current name by its old or current name, or None if unknown."""
-        if name not in self.group_by_setting and name in RENAMED:
-            name = RENAMED[name].new_name
+        if name not in self.group_by_setting:
+            renamed = lookup.load("rllib.settings").RENAMED.get(name)
+            name = name if renamed is None else renamed.new_name
         return name if name in self.group_by_setting else None
 
     def resolve(
@@ -114,38 +126,27 @@ class NameTable:
             UnknownSettingError: If there is no such setting, or not in this group.
             ConfigError: If the setting exists in RLlib but has no effect here.
         """
-        if self.is_neutral(name, value):
+        is_setting = name in self.group_by_setting
+        if is_setting and {name, self.algo} & WITH_NEUTRAL_VALUES and self.is_neutral(name, value):
             return []
-        if name in RENAMED and name not in self.group_by_setting:
-            value = RENAMED[name].transform(value)
-            if self.is_neutral(name, value):
-                return []
-        if name in self.group_by_setting:
+        if is_setting:
             return [self._resolve_known(name, value, group)]
-        if name == "exploration_config":
-            settings = translate_exploration(value, self.group_by_setting)
-            return [self._resolve_renamed(name, new, item) for new, item in settings.items()]
-        old = RENAMED.get(name)
-        if old is not None and old.new_name in self.group_by_setting:
-            quiet = old.is_quiet
-            return [self._resolve_renamed(name, old.new_name, value, quiet=quiet)]
-        if name in REFUSED:
-            raise ConfigError(
-                f"'{name}' (got {format_value(value)}) has no effect here: {REFUSED[name]}."
-            )
+        rllib = lookup.load("rllib.settings")
+        found = rllib.translate_setting(name, value, self.group_by_setting, self.algo)
+        if found is not None:
+            return [
+                self._resolve_renamed(name, new, item, quiet=found.is_quiet)
+                for new, item in found.settings.items()
+            ]
         where = f"{GROUP_METHODS[group]}()" if group else "The config"
         raise UnknownSettingError(
             f"{where} has no setting {name!r} (got {format_value(value)}).{self._hint(name, group)}"
         )
 
     def is_neutral(self, name: str, value: object) -> bool:
-        """Return whether a value asks for nothing, or for what is done anyway."""
-        if name in DEPRECATED_NAMES and is_neutral(value, (DEPRECATED_VALUE,)):
-            return True
-        is_setting = name in self.group_by_setting
-        general = NEUTRAL_VALUES_OF_SETTINGS if is_setting else NEUTRAL_VALUES
-        own = NEUTRAL_VALUES_BY_ALGORITHM.get(self.algo, {})
-        return is_neutral(value, (*general.get(name, ()), *own.get(name, ())), self.algo)
+        """Return whether a value asks for nothing in RLlib, or for what is done anyway."""
+        values, is_setting = lookup.load("rllib.values"), name in self.group_by_setting
+        return values.asks_for_nothing(name, value, self.algo, is_setting=is_setting)
 
     def _resolve_known(self, name: str, value: object, group: str | None) -> ResolvedSetting:
         actual_group = self.group_by_setting[name]
@@ -167,7 +168,7 @@ class NameTable:
     def describe_counterpart(self, name: str) -> str:
         """Return a sentence on the counterpart of another library's name, or an empty string."""
         methods_of = {name: GROUP_METHODS[group] for name, group in self.group_by_setting.items()}
-        counterpart = describe_counterpart(name, methods_of)
+        counterpart = lookup.load("libraries").describe_counterpart(name, methods_of)
         return f" {counterpart}" if counterpart else ""
 
     def _hint(self, name: str, group: str | None) -> str:
@@ -208,12 +209,6 @@ def _find_other_algorithms(name: str) -> str:
     return " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
 
 
-def refuse_method(name: str, settings: Mapping[str, object]) -> NoReturn:
-    """Raise ConfigError for a method of RLlib's config that is not supported."""
-    got = ", ".join(f"{key}={value!r}" for key, value in settings.items())
-    raise ConfigError(f"{name}({got}) has no effect here: {REFUSED_METHODS[name]}.")
-
-
 def make_unknown_attribute_error(
     name: str, table: NameTable, methods: Iterable[str] = ()
 ) -> UnknownNameError:
@@ -224,8 +219,8 @@ def make_unknown_attribute_error(
         table: Settings of the config.
         methods: Names of the config's methods to suggest from, if an attribute was read.
     """
-    if name in REFUSED:
-        return UnknownNameError(f"The config has no setting '{name}': {REFUSED[name]}.")
+    if (reason := lookup.load("rllib.settings").REFUSED.get(name)) is not None:
+        return UnknownNameError(f"The config has no setting '{name}': {reason}.")
     known = [*table.group_by_setting, *methods]
     hint = table.describe_counterpart(name) or did_you_mean(name, known)
     kind = "setting or method" if methods else "setting"

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from jaxrl.compat import lookup
 from jaxrl.config.fields import get_settings
 from jaxrl.config.imports import Trust
 from jaxrl.config.settings.offline_evaluation import (
@@ -13,7 +14,6 @@ from jaxrl.config.settings.offline_evaluation import (
     FQESettings,
     OfflineEvaluationSettings,
 )
-from jaxrl.core.neutral import get_rllib_name
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ def parse_methods(methods: Mapping[str, Any]) -> dict[str, EstimationMethod]:
 def _parse_method(name: str, given: dict[str, Any]) -> EstimationMethod:
     where = f"off_policy_estimation_methods[{name!r}]"
     kind = given.pop("type", None)
-    method = RLLIB_ESTIMATORS.get(get_rllib_name(kind) or "", kind)
+    method = kind
+    if kind not in METHODS:
+        method = RLLIB_ESTIMATORS.get(lookup.load("rllib.values").get_rllib_name(kind) or "", kind)
     if method not in METHODS:
         raise ConfigError(
             f"{where} must have a type, one of {', '.join(METHODS)}, got {kind!r}."

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
+from jaxrl.compat import lookup
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import MAX_COUNT, Setting
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
-from jaxrl.config.rllib_names import REFUSED_METHODS, RENAMED
 
 _HEAD = """# Settings
 
@@ -29,7 +29,7 @@ def render_settings_page() -> str:
         blocks.append(
             _render_section(f"`{method}()`", group.__doc__, base.groups[attribute].values())
         )
-    blocks += [*map(_render_algorithm, list_algorithms()), _render_renamed(), _render_refused()]
+    blocks += [*map(_render_algorithm, list_algorithms()), _render_renamed()]
     return "\n".join(blocks)
 
 
@@ -74,21 +74,10 @@ def _render_row(setting: Setting) -> str:
 
 
 def _render_renamed() -> str:
-    rows = [f"| `{old}` | `{renamed.new_name}` |" for old, renamed in sorted(RENAMED.items())]
+    renamed = lookup.load("rllib.settings").RENAMED
+    rows = [f"| `{old}` | `{new.new_name}` |" for old, new in sorted(renamed.items())]
     lines = ["## RLlib's other names", "", "Accepted, with a note on the name that jaxrl uses.", ""]
     return "\n".join([*lines, "| RLlib | jaxrl |", "| --- | --- |", *rows, ""])
-
-
-def _render_refused() -> str:
-    rows = [f"| `{name}()` | {reason}. |" for name, reason in sorted(REFUSED_METHODS.items())]
-    lines = [
-        "## Unsupported methods",
-        "",
-        "These methods of RLlib raise an error that gives the reason, as do RLlib's settings for",
-        "offline evaluation, multiple agents and other frameworks.",
-        "",
-    ]
-    return "\n".join([*lines, "| method | why |", "| --- | --- |", *rows, ""])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxrl.compat import lookup
 from jaxrl.config.imports import ALGORITHM_CONFIG, OWN, load_object
-from jaxrl.config.rllib_modules import RLLIB_ALGORITHMS, find_algorithm_advice
 from jaxrl.core.algorithms import ALGORITHMS, AlgorithmEntry
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
@@ -48,16 +48,14 @@ def get_algorithm_config_class(name: str) -> "type[AlgorithmConfig]":
     Raises:
         UnknownNameError: If no algorithm of this name is registered.
     """
-    others = {key.lower(): own for key, own in RLLIB_ALGORITHMS.items()}
-    known = others | {key.lower(): key for key in ALGORITHMS}
-    if name.lower() not in known:
-        if (advice := find_algorithm_advice(name)) is not None:
-            raise UnknownNameError(f"There is no algorithm '{name}' here: {advice}.")
+    known = {key.lower(): key for key in ALGORITHMS}
+    current = known.get(name.lower()) or lookup.load("rllib.imports").find_algorithm(name)
+    if current is None:
         raise UnknownNameError(
             f"There is no algorithm '{name}'; known are {', '.join(list_algorithms())}."
             + did_you_mean(name, ALGORITHMS)
         )
-    path = ALGORITHMS[known[name.lower()]].config  # registered by code in this process
+    path = ALGORITHMS[current].config  # registered by code in this process
     return load_object(path, "algo", ALGORITHM_CONFIG, trust=OWN)
 
 

@@ -1,5 +1,8 @@
 """Connectors that transform observations, actions and rollouts, and the editing of pipelines."""
 
+from typing import TYPE_CHECKING, Any
+
+from jaxrl.compat import lookup
 from jaxrl.connectors.actions import ClipActions, OffsetActions, RoundActions, UnsquashActions
 from jaxrl.connectors.base import (
     ActionConnector,
@@ -12,8 +15,10 @@ from jaxrl.connectors.builder import PipelineBuilder
 from jaxrl.connectors.learning import ClipRewards, NormalizeRewards
 from jaxrl.connectors.masks import SeparateMask
 from jaxrl.connectors.observations import FlattenObservations, MeanStdFilter
-from jaxrl.connectors.rllib_pieces import SingleAgentObservationPreprocessor
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
+
+if TYPE_CHECKING:
+    from jaxrl.compat.rllib.connectors import SingleAgentObservationPreprocessor
 
 __all__ = [
     "ActionConnector",
@@ -35,3 +40,10 @@ __all__ = [
     "TemporalConnector",
     "UnsquashActions",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the connector of RLlib's on first access."""
+    if name == "SingleAgentObservationPreprocessor":
+        return lookup.load("rllib.connectors").SingleAgentObservationPreprocessor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

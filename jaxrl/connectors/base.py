@@ -6,14 +6,46 @@ evaluation never updates them. State within an episode is carried from step to s
 module's recurrent state, and is reset with each episode.
 """
 
-from collections.abc import Mapping
-from typing import Any, Self
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeVar
 
 import gymnasium
 from jaxtyping import Array, Bool, Float
 
+from jaxrl.compat import lookup
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import PyTree, Rollout
+
+C = TypeVar("C")
+
+
+def take_rllib_arguments(**renamed: str) -> Callable[[type[C]], type[C]]:
+    """Return a decorator with which a connector's class also takes the arguments of RLlib's piece.
+
+    Args:
+        **renamed: Arguments here, by their names in RLlib.
+    """
+
+    def decorate(cls: type[C]) -> type[C]:
+        init: Callable[..., None] = cls.__init__
+        parameters = inspect.signature(init).parameters
+
+        @functools.wraps(init)
+        def initialize(self: object, *args: object, **kwargs: object) -> None:
+            is_rllibs = kwargs.keys() - parameters or any(
+                arg is None or isinstance(arg, gymnasium.Space) for arg in args
+            )
+            if is_rllibs:
+                read = lookup.load("rllib.connectors").read_piece_arguments
+                args, kwargs = read(self, parameters, renamed, args, kwargs)
+            init(self, *args, **kwargs)
+
+        cls.__init__ = initialize
+        return cls
+
+    return decorate
 
 
 class Connector:

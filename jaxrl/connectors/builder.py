@@ -1,15 +1,17 @@
 """Editable pipelines: the default connectors and the user's own."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NoReturn, Self, TypeAlias, TypeVar
 
+from jaxrl.compat import lookup
 from jaxrl.connectors.base import Connector
 from jaxrl.connectors.pipelines import find_connector, get_names
-from jaxrl.connectors.rllib_pieces import ImpliedPiece, is_for_agents
-from jaxrl.connectors.signatures import Offers, choose_arguments
 from jaxrl.errors import ConfigError
 
 C = TypeVar("C", bound=Connector)
+
+Offers: TypeAlias = Mapping[str, Callable[[], object]]
+"""Functions that make the arguments of RLlib's signatures, by name; they are called on demand."""
 
 
 class PipelineBuilder(Generic[C]):
@@ -111,7 +113,8 @@ def merge_user_connectors(
     Args:
         setting: Name of the setting, for messages.
         function: Function that returns one or several connectors, or that takes the builder and
-            edits it (and may return it); `choose_arguments` says what it is called with.
+            edits it (and may return it); `jaxrl.compat.rllib.connectors.choose_arguments` says with
+            which arguments it is called.
         builder: Builder with the default connectors.
         should_prepend: Whether returned connectors come before the default ones instead of after them.
         offers: RLlib's arguments for the function; None for none.
@@ -133,13 +136,14 @@ def merge_user_connectors(
             f"{setting} is an object of {name}, and must be a function that makes connectors: pass "
             f"the class, or lambda: {name}(...)."
         )
-    arguments, named = choose_arguments(setting, function, builder, offers or {})
+    rllib = lookup.load("rllib.connectors")
+    arguments, named = rllib.choose_arguments(setting, function, builder, offers or {})
     try:
         returned = function(*arguments, **named)
         pieces = _list_returned(returned, builder, was_taken=builder in arguments)
-        own = [piece for piece in pieces if is_for_agents(piece, agents)]
-        kept = [piece for piece in own if not (accept(piece) or isinstance(piece, ImpliedPiece))]
-        for connector in reversed(kept) if should_prepend else kept:
+        own = [piece for piece in pieces if rllib.is_for_agents(piece, agents)]
+        others = [piece for piece in own if not (accept(piece) or rllib.is_implied(piece))]
+        for connector in reversed(others) if should_prepend else others:
             _ = builder.prepend(connector) if should_prepend else builder.append(connector)
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error

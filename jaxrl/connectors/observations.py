@@ -9,10 +9,9 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool
 
-from jaxrl.connectors.base import ObservationConnector
+from jaxrl.connectors.base import ObservationConnector, take_rllib_arguments
 from jaxrl.connectors.masks import ObserveMask, SeparateMask, get_observed_space, wrap_beside_mask
 from jaxrl.connectors.pipelines import ObservationPipeline
-from jaxrl.connectors.rllib_pieces import take_rllib_arguments
 from jaxrl.core.space_arrays import flatten, get_flat_size
 from jaxrl.core.spaces import (
     OBSERVATION_SPACE,

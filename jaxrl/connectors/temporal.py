@@ -9,8 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from jaxrl.connectors.base import Before, TemporalConnector
-from jaxrl.connectors.rllib_pieces import take_rllib_arguments
+from jaxrl.connectors.base import Before, TemporalConnector, take_rllib_arguments
 from jaxrl.core.space_arrays import flatten, get_flat_size
 from jaxrl.core.spaces import (
     ACTION_SPACE,

@@ -5,13 +5,13 @@ from typing import Any, Self
 import gymnasium
 import numpy as np
 
-from jaxrl.config.rllib_api import FormerEpisode
+from jaxrl.compat.lookup import RLlibEpisode
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.episodes.lookback import Indices, LookbackBuffer
 from jaxrl.errors import EpisodeError, did_you_mean
 
 
-class EpisodeData(FormerEpisode):
+class EpisodeData(RLlibEpisode):
     """Data of an episode chunk, with RLlib's accessors.
 
     The accessors take `indices` (an index, a list, a slice, or None for everything),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, Self, TypeAlias
 
-from jaxrl.config.rllib_api import FormerEpisode
+from jaxrl.compat.lookup import RLlibEpisode
 from jaxrl.core.types import PyTree
 from jaxrl.episodes.agent_track import AgentTrack
 from jaxrl.episodes.lookback import Indices, LookbackBuffer, stack_items
@@ -19,7 +19,7 @@ SKIP_ENV_TS_TAG = "S"
 """Mark of a time step of the environment at which an agent has no observation, RLlib's."""
 
 
-class MultiAgentEpisodeData(FormerEpisode):
+class MultiAgentEpisodeData(RLlibEpisode):
     """Data of several agents by time of the environment, or by each agent's own steps.
 
     The accessors take `indices` (an index, a list, a slice, or None for everything) of time steps

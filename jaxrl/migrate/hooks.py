@@ -6,8 +6,8 @@ from collections.abc import Collection
 import libcst as cst
 
 from jaxrl.callbacks import HOOKS, Callbacks
-from jaxrl.config.rllib_api import RENAMED_HOOK_ARGUMENTS, RENAMED_HOOKS
-from jaxrl.config.rllib_names import REFUSED_HOOKS
+from jaxrl.compat.rllib.attributes import RENAMED_HOOK_ARGUMENTS, RENAMED_HOOKS
+from jaxrl.compat.rllib.settings import REFUSED_HOOKS
 from jaxrl.migrate.context import Context
 
 _ALGORITHM_HOOKS = (

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import libcst as cst
 from libcst.helpers import get_full_name_for_node
 
-from jaxrl.config.rllib_modules import (
+from jaxrl.compat.rllib.imports import (
     DECORATORS,
     MOVED_RAY_NAMES,
     RLLIB,

@@ -18,8 +18,8 @@ from libcst.metadata import (
 )
 
 import jaxrl
-from jaxrl.config.rllib_modules import RLLIB, find_counterpart
-from jaxrl.config.rllib_names import REFUSED, RENAMED
+from jaxrl.compat.rllib.imports import RLLIB, find_counterpart
+from jaxrl.compat.rllib.settings import REFUSED, RENAMED
 from jaxrl.migrate.nodes import (
     Returns,
     SelfAssignments,

@@ -5,13 +5,13 @@ from libcst import matchers
 
 import jaxrl
 from jaxrl.algorithm import Algorithm
-from jaxrl.config.rllib_api import (
+from jaxrl.compat.rllib.attributes import (
     LEARNER_HOOKS,
     METHOD_ADVICE,
     RENAMED_METHODS,
     REWRITTEN_EPISODE_ATTRIBUTES,
 )
-from jaxrl.config.rllib_modules import ALGORITHM_ADVICE, RLLIB
+from jaxrl.compat.rllib.imports import ALGORITHM_ADVICE, RLLIB
 from jaxrl.errors import did_you_mean
 from jaxrl.migrate.context import Context, NeededImport
 from jaxrl.migrate.kinds import Kind

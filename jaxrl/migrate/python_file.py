@@ -8,7 +8,7 @@ import libcst as cst
 from libcst.metadata import MetadataWrapper
 
 import jaxrl
-from jaxrl.config.rllib_modules import DECORATORS, RLLIB, find_counterpart
+from jaxrl.compat.rllib.imports import DECORATORS, RLLIB, find_counterpart
 from jaxrl.errors import ConfigError
 from jaxrl.migrate.context import Context
 from jaxrl.migrate.hooks import HookRules

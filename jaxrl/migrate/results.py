@@ -2,7 +2,7 @@
 
 import libcst as cst
 
-from jaxrl.config.rllib_api import REMOVED_RESULT_KEYS
+from jaxrl.compat.rllib.attributes import REMOVED_RESULT_KEYS
 from jaxrl.metrics import EVALUATION, RENAMED_KEYS
 from jaxrl.migrate.context import Context
 from jaxrl.migrate.kinds import Kind

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from jaxrl.compat.rllib.attributes import METHOD_ADVICE, RENAMED_CONFIG_METHODS
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
-from jaxrl.config.rllib_api import METHOD_ADVICE, RENAMED_CONFIG_METHODS
-from jaxrl.config.rllib_names import REFUSED_METHODS
 from jaxrl.errors import did_you_mean
 from jaxrl.migrate.context import Context
 from jaxrl.migrate.kinds import Kind
@@ -72,9 +71,6 @@ class SettingsRules:
         name = RENAMED_CONFIG_METHODS.get(old.name, old.name)
         if old.call is None:
             return [self._rewrite_attribute(old, new, kind)], {}
-        if old.name in REFUSED_METHODS:
-            self._by_hand(old, f"{old.name}()", REFUSED_METHODS[old.name])
-            return [new], {}
         if name not in GROUPS and name not in SWITCHES:
             self._check_method(old, kind)
             return [new], {}

@@ -6,16 +6,21 @@ import re
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from jaxrl.config.exploration import translate_exploration
+from jaxrl.compat.rllib.attributes import RENAMED_KEY_PREFIXES
+from jaxrl.compat.rllib.settings import (
+    EXPLORATION_REASON,
+    REFUSED,
+    RENAMED,
+    selects_machinery,
+    translate_exploration,
+)
+from jaxrl.compat.rllib.values import has_default
 from jaxrl.config.imports import Trust
 from jaxrl.config.names import GROUP_METHODS, LEARNER_SETTINGS_IN_TRAINING, NameTable
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
-from jaxrl.config.rllib_api import RENAMED_KEY_PREFIXES
-from jaxrl.config.rllib_names import EXPLORATION_REASON, REFUSED, RENAMED, selects_machinery
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import RENAMED_KEYS
 from jaxrl.modules.model_config import DefaultModelConfig
-from jaxrl.modules.rllib_model_defaults import has_default
 
 UNKNOWN = object()
 """Value that only the program itself knows."""

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import yaml
 
+from jaxrl.compat.rllib.imports import ALGORITHM_ADVICE
 from jaxrl.config.imports import Trust
 from jaxrl.config.load import EXPERIMENT_KEYS, experiment_from_dict, parse_text, parse_yaml_value
 from jaxrl.config.registry import list_algorithms
-from jaxrl.config.rllib_modules import ALGORITHM_ADVICE
 from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
 from jaxrl.migrate.report import Kind, Ledger, Migration

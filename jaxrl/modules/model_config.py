@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+from jaxrl.compat import lookup
 from jaxrl.errors import ConfigError, UnknownSettingError, did_you_mean
 from jaxrl.modules import model_checks as check
 from jaxrl.modules.model_checks import Check, InitializerSetting
 from jaxrl.modules.networks import get_initializer
 from jaxrl.modules.recurrent import RECURRENT_CORES
-from jaxrl.modules.rllib_model_defaults import has_default
 
 T = TypeVar("T")
 
@@ -452,7 +452,7 @@ def resolve_model_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any],
                 f"model_config must map names of model settings to values, got the name {name!r}."
             )
         current = RENAMED_MODEL_SETTINGS.get(name, name)
-        if current not in MODEL_SETTINGS and has_default(name, value):
+        if current not in MODEL_SETTINGS and lookup.load("rllib.values").has_default(name, value):
             continue
         _refuse_unsupported(name, value)
         if current not in MODEL_SETTINGS:

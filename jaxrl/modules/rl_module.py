@@ -5,7 +5,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import flax.linen as nn
 import gymnasium
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
+from jaxrl.compat import lookup
 from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.spaces import check_supported, map_leaves
 from jaxrl.core.types import (
@@ -30,7 +31,6 @@ from jaxrl.core.types import (
 )
 from jaxrl.distributions.base import Distribution
 from jaxrl.distributions.from_space import ActionDistribution, check_mask, make_action_distribution
-from jaxrl.distributions.stateful import DistributionClass
 from jaxrl.errors import (
     TRACING_ERRORS,
     JaxrlError,
@@ -40,8 +40,10 @@ from jaxrl.errors import (
     summarize_exception,
 )
 from jaxrl.modules.networks import format_parameter_table
-from jaxrl.modules.rllib_signatures import check_own_methods
 from jaxrl.modules.unroll import gather_rows, unroll_steps
+
+if TYPE_CHECKING:
+    from jaxrl.compat.rllib.distributions import DistributionClass
 
 ACTION_MASK = "action_mask"
 ORIG_OBS, PREV_ACTIONS, PREV_REWARDS = "_orig_obs", "prev_n_actions", "prev_n_rewards"
@@ -293,17 +295,17 @@ class RLModule:
         """Compute state values, with the observations' leading axes."""
         return self._dispatch_forward(params, obs)[Columns.VF_PREDS]
 
-    def get_inference_action_dist_cls(self) -> DistributionClass:
+    def get_inference_action_dist_cls(self) -> "DistributionClass":
         """Return what makes action distributions from `action_dist_inputs`, as in RLlib."""
-        return DistributionClass(self.distribution)
+        return lookup.load("rllib.distributions").DistributionClass(self.distribution)
 
-    def get_exploration_action_dist_cls(self) -> DistributionClass:
+    def get_exploration_action_dist_cls(self) -> "DistributionClass":
         """Return what makes action distributions from `action_dist_inputs`, as in RLlib."""
-        return DistributionClass(self.distribution)
+        return lookup.load("rllib.distributions").DistributionClass(self.distribution)
 
-    def get_train_action_dist_cls(self) -> DistributionClass:
+    def get_train_action_dist_cls(self) -> "DistributionClass":
         """Return what makes action distributions from `action_dist_inputs`, as in RLlib."""
-        return DistributionClass(self.distribution)
+        return lookup.load("rllib.distributions").DistributionClass(self.distribution)
 
     @classmethod
     def from_checkpoint(cls, path: object) -> "RLModule":
@@ -313,14 +315,18 @@ class RLModule:
             path: Checkpoint; RLlib's folder of the module inside of it counts as the checkpoint, and
                 names the module in a run of several agents, as `checkpoint/rl_module/p0`.
         """
-        higher = importlib.import_module("jaxrl.policy.bound_module")  # by name: a higher layer
-        return higher.load_module(path)
+        return lookup.load("rllib.modules").load_module(path)
 
     def summary(self) -> str:
         """Format the parameter table as plain text: layers, shapes, counts, whether trainable."""
         return format_parameter_table(
             type(self).__name__, jax.eval_shape(self.init, jax.random.key(0))
         )
+
+
+def is_module_class(module: RLModule, given: object) -> bool:
+    """Return whether a class is a module's, or that of the module with the weights of a run."""
+    return given is type(module) or getattr(given, "pure_class", None) is type(module)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -379,7 +385,8 @@ class RLModuleSpec:
                 f"RLModuleSpec.module_class is {self.module_class!r}; it must be a subclass of "
                 "jaxrl.modules.rl_module.RLModule."
             )
-        check_own_methods(self.module_class, RLModule)
+        if lookup.is_defined_by_user(self.module_class):
+            lookup.load("rllib.attributes").check_module_methods(self.module_class, RLModule)
         return self.module_class
 
 

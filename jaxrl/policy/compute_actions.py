@@ -1,12 +1,14 @@
 """Actions and policies for external observations, with the current weights of a run."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl.compat.lookup import load
 from jaxrl.core.keys import PurposeKeys, fold_in_uint64
 from jaxrl.core.seeds import check_seed
 from jaxrl.core.types import Key, PyTree
@@ -14,7 +16,6 @@ from jaxrl.errors import UnknownNameError
 from jaxrl.loggers.run_record import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.policy.bound_module import bind_module
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.requests import ActionRequest, ActionResult, split_by_name, take_row
@@ -97,11 +98,18 @@ class ComputeActions:
         module_id: str = DEFAULT_MODULE,
     ) -> None:
         self._inference, self._acting, self._module_id = inference, acting, module_id
-        inputs = _ModuleInputs(acting, keys, record, lock)
-        self._module = bind_module(
-            inference.module, inputs.get_actor, inputs.make_key, inference.module_calls
-        )
         self._keys, self._record, self._use = keys, record, lock
+
+    @functools.cached_property
+    def _module(self) -> RLModule:
+        inputs = _ModuleInputs(self._acting, self._keys, self._record, self._use)
+        bind_module = load("rllib.modules").bind_module
+        return bind_module(
+            self._inference.module,
+            inputs.get_actor,
+            inputs.make_key,
+            self._inference.module_calls,
+        )
 
     @property
     def programs(self) -> list[Program]:

@@ -29,7 +29,7 @@ from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.evaluation import Evaluation
-from jaxrl.policy.bound_module import is_class_of
+from jaxrl.modules.rl_module import is_module_class
 from jaxrl.policy.weight_methods import WeightMethods
 from jaxrl.run_parts import OwnRunParts, RunParts
 from jaxrl.runners.hooks import AlgorithmHooks
@@ -226,7 +226,7 @@ class HostModuleMethods(WeightMethods):
                 (spec.action_space, module.action_space),
             )
             if (
-                is_class_of(module, spec.module_class or type(module))
+                is_module_class(module, spec.module_class or type(module))
                 and (spec.module_class is not None or name in self._agents.trained)
                 and (spec.model_config is None or spec.model_config == module.model_config)
                 and all(x is None or is_same_space(x, y) for x, y in spaces)

@@ -22,7 +22,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.evaluation import Evaluation
-from jaxrl.policy.bound_module import is_class_of
+from jaxrl.modules.rl_module import is_module_class
 from jaxrl.policy.host_modules import HostModuleMethods, LocalRunnerView
 from jaxrl.policy.league import LeagueMethods
 from jaxrl.policy.opponent_sources import (
@@ -441,7 +441,7 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
         """Return the kind of an architecture that has more than one slot."""
         for kind in pool.kinds:
             module = kind.policy.module
-            same_class = module_class is None or is_class_of(module, module_class)
+            same_class = module_class is None or is_module_class(module, module_class)
             same_config = model_config is None or model_config == module.model_config
             if kind.capacity > 1 and same_class and same_config:
                 return kind

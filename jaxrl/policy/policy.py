@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from jaxrl.config.rllib_api import FormerNames
+from jaxrl.compat.lookup import RLlibNames, load
 from jaxrl.core.keys import make_key
 from jaxrl.core.types import Key, PyTree
-from jaxrl.distributions.stateful import DistributionClass
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.policy.inference import Inference
-from jaxrl.policy.model_view import ModelView
 from jaxrl.policy.requests import (
     ActionRequest,
     ActionResult,
@@ -29,6 +27,8 @@ from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
+    from jaxrl.compat.rllib.distributions import DistributionClass
+    from jaxrl.compat.rllib.modules import ModelView
     from jaxrl.config.base import AlgorithmConfig
 
 
@@ -36,7 +36,7 @@ _POLICIES_FOLDER = "policies"
 _EXPORT_FILE = "policy.json"
 
 
-class Policy(FormerNames):
+class Policy(RLlibNames):
     """Snapshot of parameters and connector statistics, with the state of one episode.
 
     Every action goes through the whole pipeline: filters, stacked frames, previous actions, masks,
@@ -53,7 +53,7 @@ class Policy(FormerNames):
         explore: Whether to sample actions; False takes the mode.
     """
 
-    _former_kind = "policy"
+    _rllib_kind = "policy"
 
     def __init__(self, inference: Inference, actor: ActorState, *, key: Key, explore: bool) -> None:
         self._inference = inference
@@ -155,14 +155,15 @@ class Policy(FormerNames):
         return self._inference.action_space
 
     @functools.cached_property
-    def model(self) -> ModelView:
+    def model(self) -> "ModelView":
         """The network with these parameters, to call with a batch of the module's observations."""
-        return ModelView(self._inference.module, self._actor, self._inference.module_calls)
+        view = load("rllib.modules").ModelView
+        return view(self._inference.module, self._actor, self._inference.module_calls)
 
     @functools.cached_property
-    def dist_class(self) -> DistributionClass:
+    def dist_class(self) -> "DistributionClass":
         """Class of action distributions: `policy.dist_class(logits, policy.model)` makes one."""
-        return DistributionClass(self._inference.module.distribution)
+        return load("rllib.distributions").DistributionClass(self._inference.module.distribution)
 
     def compute_single_action(
         self,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.connector_env import EnvToInspect, Spaces, get_rllib_spaces
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
-from jaxrl.config.rllib_api import FormerNames
+from jaxrl.compat.lookup import RLlibNames
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.protocols import FormerGroupNames, ReadsPolicies, call_runner
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxrl.modules.rl_module import RLModule
 
 
-class CompiledEnvRunner(ReadsPolicies, FormerNames):
+class CompiledEnvRunner(ReadsPolicies, RLlibNames):
     """Readable part of environments in the compiled program, by the names of an EnvRunner.
 
     It cannot step them: `env` has the environment objects, which are pure functions, and their
@@ -33,7 +33,7 @@ class CompiledEnvRunner(ReadsPolicies, FormerNames):
         patterns: Module of each agent in copies of the environment; empty for a single agent.
     """
 
-    _former_kind = "compiled_runner"
+    _rllib_kind = "compiled_runner"
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
         self.config = config

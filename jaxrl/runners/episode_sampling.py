@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from jaxtyping import Bool, UInt32
 
-from jaxrl.config.rllib_api import FormerNames
+from jaxrl.compat.lookup import RLlibNames
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.core.types import Device, PyTree
 from jaxrl.episodes import MultiAgentEpisode, SingleAgentEpisode
@@ -67,7 +67,7 @@ class _Played:
     """Returns by agent and module."""
 
 
-class EpisodeSampler(FormerNames, Generic[Episode, Tracker]):
+class EpisodeSampler(RLlibNames, Generic[Episode, Tracker]):
     """Base class of runners, whose `sample` plays episodes by RLlib's arguments.
 
     Attributes:
@@ -77,7 +77,7 @@ class EpisodeSampler(FormerNames, Generic[Episode, Tracker]):
         tracker: Builder of the episodes that callbacks need; None without such callbacks.
     """
 
-    _former_kind = "env_runner"
+    _rllib_kind = "env_runner"
 
     config: "AlgorithmConfig"
     num_envs: int

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast, runtime_checkable
 
-from jaxrl.config.rllib_api import FormerNames
+from jaxrl.compat.lookup import RLlibNames
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import DEFAULT_MODULE
@@ -158,10 +158,10 @@ def make_policies(
     return higher.RunnerPolicies(steps, config, explore=explore)
 
 
-class FormerGroupNames(FormerNames):
+class FormerGroupNames(RLlibNames):
     """Base class of groups of runners, with RLlib's former methods."""
 
-    _former_kind = "runner_group"
+    _rllib_kind = "runner_group"
 
     def set_policies(self, policies: Mapping[str, Any]) -> None:
         """Take the run's policies by id, for what stands in for runners."""

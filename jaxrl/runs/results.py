@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import DictKey, register_pytree_with_keys
 
 from jaxrl import metrics
-from jaxrl.config.rllib_api import REMOVED_RESULT_KEYS
+from jaxrl.compat import lookup
 from jaxrl.core.types import PyTree
 from jaxrl.errors import UnknownNameError, did_you_mean
 
@@ -121,8 +121,9 @@ class RunResult(dict[str, Any]):
         sentence = f"The result has no {f'{self._path}{key}'!r}."
         if key == "info" and not self._path:
             return f"{sentence} It is now result['learners']['{metrics.DEFAULT_MODULE}']."
-        if not self._path and key in REMOVED_RESULT_KEYS:
-            return f"{sentence} Instead: {REMOVED_RESULT_KEYS[key]}."
+        removed = lookup.load("rllib.attributes").REMOVED_RESULT_KEYS
+        if not self._path and key in removed:
+            return f"{sentence} Instead: {removed[key]}."
         return f"{sentence}{did_you_mean(key, map(str, self))}"
 
     def __contains__(self, key: object) -> bool:

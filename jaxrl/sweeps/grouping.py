@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 
-from jaxrl.algorithm import Algorithm
+from jaxrl.algorithm import TRAINABLE_METHODS, Algorithm
 from jaxrl.assembly.assemble import Assembly, assemble, make_env
 from jaxrl.assembly.env_params import can_share_program
 from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.assembly.tasks import prepare_first_task
 from jaxrl.config.offline import check_lane_storage, make_stream_lanes_error
-from jaxrl.config.rllib_api import CALLED_METHODS
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import (
     HParams,
@@ -297,7 +296,7 @@ def check_lane(lane: Lane) -> None:
             "program of several lanes: write it as compiled_training_step(flow), or train each "
             "lane by itself, e.g. with jaxrl.tune."
         )
-    for name in CALLED_METHODS:
+    for name in TRAINABLE_METHODS:
         if getattr(own_class, name) is not getattr(Algorithm, name):
             raise ConfigError(
                 f"{own_class.__name__} has a {name}() of its own, which is not called for the lanes "

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxrl.config.rllib_api import FormerEpisode
+from jaxrl.compat.lookup import RLlibEpisode
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Counter, Metrics
 from jaxrl.envs.vector import BREACHES, NO_FAULT
@@ -283,7 +283,7 @@ _ALTERNATIVES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class EndedEpisode(FormerEpisode):
+class EndedEpisode(RLlibEpisode):
     """Ended episode, as passed to `on_episode_end`.
 
     It has the attributes of RLlib's episodes for which data exist: return and length, and with

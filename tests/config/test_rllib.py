@@ -10,12 +10,18 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
 from jaxrl.algorithms.td3 import TD3Config
+from jaxrl.compat.rllib.settings import REFUSED, RENAMED
+from jaxrl.compat.rllib.values import (
+    DEPRECATED_NAMES,
+    NEUTRAL_VALUES,
+    NEUTRAL_VALUES_BY_ALGORITHM,
+    NEUTRAL_VALUES_OF_SETTINGS,
+    get_rllib_name,
+)
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.load import load_experiment
-from jaxrl.config.registry import get_algorithm_config
-from jaxrl.config.rllib_defaults import NEUTRAL_VALUES
-from jaxrl.config.rllib_names import REFUSED, RENAMED
-from jaxrl.core.neutral import get_rllib_name
+from jaxrl.config.names import WITH_NEUTRAL_VALUES
+from jaxrl.config.registry import get_algorithm_config, get_algorithm_config_class, list_algorithms
 from jaxrl.errors import ConfigError, UnknownSettingError
 from tests.recorded_data import write_data
 
@@ -248,6 +254,19 @@ def test_every_neutral_value_belongs_to_a_name_of_rllibs() -> None:
     for name in NEUTRAL_VALUES.keys() & REFUSED.keys() - {*PPOConfig()} - ACCEPTED_WHOLE:
         with pytest.raises(ConfigError, match=rf"'{name}' \(got 'something else'\)"):
             PPOConfig().update_from_dict({name: "something else"})
+
+
+def test_settings_with_neutral_values_are_listed() -> None:
+    algorithms = {
+        algo: get_algorithm_config_class(algo).get_name_table().group_by_setting
+        for algo in list_algorithms()
+    }
+    settings = set().union(*algorithms.values())
+    listed = {*NEUTRAL_VALUES_OF_SETTINGS, *DEPRECATED_NAMES} & settings
+    listed |= {
+        algo for algo, own in NEUTRAL_VALUES_BY_ALGORITHM.items() if algorithms[algo].keys() & own
+    }
+    assert listed == WITH_NEUTRAL_VALUES
 
 
 def test_groups_for_what_is_not_here_take_neutral_values() -> None:

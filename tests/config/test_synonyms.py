@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.config.registry import get_algorithm_config, get_algorithm_config_class, list_algorithms
-from jaxrl.config.stop import parse_stop
-from jaxrl.config.synonyms import (
+from jaxrl.compat.libraries import (
     ATTRIBUTE_COUNTERPARTS,
     METHOD_COUNTERPARTS,
     SYNONYMS,
     find_required_settings,
 )
+from jaxrl.config.registry import get_algorithm_config, get_algorithm_config_class, list_algorithms
+from jaxrl.config.stop import parse_stop
 from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
 from jaxrl.modules.model_config import resolve_model_settings
 

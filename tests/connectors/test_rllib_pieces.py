@@ -8,6 +8,12 @@ import numpy as np
 import pytest
 
 from jaxrl.assembly.connector_env import EnvToInspect, get_rllib_spaces
+from jaxrl.compat.rllib.connectors import (
+    FrameStackingLearner,
+    NumpyToTensor,
+    choose_arguments,
+    is_for_agents,
+)
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.connectors import (
     ClipRewards,
@@ -19,8 +25,6 @@ from jaxrl.connectors import (
     SingleAgentObservationPreprocessor,
 )
 from jaxrl.connectors.base import ObservationConnector
-from jaxrl.connectors.rllib_pieces import FrameStackingLearner, NumpyToTensor, is_for_agents
-from jaxrl.connectors.signatures import choose_arguments
 from jaxrl.envs.registry import make
 from jaxrl.errors import ConfigError
 from tests.helpers import small

@@ -41,6 +41,17 @@ CONFIG_MODULES = 90
 NOT_FOR_CONFIGS = ("jaxrl.envs", "jaxrl.config.multi_agent", "jaxrl.config.validate", "jaxrl.runs")
 
 
+def test_a_run_does_not_load_the_names_of_other_libraries() -> None:
+    found = run_python(
+        "import sys, tempfile; from jaxrl import PPOConfig; folder = tempfile.mkdtemp();"
+        "config = PPOConfig().environment('CartPole-v1').training(lr=1e-3, train_batch_size=128);"
+        "config.env_runners(num_envs_per_env_runner=8).debugging(results_dir=folder, loggers=[]);"
+        "algorithm = config.build(); algorithm.train(); algorithm.stop();"
+        "print(*[name for name in sys.modules if name.startswith('jaxrl.compat.')])"
+    ).split()
+    assert set(found) == {"jaxrl.compat.imports", "jaxrl.compat.lookup"}
+
+
 def test_a_config_is_written_with_few_modules() -> None:
     found = run_python(
         "import sys; from jaxrl import PPOConfig;"

@@ -9,15 +9,15 @@ import pytest
 
 from jaxrl import Algorithm, AlgorithmConfig, Policy
 from jaxrl.callbacks import HOOKS, Callbacks
-from jaxrl.config import rllib_api as api
-from jaxrl.config import rllib_modules as modules
+from jaxrl.compat.rllib import attributes as api
+from jaxrl.compat.rllib import imports as modules
+from jaxrl.compat.rllib.modules import ModelPart, ModelView
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.envs import list_multi_envs
 from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.learners.base import BaseLearner
 from jaxrl.metrics import KNOWN_KEYS, OPEN_PREFIXES, RENAMED_KEYS
-from jaxrl.policy.model_view import ModelPart, ModelView
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.ray.group import RayEnvRunnerGroup
@@ -25,7 +25,8 @@ from jaxrl.runners.ray.group import RayEnvRunnerGroup
 
 @pytest.mark.parametrize("path", modules.MOVED_NAMES)
 def test_counterparts_exist(path: str) -> None:
-    assert modules.load_counterpart(f"{modules.RLLIB}.{path}") is not None
+    module, _, name = path.rpartition(".")
+    assert modules.load_name(f"jaxrl.{module}", name) is not None
 
 
 @pytest.mark.parametrize("path", [p for p in modules.MOVED_NAMES.values() if "DEFAULT" not in p])
@@ -48,7 +49,7 @@ def test_algorithms_are_found_in_all_their_forms() -> None:
 
 def test_a_name_without_a_counterpart_raises_with_advice() -> None:
     with pytest.raises(ImportError, match=r"rl_module\(network="):
-        modules.load_counterpart("ray.rllib.models.ModelCatalog")
+        modules.load_name("jaxrl.models", "ModelCatalog")
 
 
 @pytest.mark.parametrize("name", ["RockPaperScissors", "TicTacToe", "TwoStepGame"])

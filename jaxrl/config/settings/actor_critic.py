@@ -203,6 +203,23 @@ class TD3Training(EnsembleCritics, BootstrappedTraining):
         "the rows' actions; the paper's alpha is 2.5. None leaves the imitation out.",
     )
 
+    def check_exploration_sigmas(self, num_envs: int) -> None:
+        """Check the deviations between which those of a run's environments are spread.
+
+        Raises:
+            ConfigError: If there is nothing between them, or nothing to spread them over.
+        """
+        low, high = self.exploration_sigma, self.exploration_sigma_max
+        if high is not None and high < low:
+            raise ConfigError(
+                f"exploration_sigma_max must be at least exploration_sigma={low}, got {high}."
+            )
+        if high is not None and num_envs == 1:
+            raise ConfigError(
+                f"exploration_sigma_max={high} differs between environments, but there is one: raise "
+                "num_envs_per_env_runner, or leave it out."
+            )
+
 
 def check_critics(training: Training, default: Training) -> None:
     """Check the settings of critics, if an algorithm has any.

@@ -1,14 +1,111 @@
-"""Neutral values of RLlib's settings: accepted without effect, so that RLlib's own configs work.
+"""Values of RLlib's settings that ask for nothing, or for what is done anyway.
 
-They are RLlib's defaults, of its current and former versions, where these ask for nothing or for
-what is done anyway. All other values of a setting that does not exist here are refused by name,
-see `jaxrl.config.rllib_names`.
+RLlib's `to_dict()` and its `params.json` have every setting, most of them at a default that means
+nothing outside of RLlib, such as `num_gpus=0` or `input="sampler"`. Such a value of a setting that
+does not exist here is accepted without effect, so that RLlib's own configs work; all others are
+refused by name, see `jaxrl.compat.rllib.settings`.
 """
 
-from collections.abc import Iterator
+import dataclasses
+import enum
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
 
-from jaxrl.config.rllib_names import HOOKS, REFUSED_HOOKS
-from jaxrl.core.neutral import ANY_VALUE, RllibObject
+from jaxrl.compat.rllib.attributes import ALL_HOOKS, REFUSED_HOOKS
+
+ANY_VALUE = object()
+"""Neutral value of a setting that RLlib itself does not read."""
+
+_RLLIB_PACKAGE = "ray.rllib."
+_REPR_PATTERN = re.compile(r"<(?:class '([\w.]+)'|function ([\w.<>]+) at 0x[0-9a-fA-F]+)>")
+
+
+@dataclasses.dataclass(frozen=True)
+class RllibObject:
+    """Class, function or enum member of RLlib, as a pattern for values.
+
+    Attributes:
+        name: Qualified name within its module; `{algo}` stands for the name of the algorithm.
+    """
+
+    name: str
+
+
+def get_rllib_name(value: object) -> str | None:
+    """Return the qualified name of an object of RLlib, or None for any other value.
+
+    Args:
+        value: The object itself, its import path ("ray.rllib.callbacks.callbacks.RLlibCallback"),
+            or the string that `params.json` has for it ("<class 'ray.rllib...'>").
+    """
+    if isinstance(value, enum.Enum):
+        owner = type(value)
+        name = f"{owner.__qualname__}.{value.name}"
+        return name if owner.__module__.startswith(_RLLIB_PACKAGE) else None
+    if isinstance(value, str):
+        found = _REPR_PATTERN.fullmatch(value)
+        if found is not None and found[2]:  # a function's repr does not have its module
+            return found[2]
+        path = found[1] if found is not None else value.replace(":", ".")
+        is_member = re.fullmatch(r"[A-Z]\w+\.[A-Z_]+", path)  # an enum's member
+        if is_member:
+            return path
+        return path.rpartition(".")[2] if path.startswith(_RLLIB_PACKAGE) else None
+    module, name = (getattr(value, key, None) for key in ("__module__", "__qualname__"))
+    is_rllibs = isinstance(module, str) and module.startswith(_RLLIB_PACKAGE)
+    return name if is_rllibs and isinstance(name, str) else None
+
+
+def is_neutral(value: object, neutral_values: Iterable[object], algo: str = "") -> bool:
+    """Return whether a value equals one of the neutral ones.
+
+    Lists, tuples and sets are compared by their items, and numbers by value, but 0 is not False.
+
+    Args:
+        value: Value as written by the user.
+        neutral_values: Plain values, which may contain `RllibObject`s, or `ANY_VALUE`.
+        algo: Name of the algorithm.
+    """
+    return any(_matches(value, neutral, algo) for neutral in neutral_values)
+
+
+def _matches(value: object, neutral: object, algo: str) -> bool:
+    if neutral is ANY_VALUE:
+        return True
+    if isinstance(neutral, RllibObject):
+        return get_rllib_name(value) == neutral.name.replace("{algo}", algo)
+    if isinstance(neutral, Mapping):
+        expected = cast(Mapping[str, Any], neutral)
+        return (
+            isinstance(value, Mapping)
+            and cast(Mapping[str, object], value).keys() == expected.keys()
+            and all(
+                _matches(cast(Mapping[str, object], value)[key], expected[key], algo)
+                for key in expected
+            )
+        )
+    if isinstance(neutral, list | tuple):
+        items = _get_items(value)
+        return (
+            items is not None
+            and len(items) == len(cast(list[Any], neutral))
+            and all(map(_matches, items, cast(list[Any], neutral), [algo] * len(items)))
+        )
+    if isinstance(neutral, bool) or isinstance(value, bool):
+        return value is neutral
+    if isinstance(neutral, int | float) and isinstance(value, int | float):
+        return value == neutral
+    if isinstance(neutral, str):
+        return isinstance(value, str) and value == neutral  # also a member of a StrEnum
+    return type(value) is type(neutral) and value == neutral
+
+
+def _get_items(value: object) -> list[Any] | None:
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(cast(list[Any], value))
+    return None
+
 
 DEPRECATED_VALUE = -1
 """RLlib's value of settings that it no longer reads."""
@@ -320,7 +417,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = dict(
         *_MULTI_AGENT,
         *_OFFLINE,
         *_REPORTING,
-        *((f"callbacks_on_{hook}", (None,)) for hook in HOOKS),
+        *((f"callbacks_on_{hook}", (None,)) for hook in ALL_HOOKS),
         *((hook, (None,)) for hook in REFUSED_HOOKS),
     )
 )
@@ -381,3 +478,91 @@ NEUTRAL_VALUES_BY_ALGORITHM: dict[str, dict[str, tuple[object, ...]]] = {
     },
 }
 """Further values, for single algorithms."""
+
+_LAYERS = ("fcnet", "conv", "conv_transpose", "post_fcnet", "lstm")
+MODEL_DEFAULTS: Mapping[str, Any] = {
+    **{
+        f"{layers}_{part}_initializer{suffix}": None
+        for layers in _LAYERS
+        for part in ("kernel", "weights", "bias")
+        for suffix in ("", "_config")
+    },
+    "fcnet_hiddens": [256, 256],
+    "fcnet_activation": "tanh",
+    "conv_filters": None,
+    "conv_activation": "relu",
+    "post_fcnet_hiddens": [],
+    "post_fcnet_activation": "relu",
+    "free_log_std": False,
+    "log_std_clip_param": 20.0,
+    "no_final_linear": False,
+    "vf_share_layers": True,
+    "use_lstm": False,
+    "max_seq_len": 20,
+    "lstm_cell_size": 256,
+    "lstm_use_prev_action": False,
+    "lstm_use_prev_reward": False,
+    "lstm_use_prev_action_reward": -1,
+    "_time_major": False,
+    "use_attention": False,
+    "attention_num_transformer_units": 1,
+    "attention_dim": 64,
+    "attention_num_heads": 1,
+    "attention_head_dim": 32,
+    "attention_memory_inference": 50,
+    "attention_memory_training": 50,
+    "attention_position_wise_mlp_dim": 32,
+    "attention_init_gru_gate_bias": 2.0,
+    "attention_use_n_prev_actions": 0,
+    "attention_use_n_prev_rewards": 0,
+    "framestack": True,
+    "dim": 84,
+    "grayscale": False,
+    "zero_mean": True,
+    "custom_model": None,
+    "custom_model_config": {},
+    "custom_action_dist": None,
+    "custom_preprocessor": None,
+    "encoder_latent_dim": None,
+    "always_check_shapes": False,
+    "_use_default_native_models": -1,
+    "_disable_preprocessor_api": False,
+    "_disable_action_flattening": False,
+}
+_KEYS_OF_MERGED = {"_time_major", "custom_model", "custom_action_dist", "framestack", "zero_mean"}
+
+
+def has_default(name: str, value: object) -> bool:
+    """Return whether a model setting has RLlib's default."""
+    return name in MODEL_DEFAULTS and is_neutral(value, (MODEL_DEFAULTS[name],))
+
+
+def drop_merged_defaults(model: object) -> object:
+    """Remove RLlib's defaults from a dictionary that RLlib has merged with all of them.
+
+    RLlib's `config.model` has every setting of `MODEL_DEFAULTS`, so that a default there says no
+    more than the setting's absence. A shorter dictionary was written by the user, and is returned
+    unchanged, as is any other value.
+    """
+    if not isinstance(model, Mapping):
+        return model
+    settings = cast(Mapping[str, Any], model)
+    if not settings.keys() >= _KEYS_OF_MERGED:
+        return settings
+    return {name: value for name, value in settings.items() if not has_default(name, value)}
+
+
+def asks_for_nothing(name: str, value: object, algo: str, *, is_setting: bool = False) -> bool:
+    """Return whether a value of a setting asks for nothing, or for what is done anyway.
+
+    Args:
+        name: Name of the setting.
+        value: Its value.
+        algo: Name of the algorithm.
+        is_setting: Whether the algorithm has a setting of this name.
+    """
+    if name in DEPRECATED_NAMES and is_neutral(value, (DEPRECATED_VALUE,)):
+        return True
+    general = NEUTRAL_VALUES_OF_SETTINGS if is_setting else NEUTRAL_VALUES
+    own = NEUTRAL_VALUES_BY_ALGORITHM.get(algo, {})
+    return is_neutral(value, (*general.get(name, ()), *own.get(name, ())), algo)

@@ -1,17 +1,21 @@
 """RLlib's methods, attributes, hooks and result keys, and what they are called here."""
 
+import inspect
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from jaxrl.config.synonyms import ATTRIBUTE_COUNTERPARTS, make_unknown_method_error
-from jaxrl.errors import ConfigError
+from jaxrl.callbacks import HOOKS
+from jaxrl.compat.libraries import ATTRIBUTE_COUNTERPARTS, make_unknown_method_error
+from jaxrl.compat.lookup import is_defined_by_user
+from jaxrl.errors import ConfigError, ModuleError
+from jaxrl.metrics import DEFAULT_MODULE
 
 RENAMED_CONFIG_METHODS: Mapping[str, str] = {
     "rollouts": "env_runners",
     "exploration": "env_runners",
 }
-"""Methods of RLlib's configs under their current names; `config.rllib_names` has the settings."""
+"""Methods of RLlib's configs under their current names; `settings` has the settings."""
 
 RENAMED_METHODS: Mapping[str, Mapping[str, str]] = {
     "algorithm": {
@@ -169,6 +173,9 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
             ),
             "build() makes the pipelines, see the guide Connectors",
         ),
+        "get_marl_module_spec": (
+            "get_multi_rl_module_spec() returns the specification of every module"
+        ),
         "get_torch_compile_worker_config": "the framework is JAX and everything is compiled",
         "uses_new_env_runners": "there is a single API stack",
     },
@@ -183,8 +190,6 @@ METHOD_ADVICE: Mapping[str, Mapping[str, str]] = {
 }
 """Methods and attributes without a counterpart under another name, with what to write instead."""
 
-CALLED_METHODS = ("setup", "log_result", "save_checkpoint", "load_checkpoint", "cleanup")
-"""Methods of RLlib's Trainable that an Algorithm calls, so that a subclass may override them."""
 UNCALLED_METHODS = (
     *("default_resource_request", "get_auto_filled_metrics", "get_checkpointable_components"),
     *("get_ctor_args_and_kwargs", "get_default_config", "get_default_policy_class", "get_metadata"),
@@ -215,6 +220,31 @@ REWRITTEN_EPISODE_ATTRIBUTES: Mapping[str, str] = {
 }
 """Attributes of RLlib's older episodes, as an expression of the episode."""
 
+_OFFLINE_EVALUATION_REASON = (
+    "held-out episodes are evaluated in this process, in one compiled call, every "
+    "offline_evaluation_interval iterations"
+)
+_BATCH_HOOKS_REASON = (
+    "batches are processed inside the compiled program; on_sample_end and on_train_result are "
+    "called between its calls, and a Learner's prepare() receives the samples"
+)
+REFUSED_HOOKS: dict[str, str] = {
+    "on_sub_environment_created": "on_environment_created covers all environments of a runner",
+    "on_create_policy": "the module is built once; on_algorithm_init is called afterwards",
+    "on_postprocess_trajectory": _BATCH_HOOKS_REASON,
+    "on_learn_on_batch": _BATCH_HOOKS_REASON,
+    "on_offline_eval_runners_recreated": _OFFLINE_EVALUATION_REASON,
+}
+"""Hooks of RLlib's callbacks that are not supported, with the reasons."""
+
+CALLED_HOOKS = tuple(hook.removeprefix("on_") for hook in HOOKS)
+ALL_HOOKS = (
+    *CALLED_HOOKS,
+    "workers_recreated",
+    *(name.removeprefix("on_") for name in REFUSED_HOOKS),
+)
+"""All hooks of RLlib's, current and former, without `on_`."""
+
 RENAMED_HOOKS: Mapping[str, str] = {
     "on_trainer_init": "on_algorithm_init",
     "on_workers_recreated": "on_env_runners_recreated",
@@ -227,6 +257,21 @@ RENAMED_HOOK_ARGUMENTS: Mapping[str, str] = {
     "worker_set": "env_runner_group",
 }
 """Names of hooks, and of their arguments, that differ here."""
+
+
+def make_hook_arguments(
+    names: Collection[str], arguments: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the arguments that RLlib's older hooks require, by their former names."""
+    former = {
+        name: arguments[RENAMED_HOOK_ARGUMENTS[name]]
+        for name in names
+        if RENAMED_HOOK_ARGUMENTS.get(name) in arguments
+    }
+    if "policies" in names and "rl_module" in arguments:
+        former["policies"] = {DEFAULT_MODULE: arguments["rl_module"]}
+    return former
+
 
 REMOVED_RESULT_KEYS: Mapping[str, str] = {
     "agent_timesteps_total": "num_env_steps_sampled_lifetime counts the steps",
@@ -256,12 +301,12 @@ RENAMED_KEY_PREFIXES: Mapping[str, str] = {
 """Paths of nested results that have moved as a whole."""
 
 
-def is_former_attribute(kind: str, name: str) -> bool:
-    """Return whether RLlib's objects of a kind have an attribute that is explained here."""
+def has_answer(kind: str, name: str) -> bool:
+    """Return whether a name of RLlib's objects of a kind has a counterpart or an advice."""
     return name in RENAMED_METHODS.get(kind, {}) or name in METHOD_ADVICE.get(kind, {})
 
 
-def get_former_attribute(owner: object, kind: str, name: str) -> Any:
+def get_attribute(owner: object, kind: str, name: str) -> Any:
     """Return an attribute of an object by its name in RLlib, for `__getattr__`.
 
     Args:
@@ -270,18 +315,17 @@ def get_former_attribute(owner: object, kind: str, name: str) -> Any:
         name: Name that the object does not have.
 
     Raises:
-        AttributeError: If there is no counterpart; the message says what to write instead. It is
-            the name alone for one that begins with an underscore, which RLlib's users do not read,
-            but IPython, `copy` and `pickle` ask for.
+        AttributeError: If there is no counterpart; the message says what to write instead.
     """
-    if name.startswith("_"):
-        raise AttributeError(name)
     owner_name = type(owner).__name__
     current = RENAMED_METHODS.get(kind, {}).get(name)
     if current is not None:
         message = f"{owner_name}.{name} is {current} here"
         warnings.warn(message, DeprecationWarning, stacklevel=3)
         return getattr(owner, current)
+    if kind == "episode" and name in REWRITTEN_EPISODE_ATTRIBUTES:
+        instead = REWRITTEN_EPISODE_ATTRIBUTES[name].format("episode")
+        raise AttributeError(f"{owner_name} has no '{name}': {instead} is it.")
     advice = METHOD_ADVICE.get(kind, {}).get(name)
     if advice is not None:
         raise AttributeError(f"{owner_name} has no '{name}': {advice}.")
@@ -295,51 +339,47 @@ def refuse_uncalled_methods(cls: type) -> None:
         ConfigError: If it does; the message says what to write instead.
     """
     for name in UNCALLED_METHODS:
-        owners = [base.__module__ for base in cls.__mro__ if name in vars(base)]
-        is_known = any(
-            module.startswith("jaxrl.") for module in owners
-        )  # a class of jaxrl's calls it
-        if owners and not is_known:
+        owners = [base for base in cls.__mro__ if name in vars(base)]
+        if owners and all(map(is_defined_by_user, owners)):  # a class of jaxrl's calls it
             raise ConfigError(
                 f"{cls.__name__} overrides {name}(), which is not called here: "
                 f"{METHOD_ADVICE['algorithm'][name]}."
             )
 
 
-class FormerNames:
-    """Base class of what RLlib's users call by names that are others here; see `get_former_attribute`.
+_GUIDE = "see the guide Custom modules"
+_NEVER_CALLED = ("_forward_train", "_forward_inference", "_forward_exploration")
+_FIRST_ARGUMENTS = ("_forward", "compute_values")
 
-    Attributes:
-        _former_kind: Kind of object, as in `RENAMED_METHODS`.
+
+def check_module_methods(module_class: type, base: type) -> None:
+    """Check that a module's methods are those that are called here.
+
+    Args:
+        module_class: Class of the module.
+        base: Base class of all modules.
+
+    Raises:
+        ModuleError: If a method has RLlib's signature, or would never be called.
     """
-
-    _former_kind: ClassVar[str]
-
-    if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            return get_former_attribute(self, self._former_kind, name)
-
-
-class FormerEpisode(FormerNames):
-    """Base class of episodes, which callbacks of RLlib's older episodes read and write.
-
-    Attributes:
-        custom_data: Data of callbacks.
-    """
-
-    _former_kind = "episode"
-    custom_data: dict[str, Any]
-
-    @property
-    def custom_metrics(self) -> dict[str, Any]:
-        """Numbers by name, of which results have the mean, minimum and maximum over episodes."""
-        return self.custom_data.setdefault("custom_metrics", {})
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> object:
-            if name in REWRITTEN_EPISODE_ATTRIBUTES:
-                instead = REWRITTEN_EPISODE_ATTRIBUTES[name].format("episode")
-                raise AttributeError(f"{type(self).__name__} has no '{name}': {instead} is it.")
-            return super().__getattr__(name)
+    name = module_class.__name__
+    for method in _NEVER_CALLED:
+        if hasattr(module_class, method):
+            raise ModuleError(
+                f"{name}.{method} is never called here: all outputs are those of _forward(self, "
+                f"params, obs), and forward_exploration may be overridden, {_GUIDE}."
+            )
+    for method in _FIRST_ARGUMENTS:
+        own = getattr(module_class, method)
+        if own is getattr(base, method):
+            continue
+        parameters = list(inspect.signature(own).parameters.values())
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        positional = [p.name for p in parameters if p.kind in kinds]
+        takes_any = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+        if (len(positional) < 3 and not takes_any) or positional[1:2] == ["batch"]:
+            raise ModuleError(
+                f"{name}.{method}({', '.join(map(str, parameters))}) has RLlib's signature, without "
+                f"parameters; modules are pure here: write {method}(self, params, obs), with the "
+                f"network's parameters and the observations, {_GUIDE}."
+            )

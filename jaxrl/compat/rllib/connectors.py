@@ -1,26 +1,19 @@
-"""RLlib's connector pieces: those that are always part of a run here, and RLlib's arguments."""
+"""RLlib's connector pieces and their arguments, and the arguments of functions that make them."""
 
 import copy
-import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
 
 import gymnasium
 import jax
 import numpy as np
 
 from jaxrl.connectors.base import ObservationConnector
+from jaxrl.connectors.builder import Offers
 from jaxrl.core.spaces import get_leaf_spaces, map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, SpaceError, did_you_mean
-
-C = TypeVar("C")
-
-INPUT_ENV_SPACES = "__env__"
-"""Key of the spaces of the vector environment in the `spaces` that RLlib passes."""
-INPUT_ENV_SINGLE_SPACES = "__env_single__"
-"""Key of the spaces of a single environment in the `spaces` that RLlib passes."""
 
 _SPACE_ARGUMENTS = ("input_observation_space", "input_action_space")
 _AGENT_ARGUMENTS: Mapping[str, object] = {"multi_agent": False, "agent_ids": None}
@@ -81,35 +74,36 @@ def get_preprocessor(space: gymnasium.Space[Any]) -> type[NoPreprocessor]:
     return NoPreprocessor
 
 
-def take_rllib_arguments(**renamed: str) -> Callable[[type[C]], type[C]]:
-    """Return a decorator with which a connector's class also takes the arguments of RLlib's piece.
+def read_piece_arguments(
+    piece: object,
+    parameters: Collection[str],
+    renamed: Mapping[str, str],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Return the arguments of a connector, from those of RLlib's piece.
 
     RLlib passes the spaces first, which are known here when the pipeline is made. Arguments without
     a counterpart may have the value that changes nothing.
 
     Args:
-        **renamed: Arguments here, by their names in RLlib.
+        piece: Connector, which remembers the agents that it is for.
+        parameters: Names of the connector's arguments.
+        renamed: Arguments here, by their names in RLlib.
+        args: Positional arguments.
+        kwargs: Arguments by name.
+
+    Raises:
+        ConfigError: If an argument has no effect here.
     """
-
-    def decorate(cls: type[C]) -> type[C]:
-        init: Callable[..., None] = cls.__init__
-
-        @functools.wraps(init)
-        def initialize(self: object, *args: object, **kwargs: object) -> None:
-            for _ in _SPACE_ARGUMENTS:
-                if args and (args[0] is None or isinstance(args[0], gymnasium.Space)):
-                    args = args[1:]
-            own = inspect.signature(init).parameters
-            named = {renamed.get(name, name): value for name, value in kwargs.items()}
-            others = {n: v for n, v in named.items() if n not in own}
-            _set_agents(self, others)
-            _check_rllib_arguments(cls.__name__, others)
-            init(self, *args, **{n: v for n, v in named.items() if n in own})
-
-        cls.__init__ = initialize
-        return cls
-
-    return decorate
+    for _ in _SPACE_ARGUMENTS:
+        if args and (args[0] is None or isinstance(args[0], gymnasium.Space)):
+            args = args[1:]
+    named = {renamed.get(name, name): value for name, value in kwargs.items()}
+    others = {name: value for name, value in named.items() if name not in parameters}
+    _set_agents(piece, others)
+    _check_rllib_arguments(type(piece).__name__, others)
+    return args, {name: value for name, value in named.items() if name in parameters}
 
 
 def _set_agents(piece: object, arguments: dict[str, Any]) -> None:
@@ -176,6 +170,11 @@ class ImpliedPiece:
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         _set_agents(self, kwargs)
+
+
+def is_implied(piece: object) -> bool:
+    """Return whether a piece is one of RLlib's whose work is part of every run here."""
+    return isinstance(piece, ImpliedPiece)
 
 
 class AddObservationsFromEpisodesToBatch(ImpliedPiece):
@@ -326,3 +325,83 @@ def _count_batch_axes(space: gymnasium.Space[Any] | None, obs: PyTree) -> int:
     _, leaf = get_leaf_spaces(space)[0]
     first = jax.tree.leaves(obs)[0]
     return first.ndim - len(leaf.shape or ())
+
+
+_ENV_ARGUMENTS = ("env", "spaces", "device")
+_ARGUMENTS: Mapping[str, Sequence[str]] = {
+    "env_to_module_connector": _ENV_ARGUMENTS,
+    "module_to_env_connector": _ENV_ARGUMENTS,
+    "learner_connector": ("input_observation_space", "input_action_space", "device"),
+}
+"""Arguments that RLlib passes to the function of each setting, in order."""
+
+_SYNONYMS: Mapping[str, Sequence[str]] = {
+    "env": ("envs", "vector_env", "gym_env"),
+    "spaces": (),
+    "device": (),
+    "input_observation_space": ("observation_space", "obs_space", "in_obs_space"),
+    "input_action_space": ("action_space", "act_space", "in_action_space"),
+}
+"""Other names that users give to these arguments."""
+
+
+def choose_arguments(
+    setting: str, function: Callable[..., object], pipeline: object, offers: Offers
+) -> tuple[list[object], dict[str, object]]:
+    """Choose the arguments that a function for connectors is called with.
+
+    A function whose parameters have RLlib's names, or that requires two or three, receives RLlib's
+    arguments. One that can be called without arguments receives none, and one of a single parameter
+    the pipeline.
+
+    Args:
+        setting: Name of the setting that the function is the value of.
+        function: Function of the user.
+        pipeline: Builder with the default connectors.
+        offers: RLlib's arguments; those that are missing are None.
+
+    Returns:
+        Positional and keyword arguments.
+
+    Raises:
+        ConfigError: If the function has another signature.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # functions written in C may have no signature
+        return [], {}
+    parameters = [p for p in signature.parameters.values() if p.kind not in _VARIADIC]
+    required = [p for p in parameters if p.default is inspect.Parameter.empty]
+    names = _ARGUMENTS[setting]
+    roles = {p.name: role for p in parameters if (role := _find_role(p.name, names)) is not None}
+
+    def make(role: str) -> object:
+        return offers[role]() if role in offers else None
+
+    if roles and all(p.name in roles for p in required):
+        given = {p.name: make(roles[p.name]) for p in parameters if p.name in roles}
+        first = [given.pop(p.name) for p in parameters if p.kind is _POSITIONAL and p.name in roles]
+        return first, given
+    if len(required) in (2, 3) and all(p.kind in _CAN_BE_POSITIONAL for p in required):
+        return [make(role) for role in names[: len(required)]], {}
+    for arguments in ([], [pipeline]):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return arguments, {}
+    raise ConfigError(
+        f"{setting} must be a function of no arguments or of the default pipeline, or as in RLlib "
+        f"of {', '.join(names)}, got one of {signature}."
+    )
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
+_CAN_BE_POSITIONAL = (_POSITIONAL, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _find_role(name: str, names: Sequence[str]) -> str | None:
+    """Return RLlib's name of a parameter, None if it is not one of RLlib's."""
+    plain = name.strip("_")
+    return next((role for role in names if plain in (role, *_SYNONYMS[role])), None)

@@ -2,10 +2,15 @@
 
 import importlib
 from collections.abc import Mapping
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
+from jaxrl.compat.imports import RLLIB_PARENTS, refuse_foreign_name
 from jaxrl.core.algorithms import ALGORITHMS
 from jaxrl.core.spaces import SIMPLEX_ADVICE
+from jaxrl.errors import UnknownNameError
 
 RLLIB = "ray.rllib"
 
@@ -20,7 +25,7 @@ MOVED_NAMES: Mapping[str, str] = {
     "connectors.env_to_module.MeanStdFilter": "jaxrl.connectors.MeanStdFilter",
     "connectors.env_to_module.PrevActionsPrevRewards": "jaxrl.connectors.PrevActionsPrevRewards",
     **{
-        f"connectors.{package}.{name}": f"jaxrl.connectors.rllib_pieces.{name}"
+        f"connectors.{package}.{name}": f"jaxrl.compat.rllib.connectors.{name}"
         for package, names in {
             "env_to_module": (
                 "AddObservationsFromEpisodesToBatch",
@@ -46,8 +51,8 @@ MOVED_NAMES: Mapping[str, str] = {
         }.items()
         for name in names
     },
-    "env.INPUT_ENV_SINGLE_SPACES": "jaxrl.connectors.rllib_pieces.INPUT_ENV_SINGLE_SPACES",
-    "env.INPUT_ENV_SPACES": "jaxrl.connectors.rllib_pieces.INPUT_ENV_SPACES",
+    "env.INPUT_ENV_SINGLE_SPACES": "jaxrl.assembly.connector_env.INPUT_ENV_SINGLE_SPACES",
+    "env.INPUT_ENV_SPACES": "jaxrl.assembly.connector_env.INPUT_ENV_SPACES",
     "core.DEFAULT_MODULE_ID": "jaxrl.metrics.DEFAULT_MODULE",
     "core.rl_module.default_model_config.DefaultModelConfig": (
         "jaxrl.modules.model_config.DefaultModelConfig"
@@ -76,8 +81,8 @@ MOVED_NAMES: Mapping[str, str] = {
     "examples.rl_modules.classes.AlwaysSameHeuristicRLM": "jaxrl.envs.multi.opponents.AlwaysSame",
     "examples.rl_modules.classes.BeatLastHeuristicRLM": "jaxrl.envs.multi.opponents.BeatLast",
     "examples.rl_modules.classes.random_rlm.RandomRLModule": "jaxrl.RandomRLModule",
-    "models.preprocessors.NoPreprocessor": "jaxrl.connectors.rllib_pieces.NoPreprocessor",
-    "models.preprocessors.get_preprocessor": "jaxrl.connectors.rllib_pieces.get_preprocessor",
+    "models.preprocessors.NoPreprocessor": "jaxrl.compat.rllib.connectors.NoPreprocessor",
+    "models.preprocessors.get_preprocessor": "jaxrl.compat.rllib.connectors.get_preprocessor",
     "policy.policy.Policy": "jaxrl.Policy",
     "policy.policy.PolicySpec": "jaxrl.PolicySpec",
     "policy.sample_batch.DEFAULT_POLICY_ID": "jaxrl.metrics.DEFAULT_MODULE",
@@ -170,10 +175,16 @@ RLLIB_ALGORITHMS: Mapping[str, str] = {
 """Other names that RLlib has for algorithms."""
 
 
-def find_algorithm_advice(name: str) -> str | None:
-    """Return what to use in the place of an algorithm of RLlib, None if it is none that is missing."""
-    by_lower = {key.lower(): advice for key, advice in ALGORITHM_ADVICE.items()}
-    return by_lower.get(name.lower().removeprefix("contrib/"))
+def find_algorithm(name: str) -> str | None:
+    """Return the algorithm here that has another name in RLlib, None if RLlib has none of this name.
+
+    Raises:
+        UnknownNameError: If RLlib's algorithm is not here; the message says what to use instead.
+    """
+    advice = {key.lower(): advice for key, advice in ALGORITHM_ADVICE.items()}
+    if (instead := advice.get(name.lower().removeprefix("contrib/"))) is not None:
+        raise UnknownNameError(f"There is no algorithm '{name}' here: {instead}.")
+    return {key.lower(): own for key, own in RLLIB_ALGORITHMS.items()}.get(name.lower())
 
 
 _RETURN_PIECES = "return a connector or a list of connectors, which precede the default ones"
@@ -313,23 +324,6 @@ _ALGORITHM_BY_MODULE = {name.lower(): name for name in ALGORITHMS}
 _MOVED_BY_NAME = {path.rpartition(".")[2]: new for path, new in MOVED_NAMES.items()}
 
 
-def load_counterpart(path: str) -> object:
-    """Import the counterpart of a name of RLlib, for a module that stands in for RLlib's.
-
-    Raises:
-        ImportError: If the name has no counterpart; the message says what to use instead.
-    """
-    new = find_counterpart(path)
-    algorithm = _ALGORITHM_BY_MODULE.get(path.rpartition(".")[0].rpartition(".")[2])
-    if new is None and path.endswith(".DEFAULT_CONFIG") and algorithm is not None:
-        config = find_counterpart(f"{RLLIB}.{algorithm}Config")
-        assert config is not None
-        return _load(config)().to_dict()
-    if new is None:
-        raise ImportError(f"{path} has no counterpart in jaxrl: {advise_on_name(path)}.")
-    return _load(new)
-
-
 def _load(path: str) -> Any:
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
@@ -360,3 +354,82 @@ def advise_on_name(path: str) -> str:
     if name == "*":
         return "import the names that the file uses, one by one"
     return "it is part of RLlib's internals"
+
+
+RLLIB_PACKAGES = {
+    *("agents", "env", "examples", "execution", "models", "tuned_examples", "utils"),
+    *("algorithms.algorithm", "algorithms.algorithm_config", "algorithms.apex_dqn"),
+    *("algorithms.apex_ddpg", "algorithms.a2c", "algorithms.a3c", "algorithms.callbacks"),
+    *("algorithms.alpha_star", "algorithms.alpha_zero", "algorithms.ars", "algorithms.bandit"),
+    *("algorithms.dreamer", "algorithms.dreamerv3", "algorithms.es", "algorithms.maml"),
+    *("algorithms.leela_chess_zero", "algorithms.mbmpo", "algorithms.slateq"),
+    *("algorithms.ddpg", "algorithms.ddppo", "algorithms.pg", "algorithms.r2d2"),
+    *("algorithms.simple_q", "callbacks.callbacks", "connectors.connector_v2"),
+    *("connectors.env_to_module", "connectors.learner", "connectors.module_to_env"),
+    *("core.columns", "core.learner", "core.models", "core.rl_module", "core.testing"),
+    *("evaluation.episode", "evaluation.rollout_worker", "evaluation.worker_set"),
+    *("policy.policy_map", "policy.sample_batch", "policy.tf_policy", "policy.torch_policy"),
+    *("policy.view_requirement",),
+}
+"""Modules of RLlib, and packages with all of their modules, that are not modules here."""
+
+OTHER_PACKAGES = {"common", "wrappers"}
+"""Packages of Stable-Baselines3 and gymnax that are not modules here."""
+
+
+def find_spec(fullname: str) -> ModuleSpec | None:
+    """Return how to load a module that stands in for one of RLlib or another library, if it does.
+
+    Args:
+        fullname: Path of the module here, which does not exist, such as `jaxrl.core.columns`.
+    """
+    below = fullname.removeprefix("jaxrl.")
+    parent, _, name = below.rpartition(".")
+    is_file = parent in RLLIB_PARENTS and name.startswith(parent.rpartition(".")[2])
+    if is_file or below.partition(".")[0] in OTHER_PACKAGES:
+        return ModuleSpec(fullname, _StandInLoader(), is_package=True)
+    while below and below not in RLLIB_PACKAGES:
+        below = below.rpartition(".")[0]
+    return ModuleSpec(fullname, _StandInLoader(), is_package=True) if below else None
+
+
+class _StandInLoader(Loader):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: names are looked up on first use."""
+
+
+class _StandIn(ModuleType):
+    """Module in the place of another library's, so that only the first word of an import changes."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return load_name(self.__name__, name)
+
+
+def load_name(module: str, name: str) -> object:
+    """Import the counterpart of a name that another library has in a module of this path.
+
+    Args:
+        module: Path of the module, with `jaxrl` in the place of the library.
+        name: Name in it.
+
+    Raises:
+        ImportError: If the name has no counterpart; the message says what to use instead.
+    """
+    if module.split(".")[1] in OTHER_PACKAGES:
+        refuse_foreign_name(module, name)
+        raise ImportError(f"{module} has no {name}: what 'import jaxrl' has is in the reference.")
+    path = f"{RLLIB}.{module.removeprefix('jaxrl.')}.{name}"
+    new = find_counterpart(path)
+    algorithm = _ALGORITHM_BY_MODULE.get(module.rpartition(".")[2])
+    if new is None and name == "DEFAULT_CONFIG" and algorithm is not None:
+        config = find_counterpart(f"{RLLIB}.{algorithm}Config")
+        assert config is not None
+        return _load(config)().to_dict()
+    if new is None:
+        raise ImportError(f"{path} has no counterpart in jaxrl: {advise_on_name(path)}.")
+    return _load(new)

@@ -1,13 +1,16 @@
 """RLlib's names of settings that differ here: the current name, or the reason for refusing them.
 
-Values that ask for nothing are accepted under any name, see `jaxrl.config.rllib_defaults`.
+Values that ask for nothing are accepted under any name, see `jaxrl.compat.rllib.values`.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, cast
 
-from jaxrl.modules.rllib_model_defaults import drop_merged_defaults
+from jaxrl.compat.rllib.attributes import CALLED_HOOKS, REFUSED_HOOKS
+from jaxrl.compat.rllib.values import asks_for_nothing, drop_merged_defaults, get_rllib_name
+from jaxrl.config.fields import format_value
+from jaxrl.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +34,14 @@ def get_storage(is_in_memory: object) -> object:
             return is_in_memory
 
 
-def merge_materialize(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Return settings with at most one of RLlib's two that say whether data stay in memory.
+def merge_settings(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Return settings without those that RLlib does not read because of others.
 
-    RLlib keeps data in memory as they were read, as they are learned from, or neither.
+    RLlib keeps data in memory as they were read (`materialize_data`), as they are learned from
+    (`materialize_mapped_data`), or neither; both are `dataset_storage` here.
     """
+    if values.get("_model_config"):
+        values = {name: value for name, value in values.items() if name != "model"}
     names = "materialize_data", "materialize_mapped_data"
     pair = [values[name] for name in names if name in values]
     if len(pair) < 2:
@@ -47,23 +53,6 @@ def merge_materialize(values: Mapping[str, object]) -> Mapping[str, object]:
         return others | {names[0]: True}
     return others | {names[1]: pair[1]}
 
-
-_CALLED_HOOKS = (
-    "algorithm_init",
-    "train_result",
-    "evaluate_start",
-    "evaluate_end",
-    "evaluate_offline_start",
-    "evaluate_offline_end",
-    "environment_created",
-    "episode_created",
-    "episode_start",
-    "episode_step",
-    "episode_end",
-    "sample_end",
-    "env_runners_recreated",
-    "checkpoint_loaded",
-)
 
 RENAMED: dict[str, Renamed] = {
     # current aliases in RLlib
@@ -137,7 +126,7 @@ RENAMED: dict[str, Renamed] = {
     "keep_checkpoints_num": Renamed("max_to_keep"),
     "local_dir": Renamed("results_dir"),
     "storage_path": Renamed("results_dir"),
-    **{f"callbacks_on_{hook}": Renamed(f"on_{hook}") for hook in _CALLED_HOOKS},
+    **{f"callbacks_on_{hook}": Renamed(f"on_{hook}") for hook in CALLED_HOOKS},
     "on_workers_recreated": Renamed("on_env_runners_recreated"),
     "callbacks_on_workers_recreated": Renamed("on_env_runners_recreated"),
 }
@@ -159,33 +148,11 @@ _DATASET_REASON = (
     "them"
 )
 _OUTPUT_REASON = "output names a folder of Parquet files, each row a part of an episode"
-_OFFLINE_EVALUATION_REASON = (
-    "held-out episodes are evaluated in this process, in one compiled call, every "
-    "offline_evaluation_interval iterations"
-)
 EXPLORATION_REASON = (
     "exploration is defined by the module's forward_exploration; explore=False disables it"
 )
 
-_BATCH_HOOKS_REASON = (
-    "batches are processed inside the compiled program; on_sample_end and on_train_result are "
-    "called between its calls, and a Learner's prepare() receives the samples"
-)
-REFUSED_HOOKS: dict[str, str] = {
-    "on_sub_environment_created": "on_environment_created covers all environments of a runner",
-    "on_create_policy": "the module is built once; on_algorithm_init is called afterwards",
-    "on_postprocess_trajectory": _BATCH_HOOKS_REASON,
-    "on_learn_on_batch": _BATCH_HOOKS_REASON,
-    "on_offline_eval_runners_recreated": _OFFLINE_EVALUATION_REASON,
-}
-"""Hooks of RLlib's callbacks that are not supported, with the reasons."""
-
-HOOKS = (
-    *_CALLED_HOOKS,
-    "workers_recreated",
-    *(name.removeprefix("on_") for name in REFUSED_HOOKS),
-)
-"""All hooks of RLlib's, current and former, without `on_`."""
+_OFFLINE_EVALUATION_REASON = REFUSED_HOOKS["on_offline_eval_runners_recreated"]
 
 REFUSED: dict[str, str] = {
     **{
@@ -287,7 +254,7 @@ REFUSED: dict[str, str] = {
         "target_network_update_freq counts environment steps or rows trained on: set it to the number "
         "of updates times train_batch_size"
     ),
-    "before_learn_on_batch": _BATCH_HOOKS_REASON,
+    "before_learn_on_batch": REFUSED_HOOKS["on_learn_on_batch"],
     "use_local_critic": (
         "MADDPG's critics see all agents; DDPG with a policy for each agent has critics of what that "
         "agent observes"
@@ -478,9 +445,48 @@ REFUSED: dict[str, str] = {
     "store_buffer_in_checkpoints": "checkpoints always contain the whole state of the run",
 }
 
-REFUSED_METHODS: dict[str, str] = {
-    "get_marl_module_spec": "get_multi_rl_module_spec() returns the specification of every module",
-}
+
+@dataclasses.dataclass(frozen=True)
+class Translation:
+    """Settings here that stand for one of RLlib's, by their current names.
+
+    Attributes:
+        settings: Values by name; empty for a value that asks for nothing.
+        is_quiet: Whether the name is current in RLlib, so that no note is needed.
+    """
+
+    settings: Mapping[str, object]
+    is_quiet: bool = False
+
+
+def translate_setting(
+    name: str, value: object, known: Collection[str], algo: str
+) -> Translation | None:
+    """Return the settings that stand for one that does not exist here; None if RLlib has none either.
+
+    Args:
+        name: Name of RLlib's setting.
+        value: Its value.
+        known: Names of the algorithm's settings.
+        algo: Name of the algorithm.
+
+    Raises:
+        ConfigError: If the setting has no effect here.
+    """
+    renamed = RENAMED.get(name)
+    if not asks_for_nothing(name, value, algo) and renamed is not None:
+        value = renamed.transform(value)
+    if asks_for_nothing(name, value, algo):
+        return Translation({})
+    if name == "exploration_config":
+        return Translation(translate_exploration(value, known))
+    if renamed is not None and renamed.new_name in known:
+        return Translation({renamed.new_name: value}, renamed.is_quiet)
+    if name in REFUSED:
+        raise ConfigError(
+            f"'{name}' (got {format_value(value)}) has no effect here: {REFUSED[name]}."
+        )
+    return None
 
 
 def selects_machinery(name: str) -> bool:
@@ -489,3 +495,109 @@ def selects_machinery(name: str) -> bool:
     Without the setting, a run does the same.
     """
     return REFUSED.get(name, "").startswith((_FRAMEWORK_REASON, _API_STACK_REASON))
+
+
+_EPSILON_DEFAULTS = {
+    "initial_epsilon": 1.0,
+    "final_epsilon": 0.02,
+    "warmup_timesteps": 0,
+    "epsilon_timesteps": 10_000,
+}
+"""Those of RLlib's DQN."""
+_GAUSSIAN_DEFAULTS = {
+    "stddev": 0.1,
+    "random_timesteps": 10_000,
+    "initial_scale": 1.0,
+    "final_scale": 1.0,
+    "scale_timesteps": 1,
+}
+"""Those of RLlib's TD3, whose noise does not decay."""
+
+
+def translate_exploration(value: object, known: Collection[str]) -> dict[str, object]:
+    """Return the settings that describe the exploration of a config of RLlib's.
+
+    Args:
+        value: `exploration_config`, a dictionary with the `type` and its arguments. Without a type
+            it is that of the algorithm.
+        known: Names of the algorithm's settings.
+
+    Returns:
+        Settings by name; empty for what the algorithm does anyway.
+
+    Raises:
+        ConfigError: If no setting describes it.
+    """
+    if value is None or value == {}:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _make_error(value, "it must be a dictionary with a 'type'")
+    arguments = dict(cast(Mapping[str, Any], value))
+    kind = arguments.pop("type", None)
+    name = get_rllib_name(kind) or kind
+    if "epsilon" in known and name in (None, "EpsilonGreedy"):
+        return _translate_epsilon_greedy(value, arguments)
+    if "exploration_noise" in known and name in (None, "GaussianNoise"):
+        return _translate_gaussian_noise(value, arguments)
+    if (
+        "epsilon" in known
+        or "exploration_noise" in known
+        or name
+        not in (
+            None,
+            "StochasticSampling",
+        )
+    ):
+        raise _make_error(value, _describe_alternative(known))
+    timesteps = arguments.pop("random_timesteps", 0)
+    if arguments or (timesteps and "initial_random_timesteps" not in known):
+        raise _make_error(value, EXPLORATION_REASON)
+    return {"initial_random_timesteps": timesteps} if timesteps else {}
+
+
+def _translate_epsilon_greedy(value: object, arguments: dict[str, Any]) -> dict[str, object]:
+    """Return the schedule of epsilon: constant during the warm-up, then linear."""
+    merged = {**_EPSILON_DEFAULTS, **arguments}
+    if merged.keys() != _EPSILON_DEFAULTS.keys():
+        raise _make_error(value, _describe_alternative(("epsilon",)))
+    _check_numbers(value, merged)
+    first, last, warmup, timesteps = merged.values()
+    start = [[0, first], [warmup, first]] if warmup else [[0, first]]
+    return {"epsilon": [*start, [warmup + max(1, timesteps), last]]}
+
+
+def _translate_gaussian_noise(value: object, arguments: dict[str, Any]) -> dict[str, object]:
+    merged = {**_GAUSSIAN_DEFAULTS, **arguments}
+    if merged.keys() == _GAUSSIAN_DEFAULTS.keys():
+        _check_numbers(value, merged)
+    is_constant = merged["initial_scale"] == merged["final_scale"] == 1
+    if merged.keys() != _GAUSSIAN_DEFAULTS.keys() or not is_constant:
+        raise _make_error(value, _describe_alternative(("exploration_noise",)))
+    return {
+        "exploration_noise": "gaussian",
+        "exploration_sigma": merged["stddev"],
+        "initial_random_timesteps": merged["random_timesteps"],
+    }
+
+
+def _check_numbers(value: object, arguments: Mapping[str, object]) -> None:
+    for name, argument in arguments.items():
+        if isinstance(argument, bool) or not isinstance(argument, int | float):
+            raise ConfigError(
+                f"{name} of 'exploration_config' must be a number, got {argument!r} in {value!r}."
+            )
+
+
+def _describe_alternative(known: Collection[str]) -> str:
+    if "epsilon" in known:
+        return "training(epsilon=...) is the probability of a random action, or its schedule"
+    if "exploration_noise" in known:
+        return (
+            "training(exploration_noise=..., exploration_sigma=...) is the noise, whose scale is "
+            "constant"
+        )
+    return EXPLORATION_REASON
+
+
+def _make_error(value: object, reason: str) -> ConfigError:
+    return ConfigError(f"'exploration_config' (got {value!r}) has no effect here: {reason}.")

@@ -1,15 +1,11 @@
 """Counterparts of names of Stable-Baselines3, CleanRL, PureJaxRL and Rejax: settings and the like."""
 
-import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator, Mapping
 
 from jaxrl.config.loggers import LOGGERS
-from jaxrl.errors import UnknownSettingError, did_you_mean
-
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+from jaxrl.errors import did_you_mean
 
 _STOP_CRITERION = (
     'the stop criterion, algo.fit({"num_env_steps_sampled_lifetime": 100_000}), or jaxrl train '
@@ -223,25 +219,17 @@ def make_unknown_method_error(owner: object, name: str) -> AttributeError:
     return AttributeError(f"{class_name} has no attribute '{name}'.{did_you_mean(name, public)}")
 
 
-def answer_arguments(method: MethodT) -> MethodT:
-    """Decorate a method so that arguments which it does not take are answered by what to write."""
-    signature = inspect.signature(method)
-    name = method.__name__
-
-    @functools.wraps(method)
-    def call(self: object, *args: object, **kwargs: object) -> object:
-        try:
-            signature.bind(self, *args, **kwargs)
-        except TypeError as error:
-            raise UnknownSettingError(_describe_arguments(name, signature, kwargs, error)) from None
-        return method(self, *args, **kwargs)
-
-    return cast(MethodT, call)
-
-
-def _describe_arguments(
+def describe_arguments(
     method: str, signature: inspect.Signature, given: Mapping[str, object], error: TypeError
 ) -> str:
+    """Return a sentence on arguments that a method does not take.
+
+    Args:
+        method: Name of the method.
+        signature: Arguments that it takes.
+        given: Arguments that were given by name.
+        error: Error that calling it raised.
+    """
     unknown = next((argument for argument in given if argument not in signature.parameters), None)
     counterpart = _ARGUMENT_COUNTERPARTS.get((method, unknown or ""))
     if unknown is None:

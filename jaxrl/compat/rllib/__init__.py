@@ -1,0 +1,10 @@
+"""RLlib's names, values and signatures that differ here.
+
+- `settings`: names of settings, and values that stand for several.
+- `values`: values of settings that ask for nothing.
+- `attributes`: methods and attributes of objects, hooks of callbacks and keys of results.
+- `imports`: module paths, classes and functions.
+- `connectors`: connector pieces, and arguments of functions that make connectors.
+- `modules`: modules that take batches, and models of policies.
+- `distributions`: distributions of actions that draw by themselves.
+"""
