@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from jaxrl.config.load import load_config
     from jaxrl.config.markers import choice, grid, loguniform, uniform
     from jaxrl.config.pbt import PopulationBasedTraining
-    from jaxrl.config.settings.league import League, PopulationPlay
-    from jaxrl.config.settings.multi_agent import Draw, PolicySpec, Seats, SelfPlay
+    from jaxrl.config.settings.multi_agent import (
+        Draw,
+        League,
+        PolicySpec,
+        PopulationPlay,
+        Seats,
+        SelfPlay,
+    )
     from jaxrl.core.types import TimeStep
     from jaxrl.envs.base import JaxEnv
     from jaxrl.envs.context import EnvContext
@@ -98,7 +104,7 @@ _MODULES = {
     **dict.fromkeys(
         ("Draw", "PolicySpec", "Seats", "SelfPlay"), "jaxrl.config.settings.multi_agent"
     ),
-    **dict.fromkeys(("League", "PopulationPlay"), "jaxrl.config.settings.league"),
+    **dict.fromkeys(("League", "PopulationPlay"), "jaxrl.config.settings.multi_agent"),
     "Population": "jaxrl.sweeps.population",
     "TimeStep": "jaxrl.core.types",
     "Trials": "jaxrl.sweeps.trials",

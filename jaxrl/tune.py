@@ -18,9 +18,8 @@ import jax
 import jaxrl
 from jaxrl.algorithm import TRAINABLE_METHODS, Algorithm
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.deserialize import find_missing
 from jaxrl.config.registry import get_algorithm_config_class
-from jaxrl.config.serialize import serialize_for_display, serialize_restorable
+from jaxrl.config.serialize import find_missing, serialize_for_display, serialize_restorable
 from jaxrl.envs.registry import get_registered_env, register_env
 from jaxrl.errors import ConfigError
 from jaxrl.loggers.recorder import SaveSchedule

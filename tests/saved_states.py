@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.deserialize import deserialize_config
-from jaxrl.config.serialize import serialize_config
+from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.envs.registry import make
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint import (

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from jaxrl.algorithms.marwil import BCLearner
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import count, field, finite, fluent, positive
-from jaxrl.config.settings.offline_training import BCTraining
+from jaxrl.config.settings.offline import BCTraining
 from jaxrl.core.types import Key, Metrics, Params, ReturnColumns, Transition
 from jaxrl.errors import ConfigError
 from jaxrl.modules.decision_transformer import DecisionTransformerModule

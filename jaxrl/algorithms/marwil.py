@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
 from jaxrl.config.modules import resolve_default_model_config
-from jaxrl.config.settings.offline_training import BCTraining, MARWILTraining
+from jaxrl.config.settings.offline import BCTraining, MARWILTraining
 from jaxrl.core.hparams import HParams, HParamValues, current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import (

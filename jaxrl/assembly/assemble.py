@@ -34,7 +34,7 @@ from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.batch_plan import BatchPlan, OfflinePlan, ReplayPlan
 from jaxrl.config.placement import resolve_placement
-from jaxrl.config.settings.offline_data import Storage
+from jaxrl.config.settings.offline import Storage
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
 from jaxrl.config.teams import make_named_env

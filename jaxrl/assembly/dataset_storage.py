@@ -9,7 +9,7 @@ import jax
 
 from jaxrl.assembly.offline import Spaces, open_config_data
 from jaxrl.config.offline import check_stream, describe_storage
-from jaxrl.config.settings.offline_data import Storage
+from jaxrl.config.settings.offline import Storage
 from jaxrl.connectors.learning import ClipRewards
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.types import Device

@@ -17,11 +17,9 @@ from jaxrl.assembly.opponent_kinds import (
     has_same_hparams,
     sort_kinds,
 )
-from jaxrl.config.agent_mapping import AgentMapping
-from jaxrl.config.league_mapping import LeagueDraw
+from jaxrl.config.agent_mapping import AgentMapping, LeagueDraw
 from jaxrl.config.pbt import check_mutable, parse_mutations
-from jaxrl.config.settings.league import League, SeveralLearners
-from jaxrl.config.settings.multi_agent import Draw
+from jaxrl.config.settings.multi_agent import Draw, League, SeveralLearners
 from jaxrl.core.struct import has_same_form, replace
 from jaxrl.errors import ConfigError
 from jaxrl.learners.learner import LearnerState

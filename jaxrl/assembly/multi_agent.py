@@ -19,11 +19,10 @@ from jaxrl.assembly.assemble import (
 from jaxrl.assembly.offline import count_recorded_batches
 from jaxrl.assembly.opponents import check_drawn_spaces, make_opponent_pool
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
-from jaxrl.config.agent_mapping import DRAWN, merge_patterns
+from jaxrl.config.agent_mapping import DRAWN, describe_suggestion, merge_patterns
 from jaxrl.config.batch_plan import MultiAgentPlan
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.config.settings.multi_agent import PolicySpec
-from jaxrl.config.suggested_mapping import describe_suggestion
 from jaxrl.connectors.agent_ids import AgentIds
 from jaxrl.connectors.central import CentralPipeline
 from jaxrl.core.spaces import is_same_space

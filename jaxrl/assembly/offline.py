@@ -17,7 +17,7 @@ from jaxrl.assembly.replay import check_temporal, check_whole_sequences, get_max
 from jaxrl.buffers.dataset import Dataset, DatasetSampler
 from jaxrl.config.batch_plan import OfflinePlan, ReplayPlan
 from jaxrl.config.offline import count_source_rows
-from jaxrl.config.settings.offline_data import SAMPLER, OfflineDataSettings, Storage
+from jaxrl.config.settings.offline import SAMPLER, OfflineDataSettings, Storage
 from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.space_arrays import count_bytes

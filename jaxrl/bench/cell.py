@@ -16,8 +16,8 @@ from jaxrl.algorithm import Algorithm, Result
 from jaxrl.assembly.assemble import assemble
 from jaxrl.bench.job import Clock, Curve, Job, describe_process, describe_run, report_progress
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust
+from jaxrl.config.serialize import deserialize_config
 from jaxrl.datasets.make import make_missing
 from jaxrl.metrics import ENV_RUNNERS
 from jaxrl.runs import results

@@ -18,9 +18,9 @@ from jaxrl.cli.errors import make_log_level_override
 from jaxrl.cli.experiments import parse_steps
 from jaxrl.cli.interrupts import RaiseOnInterrupt
 from jaxrl.cli.records import find_run, resolve_checkpoint
-from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import SCRIPT_OPTION
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.serialize import deserialize_config
 from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.envs.registry import find_imports
 from jaxrl.errors import ConfigError, RunFolderError

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust
+from jaxrl.config.serialize import deserialize_config
 from jaxrl.errors import CheckpointError, RunFolderError, did_you_mean
 from jaxrl.loggers.json_sink import read_results
 from jaxrl.runs import results

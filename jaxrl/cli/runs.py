@@ -20,7 +20,7 @@ from jaxrl.cli.experiments import check_steps_option
 from jaxrl.cli.interrupts import Interrupts
 from jaxrl.cli.records import find_run, resolve_checkpoint
 from jaxrl.config.datasets import iter_sources
-from jaxrl.config.deserialize import deserialize_config
+from jaxrl.config.serialize import deserialize_config
 from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.config.stop import find_reached_criterion
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError

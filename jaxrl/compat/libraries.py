@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 
-from jaxrl.config.loggers import LOGGERS
+from jaxrl.config.settings.run import LOGGERS
 from jaxrl.errors import did_you_mean
 
 _STOP_CRITERION = (

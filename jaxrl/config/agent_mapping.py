@@ -1,14 +1,39 @@
-"""Mapping of agents to modules: by agent, by copy of the environment, or drawn by episode."""
+"""Mapping of agents to modules: by agent, by copy of the environment, or drawn by episode.
+
+In Python environments, a function may choose modules by episode. A league of several learners makes the
+mapping itself: a copy of the environment has a fixed pair of seats, of two learners, which both learn, or
+of a learner and an opponent that is drawn for it. The weights of the draws make up what the fixed pairs
+leave of the shares that the league wants.
+"""
 
 import dataclasses
+import difflib
 import functools
 import inspect
+import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from jaxrl.config.settings.multi_agent import Draw, Player, Seats
+import gymnasium
+
+from jaxrl.config.settings.multi_agent import (
+    Draw,
+    League,
+    Player,
+    PopulationPlay,
+    Seats,
+    SeveralLearners,
+)
+from jaxrl.core.spaces import is_same_space
+from jaxrl.envs.multi.host_env import AgentID
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from jaxrl.config.settings.multi_agent import MultiAgentSettings
+
 
 DRAWN = ":drawn"
 """Stands for the modules that are drawn at the start of an episode; no id has a colon."""
@@ -338,3 +363,359 @@ def _describe_draw(
 
 def _format_draw(ids: Sequence[str]) -> str:
     return f"Draw([{', '.join(map(repr, ids))}])"
+
+
+_NUM_CALLS = 256
+"""Number of episodes that a function is asked about, to see whether it chooses."""
+
+Choices = dict[str, tuple[str, ...]]
+"""Modules that may play each agent, most often a single one."""
+
+
+def read_choices(
+    mapping: Mapping[str, object], agents: Sequence[str], *, has_function: bool
+) -> Choices:
+    """Return the modules of each agent that a mapping names.
+
+    Args:
+        mapping: An id, or a list of ids that a function chooses from, for each agent.
+        agents: Agents of the environment.
+        has_function: Whether there is a function that chooses.
+
+    Raises:
+        ConfigError: If nothing chooses between several modules.
+    """
+    found: Choices = {}
+    for agent in agents:
+        value = mapping[agent]
+        if isinstance(value, str):
+            found[agent] = (value,)
+            continue
+        if not isinstance(value, list) or not value or not has_function:
+            named = list(value) if isinstance(value, list) else value
+            raise ConfigError(
+                f"mapping gives the agent {agent!r} the modules {named}, one of which plays it in "
+                "each episode: name at least one, and set policy_mapping_fn, which chooses."
+            )
+        found[agent] = tuple(dict.fromkeys(str(module) for module in value))
+    return found
+
+
+def call_host_mapping(function: Mapped, made: MadeMultiHostEnv, ids: Sequence[str]) -> Choices:
+    """Return the modules that a user's function gives each agent.
+
+    An agent for which the function gives several may be played by any module of `policies` that has
+    its spaces, but by none that is always another agent's and was never its own.
+
+    Args:
+        function: Function of an agent and an episode.
+        made: Environment.
+        ids: All modules.
+    """
+    found = {
+        agent: _call_often(function, agent, made.own_ids[agent]) for agent in made.possible_agents
+    }
+    return {
+        agent: modules if len(modules) == 1 else _find_choices(agent, found, made, ids)
+        for agent, modules in found.items()
+    }
+
+
+def check_choices(function: Mapped, made: MadeMultiHostEnv, ids: Sequence[str]) -> None:
+    """Raise ConfigError if a function raises, or names a module that there is none of.
+
+    Args:
+        function: Function of an agent and an episode.
+        made: Environment.
+        ids: All modules.
+    """
+    for agent in made.possible_agents:
+        for module in _call_often(function, agent, made.own_ids[agent]):
+            if module not in ids:
+                raise ConfigError(
+                    f"new_agent_to_module_mapping_fn gives the agent {agent!r} the module {module!r}, "
+                    f"but the modules are {', '.join(ids)}.{did_you_mean(module, ids)}"
+                )
+
+
+def _find_choices(
+    agent: str, found: Choices, made: MadeMultiHostEnv, ids: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the modules that may play an agent: those it was given, and others of its spaces."""
+    spaces = made.observation_spaces, made.action_spaces
+
+    def may_play(module: str) -> bool:
+        others = [other for other, modules in found.items() if module in modules]
+        if any(found[other] == (module,) for other in others):
+            return False
+        return all(is_same_space(by[agent], by[other]) for by in spaces for other in others)
+
+    given = found[agent]
+    return (*given, *(module for module in ids if module not in given and may_play(module)))
+
+
+def _call_often(function: Mapped, agent: str, own_id: AgentID) -> tuple[str, ...]:
+    """Return all modules that a user's function gives an agent in several calls."""
+    stubs = [EpisodeStub(index, on_host=True) for index in range(_NUM_CALLS)]
+    function = accept_worker(function)
+    found = [call_once(function, agent, stub, own_id) for stub in stubs for _ in range(2)]
+    return tuple(sorted({require_id(module, agent) for module in found}))
+
+
+def list_choices(agents: AgentMapping) -> dict[str, list[str]]:
+    """Return the mapping that says between which modules a function chooses, one or several."""
+    return {a: list(agents.choices.get(a, (m,))) for a, m in agents.players[0].items()}
+
+
+def follow(mapping: Mapping[str, str], agent_id: AgentID, *unused: object, **others: object) -> str:
+    """Return the module of an agent by a mapping, as a function with the mapping as its first argument."""
+    del unused, others
+    return mapping[str(agent_id)]
+
+
+def take_first(choices: Choices) -> Pattern:
+    """Return the first module of each agent."""
+    return {agent: names[0] for agent, names in choices.items()}
+
+
+_NUMBER = re.compile(r"[_-]?\d+$")
+_MAX_WRITTEN = 16
+"""Number of agents up to which a message has the whole mapping."""
+
+Spaces = Mapping[str, gymnasium.Space[Any]]
+
+
+def suggest_mapping(observation_spaces: Spaces, action_spaces: Spaces) -> dict[str, str]:
+    """Return a module for each agent, which agents of equal spaces share.
+
+    A module has the name of its agents without their numbers, `"adversary"` for `"adversary_0"` and
+    `"adversary_1"`.
+
+    Args:
+        observation_spaces: Observation spaces by agent.
+        action_spaces: Action spaces by agent.
+    """
+    groups: list[list[str]] = []
+    for agent in observation_spaces:
+        for group in groups:
+            if all(
+                is_same_space(by[agent], by[group[0]]) for by in (observation_spaces, action_spaces)
+            ):
+                group.append(agent)
+                break
+        else:
+            groups.append([agent])
+    names = _name_groups(groups)
+    by_agent = {agent: name for name, group in zip(names, groups, strict=True) for agent in group}
+    return {agent: by_agent[agent] for agent in observation_spaces}
+
+
+def describe_suggestion(observation_spaces: Spaces, action_spaces: Spaces) -> str:
+    """Return the mapping as one writes it, of many agents one of each module."""
+    mapping = suggest_mapping(observation_spaces, action_spaces)
+    if len(mapping) <= _MAX_WRITTEN:
+        return f".multi_agent(mapping={mapping})"
+    first = {module: agent for agent, module in reversed(mapping.items())}
+    shown = ", ".join(f"{agent!r}: {module!r}" for module, agent in reversed(first.items()))
+    return f".multi_agent(mapping={{{shown}, ...}}) with an entry for each agent"
+
+
+def _name_groups(groups: Sequence[Sequence[str]]) -> list[str]:
+    """Return distinct names of groups, made of those of their agents."""
+    kinds = [tuple(dict.fromkeys(_NUMBER.sub("", agent) for agent in own)) for own in groups]
+    names = ["_".join(own) for own in kinds]
+    are_short = all(all(own) and len(own) <= 3 for own in kinds)
+    is_each_once = len(set(names)) == len(names)
+    return names if are_short and is_each_once else [f"policy_{i}" for i in range(len(groups))]
+
+
+_PAIRS = 3
+"""Number of pairs of copies, with both seats, that a learner has for each main agent."""
+
+_NEARLY = 0.9
+"""Similarity from which on an id is taken for a misspelled learner."""
+
+Pair = tuple[str, str | Draw]
+
+
+@dataclasses.dataclass(frozen=True)
+class LeagueDraw(Draw):
+    """Draw of the opponents of one learner, by weights of its own.
+
+    Attributes:
+        learner: Module in the other seat.
+    """
+
+    learner: str = ""
+
+
+def check_league_settings(settings: "MultiAgentSettings", agents: Sequence[str]) -> None:
+    """Raise ConfigError if other settings contradict a league of several learners."""
+    league = settings.learners_league
+    if league is None:
+        return
+    name = type(league).__name__
+    if len(agents) != 2:
+        raise ConfigError(
+            f"league={name}(...) needs an environment of two agents, but there are "
+            f"{', '.join(agents)}: leave it out."
+        )
+    if settings.policy_mapping_fn is not None:
+        raise ConfigError(
+            f"league={name}(...) makes the mapping, so policy_mapping_fn has no effect: leave it out."
+        )
+    for policy in map(str, settings.policies or ()):
+        close = difflib.get_close_matches(policy, league.learners, n=1, cutoff=_NEARLY)
+        if policy not in league.learners and close:
+            raise ConfigError(
+                f"policies has {policy!r}, which is no learner of league={name}(...) but nearly "
+                f"{close[0]!r}: name it {close[0]!r}, or give it another id."
+            )
+    wanted = settings.policies_to_train
+    if wanted is not None and (callable(wanted) or set(wanted) != set(league.learners)):
+        raise ConfigError(
+            f"league={name}(...) trains {', '.join(league.learners)}, and policies_to_train={wanted!r} "
+            "says otherwise: leave it out."
+        )
+
+
+def make_league_patterns(league: SeveralLearners, agents: Sequence[str]) -> tuple[Pattern, ...]:
+    """Return the patterns of a league, in each of which both seats are taken equally often.
+
+    Args:
+        league: The league.
+        agents: The two agents of the environment.
+    """
+    if isinstance(league, League):
+        pairs = _pair_roles(league)
+    elif league.opponents == "uniform":
+        pairs = list[Pair](itertools.permutations(league.learners, 2))
+    else:
+        pairs = [pair for learner in league.learners for pair in _draw(learner, 1)]
+    first, second = agents
+    patterns: list[Pattern] = []
+    for one, other in pairs:
+        patterns.append({first: one, second: other})
+        if isinstance(other, Draw):
+            patterns.append({first: other, second: one})
+    return tuple(patterns)
+
+
+def _draw(learner: str, number: int) -> list[Pair]:
+    return [(learner, LeagueDraw(learner=learner))] * number
+
+
+def _pair_roles(league: League) -> list[Pair]:
+    mains = league.mains
+    number = _PAIRS * len(mains)
+    alike = _count_pairs(league.self_play)
+    found: list[Pair] = []
+    for main in mains:
+        found += [(main, main)] * (2 * alike)  # another main agent may be too strong for now
+        found += _draw(main, number - alike)
+    apart = _count_pairs(1.0 - league.curriculum)
+    for exploiter in league.exploiters_of_mains:
+        for main in mains:
+            found += [(exploiter, main), (main, exploiter)] * apart
+        found += _draw(exploiter, number - apart * len(mains))
+    for exploiter in league.exploiters_of_all:
+        found += _draw(exploiter, number)
+    return found
+
+
+def _count_pairs(share: float) -> int:
+    """Return the number of a learner's pairs with one main agent that are always within a share."""
+    return min(int(share * _PAIRS + 1e-9), _PAIRS - 1)
+
+
+def name_draws(league: SeveralLearners, patterns: Sequence[Pattern]) -> tuple[Pattern, ...]:
+    """Return the patterns of a user's mapping with the Draw of each learner.
+
+    Raises:
+        ConfigError: If the mapping contradicts the league.
+    """
+    named = tuple(_name_pattern(league, pattern) for pattern in patterns)
+    name = type(league).__name__
+    missing = [learner for learner in league.learners if not list_own_pairs(league, named, learner)]
+    if missing:
+        raise ConfigError(
+            f"mapping has no copy in which {missing[0]!r} meets the opponents that "
+            f"league={name}(...) wants for it: add one, or leave mapping out."
+        )
+    for learner in league.learners:
+        is_drawn = any(isinstance(x, Draw) for x in list_own_pairs(league, named, learner))
+        if not is_drawn and (isinstance(league, League) or league.opponents == "pfsp"):
+            raise ConfigError(
+                f"mapping draws no opponents for {learner!r}, by which league={name}(...) chooses who "
+                f"it meets: give Draw() the seat opposite it, or leave mapping out."
+            )
+        if isinstance(league, League):
+            _check_fixed_pairs(league, named, learner)
+    return named
+
+
+def _check_fixed_pairs(league: League, patterns: Sequence[Pattern], learner: str) -> None:
+    """Raise ConfigError if fixed pairs take a larger share than the league ever wants."""
+    pairs = list_own_pairs(league, patterns, learner)
+    is_main = learner in league.mains
+    most = (league.self_play if is_main else 1.0 - league.curriculum) / len(league.mains)
+    for main in league.mains:
+        share = pairs.count(main) / len(pairs)
+        if share > most + 1e-9:
+            field = "self_play" if is_main else "curriculum"
+            raise ConfigError(
+                f"mapping has {main!r} opposite {learner!r} in {share:.0%} of the copies of {learner!r}, "
+                f"but league=League(...) may want only {most:.0%} with {field}="
+                f"{getattr(league, field)}: give Draw() more seats, or leave mapping out."
+            )
+
+
+def _name_pattern(league: SeveralLearners, pattern: Pattern) -> Pattern:
+    one, other = pattern.values()
+    name = type(league).__name__
+    learners = [own for own in (one, other) if not isinstance(own, Draw)]
+    unknown = next((own for own in learners if own not in league.learners), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"mapping names {unknown!r}, but the learners of league={name}(...) are "
+            f"{', '.join(league.learners)}: name those, or leave mapping out."
+        )
+    draws = [own for own in (one, other) if isinstance(own, Draw)]
+    if len(draws) == 2 or any(draw.ids for draw in draws):
+        raise ConfigError(
+            f"mapping has {pattern}, but league={name}(...) weighs opponents itself: give one seat "
+            "Draw() without ids and the other one a learner, or leave mapping out."
+        )
+    if not draws and not (wants(league, one, other) or wants(league, other, one)):
+        raise ConfigError(
+            f"mapping has {one!r} against {other!r}, who do not meet in league={name}(...): give one "
+            "seat Draw(), or leave mapping out."
+        )
+    return {
+        agent: LeagueDraw(learner=learners[0]) if isinstance(own, Draw) else own
+        for agent, own in pattern.items()
+    }
+
+
+def wants(league: SeveralLearners, learner: str | Draw, other: str | Draw) -> bool:
+    """Return whether a learner's games are to be against another one as it is now."""
+    if isinstance(league, PopulationPlay):
+        return learner != other
+    return other in league.mains and learner not in league.exploiters_of_all
+
+
+def list_own_pairs(
+    league: SeveralLearners, patterns: Sequence[Pattern], learner: str
+) -> list[str | Draw]:
+    """Return the other seat of each copy that counts towards a learner's shares.
+
+    A copy of two learners counts for those that want to meet the other one.
+    """
+    found: list[str | Draw] = []
+    for pattern in patterns:
+        one, other = pattern.values()
+        if learner in (one, other):
+            rival = other if one == learner else one
+            if isinstance(rival, Draw) or wants(league, learner, rival):
+                found.append(rival)
+    return found

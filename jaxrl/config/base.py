@@ -12,9 +12,8 @@ from jaxrl.config.modules import resolve_module_spec
 from jaxrl.config.notes import announce_notes, describe_notes
 from jaxrl.config.registry import load_run_class
 from jaxrl.config.seed import draw_seed
-from jaxrl.config.settings import external as external_groups
 from jaxrl.config.settings import multi_agent as multi_agent_groups
-from jaxrl.config.settings import offline_data as offline_groups
+from jaxrl.config.settings import offline as offline_groups
 from jaxrl.config.settings import run as run_groups
 from jaxrl.config.settings import runners as runner_groups
 from jaxrl.config.settings import training as training_groups
@@ -66,7 +65,7 @@ class AlgorithmConfig(ConfigBuilder):
         training_groups.EnvironmentSettings()
     )
     env_runners_settings: runner_groups.EnvRunnersSettings = runner_groups.EnvRunnersSettings()
-    external_settings: external_groups.ExternalSettings = external_groups.ExternalSettings()
+    external_settings: runner_groups.ExternalSettings = runner_groups.ExternalSettings()
     offline_data_settings: offline_groups.OfflineDataSettings = offline_groups.OfflineDataSettings()
     training_settings: Any = training_groups.Training()
     learners_settings: runner_groups.LearnersSettings = runner_groups.LearnersSettings()
@@ -90,7 +89,7 @@ class AlgorithmConfig(ConfigBuilder):
 
     environment = fluent("environment_settings", training_groups.EnvironmentSettings)
     env_runners = fluent("env_runners_settings", runner_groups.EnvRunnersSettings)
-    external = fluent("external_settings", external_groups.ExternalSettings)
+    external = fluent("external_settings", runner_groups.ExternalSettings)
     offline_data = fluent("offline_data_settings", offline_groups.OfflineDataSettings)
     training = fluent("training_settings", training_groups.Training)
     learners = fluent("learners_settings", runner_groups.LearnersSettings)

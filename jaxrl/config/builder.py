@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from jaxrl.compat import lookup
 from jaxrl.compat.imports import connect_to_tune
-from jaxrl.config.coerce import MismatchError, coerce, copy_containers
-from jaxrl.config.depth import check_depth
+from jaxrl.config.coerce import MismatchError, check_depth, coerce, copy_containers
 from jaxrl.config.fields import format_value
 from jaxrl.config.imports import ALGORITHM, OWN, Trust, load_object
 from jaxrl.config.names import (
@@ -237,10 +236,12 @@ class ConfigBuilder:
         return self
 
     def _reset(self, name: str) -> None:
-        group = self.get_name_table().group_by_setting[name]
-        default = getattr(getattr(type(self), group), name)
+        group, default = self.get_name_table().group_by_setting[name], self._get_default(name)
         self.__dict__[group] = dataclasses.replace(self.__dict__[group], **{name: default})
         self._explicit.discard(name)
+
+    def _get_default(self, name: str) -> object:
+        return getattr(getattr(type(self), self.get_name_table().group_by_setting[name]), name)
 
     def _refuse_frozen(self, name: str) -> NoReturn:
         raise ConfigError(
@@ -373,6 +374,25 @@ class ConfigBuilder:
     def explicit(self) -> frozenset[str]:
         """Names of the settings that were set explicitly, which never adapt."""
         return frozenset(self._explicit)
+
+    def is_changed(self, name: str) -> bool:
+        """Return whether a setting was set explicitly, to another value than its default."""
+        return name in self._explicit and self[name] != self._get_default(name)
+
+    def refuse_changed(
+        self, reasons: Mapping[str, str], where: str, neutral: Mapping[str, object] | None = None
+    ) -> None:
+        """Raise ConfigError if one of several settings is changed that have no effect.
+
+        Args:
+            reasons: Why, by the name of the setting.
+            where: Circumstance, such as "with placement='external'".
+            neutral: Other values that ask for nothing, by the name of the setting.
+        """
+        for name, reason in reasons.items():
+            is_neutral = neutral is not None and name in neutral and self[name] == neutral[name]
+            if self.is_changed(name) and not is_neutral:
+                raise ConfigError(f"'{name}' (got {self[name]!r}) has no effect {where}: {reason}.")
 
     def __repr__(self) -> str:
         shown = ", ".join(

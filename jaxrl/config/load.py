@@ -11,7 +11,7 @@ from typing import Any, cast
 import yaml
 
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.depth import MAX_DEPTH, walk_depths
+from jaxrl.config.coerce import MAX_DEPTH, walk_depths
 from jaxrl.config.fields import get_settings
 from jaxrl.config.imports import OWN, Trust
 from jaxrl.config.markers import marker_from_data, replace_at_path

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from jaxrl.config.depth import check_depth
+from jaxrl.config.coerce import check_depth
 from jaxrl.errors import ConfigError
 
 MarkerKind: TypeAlias = Literal["grid", "choice", "uniform", "loguniform"]

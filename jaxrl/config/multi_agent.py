@@ -1,45 +1,50 @@
 """Agents and modules of a config: the mapping, the modules to train and each module's settings."""
 
 import dataclasses
+import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.agent_mapping import (
     DRAWN,
     AgentMapping,
+    Choices,
+    LeagueDraw,
     Mapped,
     Pattern,
+    accept_worker,
+    call_host_mapping,
     call_mapping,
     check_agents_named,
+    check_league_settings,
     find_agents,
-    parse_mapping,
-)
-from jaxrl.config.agent_slots import give_slots
-from jaxrl.config.host_mapping import (
-    Choices,
-    call_host_mapping,
     list_choices,
+    make_league_patterns,
+    name_draws,
+    parse_mapping,
     read_choices,
     take_first,
 )
-from jaxrl.config.league_mapping import (
-    LeagueDraw,
-    check_league_settings,
-    make_league_patterns,
-    name_draws,
-)
 from jaxrl.config.markers import find_markers
-from jaxrl.config.settings.multi_agent import Draw, PolicySpec
+from jaxrl.config.settings.multi_agent import Draw, Player, PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.core.types import PyTree
+from jaxrl.envs.adapters.barrier import close_quietly
+from jaxrl.envs.adapters.host_spaces import to_runner_actions, to_runner_space
+from jaxrl.envs.adapters.precheck_multi import make_checked, sample_actions
+from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.contract import check_agents
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.multi.host_slots import AgentSlotPlan, SpacePair
 from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_any, make_multi
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.modules.rl_module import RLModuleSpec
+
 
 LIVE_SETTINGS = ("policies_to_train", "policy_mapping_fn")
 """Settings that may be set on the config of a runner or a learner while a run goes on."""
@@ -80,7 +85,7 @@ def make_agents_env(config: "AlgorithmConfig") -> AnyMadeMulti:
     number = config.multi_agent_settings.max_agents
     if isinstance(made, MadeMultiHostEnv):
         ids = _list_ids(config.multi_agent_settings.policies)
-        return give_slots(config, made, {m: _get_policy(config, m) for m in ids})
+        return _give_slots(config, made, {m: _get_policy(config, m) for m in ids})
     if number is not None and isinstance(made, MadeMultiEnv):
         raise ConfigError(
             f"max_agents={number!r} has no effect: {made.id} is written in JAX and names its agents; "
@@ -544,3 +549,220 @@ def _check_overrides(config: "AlgorithmConfig", module: str, overrides: Mapping[
                 f"{where} has {name}={value!r}, which is a setting of the whole run: only those of "
                 "training() and rl_module() may differ."
             )
+
+
+logger = logging.getLogger(__name__)
+
+_NUM_STEPS = 200
+"""Number of random steps in which agents are counted."""
+
+
+def _give_slots(
+    config: "AlgorithmConfig", made: MadeMultiHostEnv, policies: Mapping[str, object]
+) -> MadeMultiHostEnv:
+    """Return the environment with slots for its agents, if a config says how many.
+
+    Args:
+        config: Config of the run.
+        made: Its environment.
+        policies: Specification of each module; empty if none are named.
+
+    Raises:
+        ConfigError: If agents are known, a setting names them, or a module's spaces are not known.
+    """
+    settings = config.multi_agent_settings
+    number = settings.max_agents
+    if number is None:
+        return made
+    if made.has_all_agents:
+        raise ConfigError(
+            f"max_agents={number!r} has no effect: {made.id} names its agents "
+            f"({len(made.possible_agents)} possible_agents), each of which has rows of its own; leave "
+            "it out, or leave possible_agents empty."
+        )
+    for name, instead in (
+        ("mapping", "set policy_mapping_fn, which is called for each of them"),
+        ("observe_agent_id", "leave it out"),
+        ("share_rewards", "leave it out, and share them in the environment"),
+    ):
+        if value := vars(settings)[name]:
+            raise ConfigError(
+                f"{name}={value!r} is of agents that are known before the run, and max_agents="
+                f"{number!r} is for others: {instead}."
+            )
+    spaces = _find_slot_spaces(config, made, policies)
+    if number == "auto":
+        number = _count_agents(made)
+    function = settings.policy_mapping_fn
+    plan = AgentSlotPlan(
+        number=number, spaces=spaces, mapping_fn=function and accept_worker(function)
+    )
+    return made.with_slots(plan)
+
+
+def _find_slot_spaces(
+    config: "AlgorithmConfig", made: MadeMultiHostEnv, policies: Mapping[str, object]
+) -> dict[str, SpacePair]:
+    """Return the spaces of each module: those that it is given, or of a first agent that it plays."""
+    function, ids = config.multi_agent_settings.policy_mapping_fn, list(policies)
+    first = {a: (made.observation_spaces[a], made.action_spaces[a]) for a in made.possible_agents}
+    if function is None:
+        if len(ids) > 1:
+            raise ConfigError(
+                f"policies has {', '.join(ids)}, and nothing says which agents they play: set "
+                "policy_mapping_fn, which is called for each agent that comes."
+            )
+        choices = dict.fromkeys(first, (ids[0] if ids else DEFAULT_MODULE,))
+    else:
+        choices = call_host_mapping(function, made, ids)
+    found: dict[str, SpacePair] = {}
+    for agent, modules in choices.items():
+        for module in modules:
+            found.setdefault(module, first[agent])
+    for module, spec in policies.items():
+        if isinstance(spec, PolicySpec) and spec.observation_space and spec.action_space:
+            found[module] = (
+                to_runner_space(spec.observation_space),
+                to_runner_actions(spec.action_space),
+            )
+    for module in found:
+        if ids and module not in ids:
+            raise ConfigError(
+                f"policy_mapping_fn gives an agent the module {module!r}, but policies has "
+                f"{', '.join(ids)}: name it there."
+            )
+    missing = next((module for module in ids if module not in found), None)
+    if missing is not None:
+        raise ConfigError(
+            f"The module {missing!r} plays none of the agents of a first episode, "
+            f"{', '.join(first)}, so its spaces are not known: give them, policies={{{missing!r}: "
+            "PolicySpec(observation_space=..., action_space=...), ...}."
+        )
+    return found
+
+
+def _count_agents(made: MadeMultiHostEnv) -> int:
+    """Return twice the largest number of agents that are present in random steps."""
+    env = make_checked(made, EnvContext(made.env_config))
+    try:
+        obs: dict[str, PyTree] = {}
+        largest, over = 1, True
+        for step in range(_NUM_STEPS):
+            if over:
+                obs, over = env.reset(seed=step).obs, False
+                present = set(obs)
+            else:
+                taken = env.step(sample_actions(env, obs, step))
+                obs, over = taken.obs, taken.is_over
+                present = {*taken.present, *taken.joined}
+            largest = max(largest, len(present))
+    finally:
+        close_quietly(made.id, env)
+    logger.info(
+        "%s: at most %d agents were present in %d random steps; max_agents is %d",
+        made.id,
+        largest,
+        _NUM_STEPS,
+        2 * largest,
+    )
+    return 2 * largest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NewModule:
+    """Module to add to a run.
+
+    Attributes:
+        name: Its id.
+        like: Module with the same architecture, whose settings it has; None if it has its own.
+        spec: Its specification, if there is no such module.
+        agents: Agents that it may play.
+        overrides: Settings that differ from those of the run, beside those of `like`.
+    """
+
+    name: str
+    like: str | None
+    spec: "RLModuleSpec | None"
+    agents: Collection[str]
+    overrides: Mapping[str, Any]
+
+
+def with_module(
+    config: "AlgorithmConfig",
+    agents: AgentMapping,
+    new: NewModule,
+    mapping_fn: Mapped | None,
+) -> "AlgorithmConfig":
+    """Return a config with one more module, not frozen.
+
+    Args:
+        config: Config of the run, prepared.
+        agents: Its agents.
+        new: The module.
+        mapping_fn: The function that chooses modules from now on; None keeps that of before.
+
+    Raises:
+        ConfigError: If nothing would choose the module.
+    """
+    own = _copy_unfrozen(config)
+    settings = own.multi_agent_settings
+    if mapping_fn is None and settings.policy_mapping_fn is None:
+        raise ConfigError(
+            f"add_module({new.name!r}) would never play, because every agent has one module: give "
+            "new_agent_to_module_mapping_fn, which chooses."
+        )
+    policies = settings.policies
+    named = policies if isinstance(policies, Mapping) else dict.fromkeys(agents.modules)
+    entries: dict[str, Any] = dict(named)
+    entry = None if new.like is None else entries.get(new.like)
+    own.multi_agent(policies={**entries, new.name: _add_spec(own, new) or entry})
+    overrides = dict(settings.algorithm_config_overrides_per_module)
+    wanted = {**_to_settings(overrides.get(new.like or "")), **new.overrides}
+    if wanted:
+        own.multi_agent(algorithm_config_overrides_per_module={**overrides, new.name: wanted})
+    if mapping_fn is not None:
+        own.multi_agent(policy_mapping_fn=mapping_fn)
+    mapping: dict[str, Player] = {}
+    for agent, names in list_choices(agents).items():
+        mapping[agent] = [*names, *([new.name] * (agent in new.agents))]
+    own.multi_agent(mapping=mapping)
+    return own
+
+
+def _add_spec(config: "AlgorithmConfig", new: NewModule) -> "RLModuleSpec | None":
+    """Add the module's specification beside those of others; return it if it is to stand alone."""
+    from jaxrl.modules.rl_module import MultiRLModuleSpec
+
+    given = config.rl_module_settings.rl_module_spec
+    if not isinstance(given, MultiRLModuleSpec):
+        return new.spec
+    specs = dict(given.rl_module_specs)
+    spec = new.spec if new.like is None else specs.get(new.like)
+    if spec is not None:
+        config.rl_module(
+            rl_module_spec=MultiRLModuleSpec(rl_module_specs={**specs, new.name: spec})
+        )
+    return None
+
+
+def with_trained(config: "AlgorithmConfig", trained: Collection[str]) -> "AlgorithmConfig":
+    """Return a config that trains the given modules, not frozen."""
+    own = _copy_unfrozen(config)
+    own.multi_agent(policies_to_train=sorted(trained))
+    return own
+
+
+def with_mapping_fn(
+    config: "AlgorithmConfig", agents: AgentMapping, mapping_fn: Mapped
+) -> "AlgorithmConfig":
+    """Return a config whose modules another function chooses among those of now, not frozen."""
+    own = _copy_unfrozen(config)
+    choices: dict[str, Player] = dict(list_choices(agents))
+    own.multi_agent(policy_mapping_fn=mapping_fn, mapping=choices)
+    return own
+
+
+def _copy_unfrozen(config: "AlgorithmConfig") -> "AlgorithmConfig":
+    own = config.copy(copy_frozen=False)
+    own.live_settings = frozenset()
+    return own

@@ -1,19 +1,31 @@
-"""Checks of configs that learn from recorded data."""
+"""Recorded data that a config learns from and is evaluated on: shares, paths, storage and checks."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from jaxrl.compat import lookup
 from jaxrl.config.datasets import PREFIX, iter_sources, split_name
-from jaxrl.config.settings.offline_data import SAMPLER
-from jaxrl.config.settings.offline_evaluation import EVAL_LOSS
+from jaxrl.config.fields import get_settings
+from jaxrl.config.imports import Trust
+from jaxrl.config.settings.offline import (
+    EVAL_LOSS,
+    METHODS,
+    MODELED,
+    SAMPLER,
+    FQESettings,
+    OfflineEvaluationSettings,
+)
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.sweep import is_sweep
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
 
 _NO_SAMPLING = "no environment is stepped for training"
 _NO_BUFFER = "rows come from the recorded data, not from a replay buffer"
@@ -148,7 +160,9 @@ def check_offline(config: "AlgorithmConfig") -> None:
                 f"{config.algo_name} learns from recorded data: name a folder of them, "
                 f"offline_data(input_='path/to/data'), got input_={data.input_!r}."
             )
-        _check_unused(config)
+        names = [name for name in vars(data) if name != "input_" and not name.startswith("output")]
+        advice = f"set input_, which is {SAMPLER!r}, or leave it out"
+        config.refuse_changed(dict.fromkeys(names, advice), "without recorded data")
         return
     if not (config.requires_data or isinstance(config.training_settings, OffPolicyTraining)):
         raise ConfigError(
@@ -162,12 +176,7 @@ def check_offline(config: "AlgorithmConfig") -> None:
             f"placement={placement!r} has no effect with input_={data.input_!r}: {_NO_SAMPLING}; "
             "leave it at 'auto'."
         )
-    for name, reason in NOT_OFFLINE_SETTINGS.items():
-        if name not in config.explicit or config[name] == type(config)()[name]:
-            continue
-        raise ConfigError(
-            f"'{name}' (got {config[name]!r}) has no effect with input_={data.input_!r}: {reason}."
-        )
+    config.refuse_changed(NOT_OFFLINE_SETTINGS, f"with input_={data.input_!r}")
     evaluation = config.evaluation_settings
     if evaluation.evaluation_interval and not config.has_evaluation_env:
         raise ConfigError(
@@ -210,12 +219,7 @@ def _check_mixed(config: "AlgorithmConfig") -> None:
             f"input_={given!r} mixes recorded rows with those of a replay buffer, and {name} learns "
             f"{reason}: use DQN, SAC, TQC, TD3 or AWAC."
         )
-    for setting, reason in NOT_MIXED_SETTINGS.items():
-        if setting in config.explicit and config[setting] != type(config)()[setting]:
-            raise ConfigError(
-                f"'{setting}' (got {config[setting]!r}) has no effect with input_={given!r}: "
-                f"{reason}."
-            )
+    config.refuse_changed(NOT_MIXED_SETTINGS, f"with input_={given!r}")
     if config.env_runners_settings.normalize_rewards:
         raise ConfigError(
             f"normalize_rewards=True is not supported with input_={given!r}: recorded rewards would be "
@@ -324,14 +328,11 @@ def describe_storage(config: "AlgorithmConfig") -> str:
 
 def _check_output(config: "AlgorithmConfig") -> None:
     """Raise if a run cannot be recorded, or settings of a recording are set without one."""
-    data, default = config.offline_data_settings, type(config)().offline_data_settings
+    data = config.offline_data_settings
     if data.output is None:
-        for name in ("output_max_file_size", "output_max_rows_per_file"):
-            if name in config.explicit and vars(data)[name] != vars(default)[name]:
-                raise ConfigError(
-                    f"'{name}' (got {vars(data)[name]!r}) has no effect without a recording: name a "
-                    "folder as output, or leave it out."
-                )
+        names = ("output_max_file_size", "output_max_rows_per_file")
+        advice = "name a folder as output, or leave it out"
+        config.refuse_changed(dict.fromkeys(names, advice), "without a recording")
         return
     compiled = getattr(config.algo_class, "compiled_training_step", None) is not None
     for problem, reason in (
@@ -348,18 +349,129 @@ def _check_output(config: "AlgorithmConfig") -> None:
             raise ConfigError(f"output={data.output!r} cannot be recorded here: {reason}.")
 
 
-def _check_unused(config: "AlgorithmConfig") -> None:
-    """Raise if a setting for recorded data is set, but none are read."""
-    data, default = config.offline_data_settings, type(config)().offline_data_settings
-    for name in vars(data):
-        if name in config.explicit and name != "input_" and _is_input(name):
-            if vars(data)[name] == vars(default)[name]:
-                continue
+RLLIB_ESTIMATORS = {
+    "ImportanceSampling": "is",
+    "WeightedImportanceSampling": "wis",
+    "DirectMethod": "dm",
+    "DoublyRobust": "dr",
+}
+"""Methods by the name of RLlib's class."""
+
+_RLLIB_DURATION = 1
+"""RLlib's default of `offline_evaluation_duration`, which its configs have without an interval."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EstimationMethod:
+    """Estimate that a config asks for, with its settings of fitted Q evaluation."""
+
+    method: str
+    fqe: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+def check_offline_evaluation(config: "AlgorithmConfig") -> None:
+    """Check the settings of evaluation on held-out episodes.
+
+    Raises:
+        ConfigError: If one has no effect, or is invalid.
+    """
+    settings = config.evaluation_settings
+    methods = parse_methods(settings.off_policy_estimation_methods)
+    if not settings.offline_evaluation_interval:
+        names = [field.name for field in dataclasses.fields(OfflineEvaluationSettings)]
+        config.refuse_changed(
+            dict.fromkeys(names[1:], "set offline_evaluation_interval, or leave it out"),
+            "without an evaluation on held-out episodes",
+            neutral={"offline_evaluation_duration": _RLLIB_DURATION},
+        )
+        return
+    interval = settings.offline_evaluation_interval
+    if not config.is_offline:
+        raise ConfigError(
+            f"offline_evaluation_interval={interval} evaluates on episodes that are held out of "
+            "recorded data, and the run does not learn from them alone (input_="
+            f"{config.offline_data_settings.input_!r}): leave it out, or use evaluation_interval."
+        )
+    is_loss = settings.offline_evaluation_type == EVAL_LOSS
+    if is_loss and not methods and not settings.ope_split_batch_by_episode:
+        raise ConfigError(
+            "ope_split_batch_by_episode=False has no effect without an estimate: set "
+            "offline_evaluation_type='is' or off_policy_estimation_methods, or leave it out."
+        )
+    size, is_all = settings.offline_eval_batch_size_per_runner, "auto"
+    if (
+        settings.offline_evaluation_duration == is_all
+        and not is_loss
+        and size != OfflineEvaluationSettings().offline_eval_batch_size_per_runner
+    ):
+        raise ConfigError(
+            f"offline_eval_batch_size_per_runner={size} has no effect with offline_evaluation_duration="
+            "'auto', which estimates from all held-out episodes: set a number of batches."
+        )
+
+
+def describe_held_out(config: "AlgorithmConfig") -> list[str]:
+    """Return a sentence on the episodes that are not trained on; none if there are none."""
+    settings = config.evaluation_settings
+    if not settings.held_out_share:
+        return []
+    interval, kind = settings.offline_evaluation_interval, settings.offline_evaluation_type
+    sentence = (
+        f"Held out: {100.0 * settings.held_out_share:g}% of the episodes, by a hash of their ids "
+        f"(offline_evaluation_split); evaluated every {interval} iterations "
+        f"(offline_evaluation_type={kind!r})."
+    )
+    return [sentence]
+
+
+def parse_methods(methods: Mapping[str, Any]) -> dict[str, EstimationMethod]:
+    """Return the estimates of `off_policy_estimation_methods` by their names.
+
+    Raises:
+        ConfigError: If one has no known type, or a setting that does not exist.
+    """
+    return {name: _parse_method(name, dict(given)) for name, given in methods.items()}
+
+
+def _parse_method(name: str, given: dict[str, Any]) -> EstimationMethod:
+    where = f"off_policy_estimation_methods[{name!r}]"
+    kind = given.pop("type", None)
+    method = kind
+    if kind not in METHODS:
+        method = RLLIB_ESTIMATORS.get(lookup.load("rllib.values").get_rllib_name(kind) or "", kind)
+    if method not in METHODS:
+        raise ConfigError(
+            f"{where} must have a type, one of {', '.join(METHODS)}, got {kind!r}."
+            f"{did_you_mean(str(kind), METHODS)}"
+        )
+    if given and method not in MODELED:
+        raise ConfigError(
+            f"{where} has {min(given)!r}, and {method!r} has no settings besides its type."
+        )
+    make_fqe_settings(given, where)
+    return EstimationMethod(method=cast(str, method), fqe=given)
+
+
+def make_fqe_settings(given: Mapping[str, Any] | None, where: str = "fqe") -> FQESettings:
+    """Make the settings of fitted Q evaluation.
+
+    Args:
+        given: Values by name; None for the defaults.
+        where: Name of the setting that has them, for error messages.
+
+    Raises:
+        ConfigError: If a name or value is invalid.
+    """
+    known = get_settings(FQESettings)
+    values: dict[str, Any] = {}
+    for name, value in (given or {}).items():
+        if name not in known:
             raise ConfigError(
-                f"'{name}' (got {vars(data)[name]!r}) has no effect without recorded data: set "
-                f"input_, which is {SAMPLER!r}, or leave it out."
+                f"{where} has no setting {name!r}.{did_you_mean(name, known)} It has "
+                f"{', '.join(known)}."
             )
-
-
-def _is_input(name: str) -> bool:
-    return not name.startswith("output")
+        try:
+            values[name] = known[name].parse(value, Trust())
+        except ConfigError as error:
+            raise ConfigError(f"{where} {error}") from None
+    return FQESettings(**values)

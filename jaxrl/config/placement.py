@@ -1,10 +1,10 @@
 """Placement of environments, and settings that only one placement supports."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from jaxrl.config.settings.external import ExternalSettings
+from jaxrl.config.settings.runners import ExternalSettings
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ NOT_EXTERNAL_SETTINGS: dict[str, str] = {
 """Settings that have no effect with placement='external', with the reasons."""
 
 
+Fact = Literal["host", "external", "runners", "evaluation_runners", "learners"]
+"""Something that a run has: environments on the host, simulators, or processes of a kind."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Requirement:
     """Settings that have no effect unless something else is set, and are then noted.
@@ -81,66 +85,39 @@ class Requirement:
 
     Attributes:
         condition: What they need, for the note.
+        any_of: Facts of which one is enough.
         names: Names of the settings.
-        is_met: Predicate of the config and the placement.
     """
 
     condition: str
+    any_of: frozenset[Fact]
     names: tuple[str, ...]
-    is_met: Callable[["AlgorithmConfig", Placement], bool]
-
-
-def _is_external(config: "AlgorithmConfig", placement: Placement) -> bool:
-    del config
-    return placement == "external"
-
-
-def _has_queue(config: "AlgorithmConfig", placement: Placement) -> bool:
-    return _has_runners(config, placement) or placement == "external"
-
-
-def _has_runners(config: "AlgorithmConfig", placement: Placement) -> bool:
-    del placement
-    return config.env_runners_settings.num_env_runners > 0
-
-
-def _has_evaluation_runners(config: "AlgorithmConfig", placement: Placement) -> bool:
-    del placement
-    return config.evaluation_settings.evaluation_num_env_runners > 0
-
-
-def _has_actors(config: "AlgorithmConfig", placement: Placement) -> bool:
-    return _has_runners(config, placement) or _has_evaluation_runners(config, placement)
-
-
-def _has_learners(config: "AlgorithmConfig", placement: Placement) -> bool:
-    del placement
-    return config.learners_settings.num_learners > 0
 
 
 REQUIREMENTS = (
     Requirement(
         "environments on the host (placement='host' or num_env_runners)",
+        frozenset({"host", "runners", "evaluation_runners"}),
         ("episode_lookback_horizon", "evaluation_sample_timeout_s", "sample_timeout_s"),
-        lambda config, placement: placement != "in_graph" or _has_actors(config, placement),
     ),
     Requirement(
         "actors that sample (num_env_runners)",
+        frozenset({"runners"}),
         ("max_requests_in_flight_per_env_runner",),
-        _has_runners,
     ),
     Requirement(
         "actors or simulators that sample (num_env_runners or placement='external')",
+        frozenset({"runners", "external"}),
         ("learner_queue_size",),
-        _has_queue,
     ),
     Requirement(
         "simulators that connect (placement='external')",
+        frozenset({"external"}),
         tuple(field.name for field in dataclasses.fields(ExternalSettings)),
-        _is_external,
     ),
     Requirement(
         "actors (num_env_runners or evaluation_num_env_runners)",
+        frozenset({"runners", "evaluation_runners"}),
         (
             "custom_resources_per_env_runner",
             "delay_between_env_runner_restarts_s",
@@ -153,20 +130,19 @@ REQUIREMENTS = (
             "restart_failed_env_runners",
             "validate_env_runners_after_construction",
         ),
-        _has_actors,
     ),
     Requirement(
         "actors that evaluate (evaluation_num_env_runners)",
+        frozenset({"evaluation_runners"}),
         (
             "evaluation_error_after_n_consecutive_skips",
             "evaluation_unhealthy_workers_timeout_s",
         ),
-        _has_evaluation_runners,
     ),
     Requirement(
         "learner processes (num_learners)",
+        frozenset({"learners"}),
         ("custom_resources_per_learner", "learner_health_probe_timeout_s"),
-        _has_learners,
     ),
 )
 """Settings that need processes or a placement, with a note where these are missing."""
@@ -179,12 +155,19 @@ def describe_idle_settings(config: "AlgorithmConfig", placement: Placement) -> l
         config: Config of the run.
         placement: Where its environments are stepped.
     """
+    facts: dict[Fact, bool] = {
+        "host": placement != "in_graph",
+        "external": placement == "external",
+        "runners": config.env_runners_settings.num_env_runners > 0,
+        "evaluation_runners": config.evaluation_settings.evaluation_num_env_runners > 0,
+        "learners": config.learners_settings.num_learners > 0,
+    }
     idle = [
         f"{name}={config[name]!r} needs {requirement.condition}"
         for requirement in REQUIREMENTS
-        if not requirement.is_met(config, placement)
+        if not any(facts[fact] for fact in requirement.any_of)
         for name in requirement.names
-        if name in config.explicit and config[name] != type(config)()[name]
+        if config.is_changed(name)
     ]
     return [f"Settings without effect in this run: {'; '.join(idle)}."] if idle else []
 
@@ -239,11 +222,9 @@ def check_placement(config: "AlgorithmConfig") -> None:
 def _check_external(config: "AlgorithmConfig") -> None:
     """Check that spaces are declared, and no setting is set that has no effect with simulators."""
     environment, evaluation = config.environment_settings, config.evaluation_settings
-    for name, reason in NOT_EXTERNAL_SETTINGS.items():
-        if _asks_for_more(config, name):
-            raise ConfigError(
-                f"'{name}' (got {config[name]!r}) has no effect with placement='external': {reason}."
-            )
+    config.refuse_changed(
+        NOT_EXTERNAL_SETTINGS, "with placement='external'", neutral=_RLLIB_DEFAULTS
+    )
     for name in ("observation_space", "action_space"):
         if getattr(environment, name) is None:
             raise ConfigError(
@@ -265,18 +246,8 @@ def check_in_graph(config: "AlgorithmConfig") -> None:
         ConfigError: If there is such a setting; the message gives the reason and the alternative.
     """
     remedy = HOST_REMEDIES[config.is_multi_agent]
-    for name, reason in HOST_ONLY_SETTINGS.items():
-        if _asks_for_more(config, name):
-            raise ConfigError(
-                f"'{name}' (got {config[name]!r}) has no effect with this environment: {reason}; "
-                f"{remedy}."
-            )
-
-
-def _asks_for_more(config: "AlgorithmConfig", name: str) -> bool:
-    """Return whether a setting is set to another value than the default, ours or RLlib's."""
-    defaults = (type(config)()[name], _RLLIB_DEFAULTS.get(name))
-    return name in config.explicit and config[name] not in defaults
+    reasons = {name: f"{reason}; {remedy}" for name, reason in HOST_ONLY_SETTINGS.items()}
+    config.refuse_changed(reasons, "with this environment", neutral=_RLLIB_DEFAULTS)
 
 
 def describe_placement(config: "AlgorithmConfig", placement: Placement | None) -> Iterator[str]:

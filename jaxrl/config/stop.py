@@ -6,8 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from jaxrl.config.coerce import MismatchError, coerce
-from jaxrl.config.depth import check_depth
+from jaxrl.config.coerce import MismatchError, check_depth, coerce
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.metrics import (
     EVALUATION,

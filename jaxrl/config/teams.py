@@ -4,7 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
-from jaxrl.config.multi_agent_checks import check_compiled, check_team_on_host
+from jaxrl.config.validate import check_supported
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.multi.groups import GroupReward as GroupReward
 from jaxrl.envs.multi.groups import group_agents
@@ -141,13 +141,11 @@ def check_team(config: "AlgorithmConfig") -> None:
             "members' masks are the part 'action_mask' of their observations: leave it out."
         )
     if environment.env is None:
-        check_compiled(config)
+        check_supported(config, "compiled team")
         return
     made = make_any(environment.env, environment.env_config)
-    if isinstance(made, MadeMultiHostEnv):
-        check_team_on_host(config)
-    else:
-        check_compiled(config)
+    is_on_host = isinstance(made, MadeMultiHostEnv)
+    check_supported(config, "host team" if is_on_host else "compiled team")
     if not isinstance(made, MadeMultiEnv | MadeMultiHostEnv):
         raise ConfigError(
             f"{config.algo_name} trains a team of agents, but {made.id} has a single agent: use DQN for "

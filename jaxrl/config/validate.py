@@ -1,18 +1,24 @@
 """Checks of constraints between settings; single values are checked when they are set."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from jaxrl.config.agent_mapping import AgentMapping
 from jaxrl.config.batch_plan import divisors, find_nearest, refuse_markers
 from jaxrl.config.curriculum import check_curriculum
 from jaxrl.config.modules import check_model_config
-from jaxrl.config.multi_agent_checks import check_agents, check_single_agent
-from jaxrl.config.offline import check_offline
-from jaxrl.config.offline_evaluation import check_offline_evaluation
+from jaxrl.config.multi_agent import (
+    check_module_ids,
+    make_agents_env,
+    resolve_agents,
+)
+from jaxrl.config.offline import check_offline, check_offline_evaluation
 from jaxrl.config.placement import check_placement
 from jaxrl.config.settings.actor_critic import check_critics
+from jaxrl.config.settings.multi_agent import MultiAgentSettings, PopulationPlay
 from jaxrl.config.settings.run import EvaluationSettings
+from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError, JaxrlError
-from jaxrl.metrics import check_key
+from jaxrl.metrics import DEFAULT_MODULE, check_key
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -193,3 +199,204 @@ def _check_checkpointing(config: "AlgorithmConfig") -> None:
             f"evaluation_interval is {config.evaluation_settings.evaluation_interval!r}; set "
             "evaluation_interval=1 or score by 'env_runners/episode_return_mean'."
         )
+
+
+_RLLIB_CAPACITY = 100
+"""RLlib's default of `policy_map_capacity`, which its saved configs have."""
+
+Kind = Literal["compiled", "host", "compiled team", "host team"]
+"""Where several agents are stepped, and whether they are learned as one."""
+
+
+class _Support(NamedTuple):
+    """Values of a setting that runs of several agents support, and the reason."""
+
+    name: str
+    values: tuple[object, ...]
+    reason: str
+    kinds: tuple[Kind, ...] = get_args(Kind)
+
+
+_COMPILED: tuple[Kind, ...] = ("compiled", "compiled team")
+_ON_HOST: tuple[Kind, ...] = ("host", "host team")
+_TEAMS: tuple[Kind, ...] = ("compiled team", "host team")
+_IN_PROGRAM = "agents are trained in the compiled program of this process"
+_TEAM_IN_PROCESS = "a team in Python is stepped and trained in this process; set 0"
+_SINGLE_TASKS = "tasks are chosen for environments of a single agent; leave it out"
+_SUPPORTED = (
+    _Support("num_env_runners", (0,), f"{_IN_PROGRAM}; set 0", _COMPILED),
+    _Support("num_env_runners", (0,), _TEAM_IN_PROCESS, ("host team",)),
+    _Support("placement", ("auto", "in_graph"), f"{_IN_PROGRAM}; leave it out", _COMPILED),
+    _Support(
+        "placement",
+        ("auto", "host"),
+        "the environment is written in Python, which runs on the host; leave it out",
+        _ON_HOST,
+    ),
+    _Support("num_learners", (0,), f"{_IN_PROGRAM}; set 0", _COMPILED),
+    _Support("num_learners", (0,), _TEAM_IN_PROCESS, ("host team",)),
+    _Support(
+        "evaluation_num_env_runners", (0,), "agents are evaluated in this process; set 0", _COMPILED
+    ),
+    _Support("evaluation_num_env_runners", (0,), _TEAM_IN_PROCESS, ("host team",)),
+    _Support(
+        "broadcast_interval",
+        (1,),
+        "agents act with the newest parameters; set 1",
+        (*_COMPILED, "host team"),
+    ),
+    _Support("curriculum", (None,), _SINGLE_TASKS),
+    _Support("env_task_fn", (None,), _SINGLE_TASKS),
+    _Support(
+        "record_video",
+        (False, None),
+        "only episodes of a single agent are recorded; leave it out",
+    ),
+    _Support(
+        "input_",
+        ("sampler",),
+        "recorded rows are those of one module; learn from them without env, for example with BC",
+    ),
+    _Support(
+        "output", (None,), "a team's steps are those of all its members; leave it out", _TEAMS
+    ),
+    _Support(
+        "batch_mode",
+        ("truncate_episodes",),
+        "rows that are pending at the end of a train batch go on in the next one; leave it out",
+        ("host",),
+    ),
+    _Support(
+        "gym_env_vectorize_mode",
+        ("auto", "sync", "async"),
+        "each copy of an environment of several agents is stepped by itself; use 'sync' or 'async'",
+        ("host",),
+    ),
+    _Support(
+        "gym_env_vectorize_mode",
+        ("auto", "sync"),
+        "copies of a team's environment are stepped in one process; leave it out",
+        ("host team",),
+    ),
+    _Support(
+        "env_runner_cls",
+        (None,),
+        "agents have a runner of their own kind; leave it out",
+        ("host",),
+    ),
+    _Support(
+        "reset_mode",
+        ("auto",),
+        "a Python environment is reset where its episode ends; leave it out",
+        ("host",),
+    ),
+)
+
+
+def check_agents(config: "AlgorithmConfig") -> None:
+    """Check the constraints between the settings of several agents.
+
+    Raises:
+        ConfigError: If one is not supported with several agents, or a module's settings are wrong.
+    """
+    made = make_agents_env(config)
+    check_supported(config, "compiled" if isinstance(made, MadeMultiEnv) else "host")
+    if getattr(config.algo_class, "compiled_training_step", None) is not None:
+        raise ConfigError(
+            "An own compiled_training_step has the rows of a single module, but the environment has "
+            "several agents: leave it out."
+        )
+    agents = resolve_agents(config, made)
+    check_module_ids(config, agents)
+    is_shared = any(
+        sum(any(own[agent] == module for own in agents.players) for agent in agents.agents) > 1
+        for module in agents.modules
+    )
+    if config.multi_agent_settings.observe_agent_id and not is_shared:
+        raise ConfigError(
+            "observe_agent_id=True has no effect: no module is shared, each plays a single agent; "
+            "leave it out."
+        )
+    _check_evaluated(config, agents)
+    if not agents.draws:
+        if config.multi_agent_settings.self_play is not None:
+            raise ConfigError(
+                "league=SelfPlay(...) has no effect: the mapping draws no opponents; set one such as "
+                "mapping=Seats('main', Draw()), with policies={'main': None, 'random': RandomRLModule}."
+            )
+        _check_capacity(config, "the mapping draws no opponents")
+    elif isinstance(config.multi_agent_settings.any_league, PopulationPlay):
+        _check_capacity(config, "learners of PopulationPlay(...) meet each other, not snapshots")
+    for module in agents.modules:
+        own = config.get_module_config(module)
+        check_critics(own.training_settings, type(own).training_settings)
+        check_model_config(own)
+
+
+def _check_evaluated(config: "AlgorithmConfig", agents: AgentMapping) -> None:
+    """Raise ConfigError if a module plays in none of the environments of an evaluation."""
+    number = config.evaluation_settings.evaluation_num_envs
+    if not isinstance(number, int):
+        return
+    playing = {module for own in agents.players[:number] for module in own.values()}
+    absent = next((m for m in agents.modules if m not in playing and not agents.choices), None)
+    if absent is not None:
+        raise ConfigError(
+            f"evaluation_num_envs={number} leaves no environment to {absent!r}, because the mapping "
+            f"differs between {len(agents.patterns)} successive ones: set {len(agents.patterns)}, or "
+            "leave it out."
+        )
+
+
+def check_supported(config: "AlgorithmConfig", kind: Kind) -> None:
+    """Raise ConfigError if a setting asks for what several agents do not have."""
+    for setting in _SUPPORTED:
+        is_own = config.get_name_table().find_current_name(setting.name) == setting.name
+        if not is_own or kind not in setting.kinds:
+            continue
+        value = config[setting.name]
+        if value not in setting.values:
+            raise ConfigError(
+                f"{setting.name}={value!r} is not supported with several agents: {setting.reason}."
+            )
+    number, runners = config.multi_agent_settings.max_agents, config.env_runners_settings
+    if runners.num_envs_per_env_runner == "auto":
+        raise ConfigError(
+            "num_envs_per_env_runner='auto' is not supported with several agents: it measures a "
+            "program with a single module; set a number, or leave it out."
+        )
+    if kind == "host" and number is not None and runners.gym_env_vectorize_mode == "async":
+        raise ConfigError(
+            f"gym_env_vectorize_mode='async' is not supported with max_agents={number!r}, because agents "
+            "without known ids have their modules from the process that acts; use 'sync', or "
+            "num_env_runners for actors."
+        )
+
+
+def _check_capacity(config: "AlgorithmConfig", reason: str) -> None:
+    """Raise ConfigError if a number of opponents is set that has no effect."""
+    capacity = config.multi_agent_settings.policy_map_capacity
+    if capacity not in (MultiAgentSettings().policy_map_capacity, _RLLIB_CAPACITY):
+        raise ConfigError(f"policy_map_capacity={capacity} has no effect: {reason}; leave it out.")
+
+
+def check_single_agent(config: "AlgorithmConfig") -> None:
+    """Raise ConfigError if a setting of several agents has no effect, because there is one."""
+    settings = config.multi_agent_settings
+    _check_capacity(config, "the environment has a single agent")
+    for name in (
+        "policies",
+        "policy_mapping_fn",
+        "policies_to_train",
+        "league",
+        "algorithm_config_overrides_per_module",
+        "observe_agent_id",
+        "share_rewards",
+        "max_agents",
+    ):
+        value = vars(settings)[name]
+        if value and not (name == "policies_to_train" and value == [DEFAULT_MODULE]):
+            raise ConfigError(
+                f"{name}={value!r} has no effect: the environment has a single agent, whose settings "
+                "are those of the config; leave it out."
+            )

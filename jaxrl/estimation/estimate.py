@@ -10,8 +10,8 @@ from jaxtyping import Float
 
 from jaxrl.config.coerce import MismatchError, coerce
 from jaxrl.config.fields import Check, between_zero_and_one, format_value, unit_interval
-from jaxrl.config.offline_evaluation import make_fqe_settings
-from jaxrl.config.settings.offline_evaluation import METHODS, MODELED, WEIGHTED, FQESettings
+from jaxrl.config.offline import make_fqe_settings
+from jaxrl.config.settings.offline import METHODS, MODELED, WEIGHTED, FQESettings
 from jaxrl.core.keys import make_key
 from jaxrl.core.seeds import check_seed
 from jaxrl.errors import ConfigError, DataError, did_you_mean

@@ -10,7 +10,7 @@ import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl.config.settings.offline_evaluation import FQESettings
+from jaxrl.config.settings.offline import FQESettings
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Params, PyTree
 from jaxrl.modules.policy_and_critics import CRITIC, StochasticPolicyModule

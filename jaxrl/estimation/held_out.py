@@ -13,9 +13,8 @@ from jaxrl.assembly.dataset_storage import format_bytes, get_device_limit, limit
 from jaxrl.assembly.held_out import load_held_out, sort_episodes
 from jaxrl.assembly.offline import open_config_data
 from jaxrl.buffers.dataset import Dataset
-from jaxrl.config.offline_evaluation import EstimationMethod, parse_methods
-from jaxrl.config.settings.offline_data import Storage
-from jaxrl.config.settings.offline_evaluation import EVAL_LOSS
+from jaxrl.config.offline import EstimationMethod, parse_methods
+from jaxrl.config.settings.offline import EVAL_LOSS, Storage
 from jaxrl.core.types import Device, PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError

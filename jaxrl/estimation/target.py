@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
-from jaxrl.config.settings.offline_evaluation import FQESettings
+from jaxrl.config.settings.offline import FQESettings
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, PyTree
 from jaxrl.episodes.packing import EpisodePart

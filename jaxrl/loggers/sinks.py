@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, runtime_checkable
 
-from jaxrl.config.loggers import LoggerName
 from jaxrl.config.serialize import serialize_for_display
+from jaxrl.config.settings.run import LoggerName
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.loggers.csv_sink import CsvSink
 from jaxrl.loggers.json_sink import JsonSink
@@ -94,7 +94,7 @@ OPENERS: Mapping[LoggerName, Callable[[RecordedRun], Sink]] = {
     "console": _open_console,
     "wandb": _open_wandb,
 }
-"""Functions that open the sink of each name; `jaxrl.config.loggers` has the names."""
+"""Functions that open the sink of each name; `jaxrl.config.settings.run` has the names."""
 
 
 def open_sinks(

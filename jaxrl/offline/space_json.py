@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.config.spaces import space_from_data, space_to_data
+from jaxrl.config.serialize import space_from_data, space_to_data
 from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.spaces import check_supported, format_path, get_leaf_spaces
 from jaxrl.errors import CheckpointError, ConfigError, DataError, SpaceError

@@ -17,11 +17,16 @@ import jax.numpy as jnp
 from jaxrl.assembly.assemble import Assembly, assemble_run
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.callbacks import CallbackList
-from jaxrl.config.agent_mapping import AgentMapping, Mapped
+from jaxrl.config.agent_mapping import AgentMapping, Mapped, check_choices, follow
 from jaxrl.config.batch_plan import MultiAgentPlan
-from jaxrl.config.host_mapping import check_choices, follow
-from jaxrl.config.module_changes import NewModule, with_mapping_fn, with_module, with_trained
-from jaxrl.config.multi_agent import check_module_id, is_trained
+from jaxrl.config.multi_agent import (
+    NewModule,
+    check_module_id,
+    is_trained,
+    with_mapping_fn,
+    with_module,
+    with_trained,
+)
 from jaxrl.core.keys import make_key
 from jaxrl.core.spaces import is_same_space
 from jaxrl.core.struct import has_same_form, replace

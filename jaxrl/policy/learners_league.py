@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl.assembly.learners_league import get_learner
 from jaxrl.config.markers import Marker
 from jaxrl.config.pbt import parse_mutations
-from jaxrl.config.settings.league import League, PopulationPlay, SeveralLearners
+from jaxrl.config.settings.multi_agent import League, PopulationPlay, SeveralLearners
 from jaxrl.core.hparams import Hyperparameter, to_leaf
 from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.core.struct import replace

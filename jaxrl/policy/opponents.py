@@ -16,7 +16,7 @@ from jaxrl.assembly.opponent_kinds import check_opponent_id, find_kind, has_same
 from jaxrl.config.agent_mapping import AgentMapping, Mapped
 from jaxrl.config.batch_plan import MultiAgentPlan
 from jaxrl.config.multi_agent import check_module_id
-from jaxrl.config.settings.league import PopulationPlay
+from jaxrl.config.settings.multi_agent import PopulationPlay
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree

@@ -22,7 +22,7 @@ from jaxrl.assembly.offline import (
 )
 from jaxrl.buffers.dataset import Dataset, DatasetSampler
 from jaxrl.config.batch_plan import OfflinePlan
-from jaxrl.config.offline_evaluation import describe_held_out
+from jaxrl.config.offline import describe_held_out
 from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, ConfigError, DataError
 from jaxrl.metrics import TIMERS

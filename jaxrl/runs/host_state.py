@@ -14,9 +14,8 @@ import jax
 import numpy as np
 
 from jaxrl.config.coerce import MismatchError, coerce, describe_type
-from jaxrl.config.deserialize import find_missing
 from jaxrl.config.imports import SCRIPT_OPTION, Trust, TrustSpec
-from jaxrl.config.serialize import serialize_restorable
+from jaxrl.config.serialize import find_missing, serialize_restorable
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import CheckpointError, did_you_mean
 from jaxrl.runners.counts import COUNT, MAPPING, ValueKind, find_mismatch, find_problem

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import TrustSpec
+from jaxrl.config.serialize import deserialize_config
 from jaxrl.errors import CheckpointError
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.compat.lookup import answer_arguments
-from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust, TrustSpec
 from jaxrl.config.pbt import get_mutations, get_scheduler
-from jaxrl.config.serialize import decode_numbers, encode_numbers
+from jaxrl.config.serialize import decode_numbers, deserialize_config, encode_numbers
 from jaxrl.config.stop import parse_fit_criteria, warn_of_missing
 from jaxrl.config.sweep import Lane
 from jaxrl.core.types import Device

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.compat.lookup import answer_arguments
-from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.imports import Trust, TrustSpec
+from jaxrl.config.serialize import deserialize_config
 from jaxrl.config.stop import parse_fit_criteria
 from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxrl.config.agent_mapping import Pattern
-from jaxrl.config.league_mapping import list_own_pairs
-from jaxrl.config.settings.league import League, PopulationPlay, SeveralLearners
-from jaxrl.config.settings.multi_agent import Draw
+from jaxrl.config.agent_mapping import Pattern, list_own_pairs
+from jaxrl.config.settings.multi_agent import Draw, League, PopulationPlay, SeveralLearners
 
 Shares = Float[np.ndarray, " S"]
 _LEAST_SUM = 1e-10

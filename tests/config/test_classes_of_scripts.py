@@ -16,8 +16,12 @@ from typer.testing import CliRunner
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.app import app
-from jaxrl.config.deserialize import deserialize_config, find_missing
-from jaxrl.config.serialize import serialize_config, serialize_for_display
+from jaxrl.config.serialize import (
+    deserialize_config,
+    find_missing,
+    serialize_config,
+    serialize_for_display,
+)
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.runs.checkpoint import read_metadata

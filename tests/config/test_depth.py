@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.depth import MAX_DEPTH, MAX_SAVED_DEPTH
-from jaxrl.config.deserialize import deserialize_config
-from jaxrl.config.serialize import serialize_config
+from jaxrl.config.coerce import MAX_DEPTH, MAX_SAVED_DEPTH
+from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.config.stop import parse_stop
 from jaxrl.config.sweep import choice, grid
 from jaxrl.errors import CheckpointError, ConfigError

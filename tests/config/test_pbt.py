@@ -9,11 +9,10 @@ import yaml
 from jaxrl import PopulationBasedTraining
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.markers import Marker, choice, grid, loguniform, uniform
 from jaxrl.config.pbt import get_mutations, get_scheduler
-from jaxrl.config.serialize import serialize_config
+from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.config.sweep import is_sweep, make_lanes
 from jaxrl.errors import ConfigError, JaxrlError
 

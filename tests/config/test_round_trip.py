@@ -25,13 +25,12 @@ from jaxrl.algorithms.sac import SACConfig, SACTraining
 from jaxrl.algorithms.td3 import TD3Config, TD3Training
 from jaxrl.algorithms.tqc import TQCConfig, TQCTraining
 from jaxrl.callbacks import Callbacks
-from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.fields import get_settings
 from jaxrl.config.imports import Trust
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.markers import loguniform
 from jaxrl.config.pbt import PopulationBasedTraining
-from jaxrl.config.serialize import serialize_config, serialize_for_display
+from jaxrl.config.serialize import deserialize_config, serialize_config, serialize_for_display
 from jaxrl.config.settings.actor_critic import (
     ActorCriticTraining,
     AdvantageWeightedTraining,
@@ -40,7 +39,7 @@ from jaxrl.config.settings.actor_critic import (
     TwinTraining,
 )
 from jaxrl.config.settings.multi_agent import PolicySpec, SelfPlay
-from jaxrl.config.settings.offline_training import BCTraining, MARWILTraining
+from jaxrl.config.settings.offline import BCTraining, MARWILTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import OnPolicyTraining, Training
 from jaxrl.envs.base import JaxEnv

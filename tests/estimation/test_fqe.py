@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.config.offline_evaluation import make_fqe_settings
-from jaxrl.config.settings.offline_evaluation import FQESettings
+from jaxrl.config.offline import make_fqe_settings
+from jaxrl.config.settings.offline import FQESettings
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError
 from jaxrl.estimation.episodes import WholeEpisodes

@@ -12,8 +12,7 @@ import pytest
 
 from jaxrl import __version__
 from jaxrl.algorithm import Algorithm
-from jaxrl.config.deserialize import deserialize_config
-from jaxrl.config.serialize import hash_config, serialize_for_display
+from jaxrl.config.serialize import deserialize_config, hash_config, serialize_for_display
 from jaxrl.errors import RunFolderError
 from jaxrl.runs import git
 from jaxrl.runs.checkpoint import read_metadata

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from jaxrl.config.loggers import LOGGERS
+from jaxrl.config.settings.run import LOGGERS
 from jaxrl.errors import ConfigError, RunFolderError, UnknownNameError
 from jaxrl.loggers import RunFolder, Sink
 from jaxrl.loggers.csv_sink import CsvSink

@@ -15,8 +15,7 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.batch_plan import MultiAgentPlan
-from jaxrl.config.deserialize import deserialize_config
-from jaxrl.config.serialize import serialize_config
+from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.opponents import BeatLast
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError

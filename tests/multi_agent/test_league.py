@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from jaxrl import Algorithm, Draw, PPOConfig, RandomRLModule, Seats, SelfPlay
 from jaxrl.cli.app import app
 from jaxrl.config.load import load_experiment
-from jaxrl.config.settings.league import League
+from jaxrl.config.settings.multi_agent import League
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError, UnknownNameError

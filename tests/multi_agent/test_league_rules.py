@@ -17,11 +17,9 @@ from jaxrl import (
     RandomRLModule,
     loguniform,
 )
-from jaxrl.config.agent_mapping import Pattern
-from jaxrl.config.deserialize import deserialize_config
-from jaxrl.config.league_mapping import make_league_patterns
+from jaxrl.config.agent_mapping import Pattern, make_league_patterns
 from jaxrl.config.multi_agent import resolve_agents
-from jaxrl.config.serialize import serialize_config
+from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.errors import ConfigError
 from jaxrl.training.league_rules import Standing, is_due, want_shares, weigh_draws
 

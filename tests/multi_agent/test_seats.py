@@ -14,9 +14,8 @@ from jaxrl import Draw, RandomRLModule, Seats
 from jaxrl.algorithms.mappo import MAPPOConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import Callbacks
-from jaxrl.config.deserialize import deserialize_config
 from jaxrl.config.multi_agent import resolve_agents
-from jaxrl.config.serialize import serialize_config
+from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.core.keys import make_key
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.base import Entry

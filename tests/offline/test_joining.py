@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl.assembly.offline import concatenate_parts, select_parts
-from jaxrl.config.settings.offline_data import OfflineDataSettings
+from jaxrl.config.settings.offline import OfflineDataSettings
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.estimation.episodes import read_whole_episodes

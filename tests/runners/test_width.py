@@ -12,8 +12,7 @@ from jaxrl import Algorithm
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.deserialize import deserialize_config
-from jaxrl.config.serialize import serialize_config
+from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.runners import num_envs_tuning as width
 from jaxrl.runners.num_envs_tuning import (

@@ -1,20 +1,239 @@
-"""Settings of several agents: which module plays which agent, and which modules are trained."""
+"""Settings of several agents: mapping to modules, training, and leagues of learners."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
 
 from jaxrl.config.coerce import AgentName
 from jaxrl.config.fields import count, field
 from jaxrl.config.imports import RL_MODULE
-from jaxrl.config.settings.league import League, PopulationPlay, find_no_number
+from jaxrl.config.pbt import DEFAULT_METRIC, PopulationBasedTraining
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import gymnasium
 
     from jaxrl.config.base import AlgorithmConfig
+
+
+MAX_LEARNERS = 32
+"""Maximum number of learners of a league: each is compiled into the program."""
+
+
+def number_ids(name: str, number: int) -> tuple[str, ...]:
+    """Return the ids of learners of one role: its name, numbered if there are several."""
+    return (name,) if number == 1 else tuple(f"{name}_{i}" for i in range(number))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class League:
+    """League of main agents, main exploiters and league exploiters (Vinyals et al. 2019, AlphaStar).
+
+    Every learner is a module: `main`, `main_exploiter`, `league_exploiter`, with a number if there
+    are several, such as `league_exploiter_0`. They play each other's snapshots, which join as
+    `main_v1`, and each other. The first parameters of a main agent are there from the start, as
+    `main_v0`.
+
+    A main agent plays `self_play` of its games against the current main agents, `pfsp` against all
+    past players, weighed by `(1 - p) ** power` of the share p that it wins (prioritized fictitious
+    self-play), and the rest against past main exploiters if it wins less than `strong` against one
+    of them, else against past main agents if it wins less than `win_rate` against one that was
+    beaten before, else against the current main agents.
+    A main exploiter plays the current main agents, and where it wins less than `curriculum_below`
+    against one, `curriculum` of these games are against that one's past, weighed by `p * (1 - p)`.
+    A league exploiter plays all past players, weighed by `min(1/2, 1 - p)`.
+
+    A snapshot is taken when a learner has won `win_rate` of its games against all past players, a main
+    exploiter against all current main agents, or after `max_steps`. A main exploiter then goes on
+    from its first parameters, a league exploiter with the probability `reset`.
+
+    Attributes:
+        main: Number of main agents.
+        main_exploiters: Number of main exploiters.
+        league_exploiters: Number of league exploiters.
+        self_play: Share of a main agent's games against current main agents.
+        pfsp: Share of a main agent's games against all past players.
+        power: Exponent of a main agent's weights.
+        strong: Share of games below which a past exploiter, or the current other main agent, is
+            too strong.
+        curriculum_below: Share of games below which a main exploiter plays past versions, too.
+        curriculum: Share of its games that it does.
+        win_rate: Share of games (draws count half) that a learner must win for a snapshot.
+        least_games: Number of games against each of them before the share counts, which is that
+            of the latest so many games to twice as many.
+        min_steps: Environment steps of the run between two snapshots of a learner, at least.
+        max_steps: Number of steps after which a snapshot is taken in any case; None never does.
+        reset: Probability that a league exploiter goes on from its first parameters.
+    """
+
+    main: int = 1
+    main_exploiters: int = 1
+    league_exploiters: int = 2
+    self_play: float = 0.35
+    pfsp: float = 0.5
+    power: float = 2.0
+    strong: float = 0.3
+    curriculum_below: float = 0.2
+    curriculum: float = 0.5
+    win_rate: float = 0.7
+    least_games: int = 50
+    min_steps: int = 0
+    max_steps: int | None = 1_000_000
+    reset: float = 0.25
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if a value is out of range."""
+        _raise_first("League", self._find_problems())
+
+    def _find_problems(self) -> Iterator[str]:
+        shares = ("self_play", "pfsp", "strong", "curriculum_below", "curriculum", "reset")
+        yield from _find_wrong_counts(self, ("main", "least_games"), 1)
+        yield from _find_wrong_counts(
+            self, ("main_exploiters", "league_exploiters", "min_steps"), 0
+        )
+        yield from find_no_numbers(self, (*shares, "win_rate", "power"))
+        number = self.main + self.main_exploiters + self.league_exploiters
+        if number > MAX_LEARNERS:
+            yield f"{number} learners are too many for one program: have {MAX_LEARNERS} at most"
+        for name in shares:
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                yield f"{name}={getattr(self, name)!r} must be between 0 and 1"
+        if self.self_play + self.pfsp > 1.0 + 1e-9:
+            yield (
+                f"self_play={self.self_play!r} and pfsp={self.pfsp!r} are shares of the same games: "
+                "their sum must be at most 1"
+            )
+        yield from _find_wrong_weighing(self)
+        least, most = max(self.min_steps, 1), self.max_steps
+        if most is not None and not (_is_count(most, least) and most < 2**32):
+            yield (
+                f"max_steps={most!r} must be None or an integer below 2**32, at least "
+                f"min_steps={self.min_steps}"
+            )
+
+    @property
+    def mains(self) -> tuple[str, ...]:
+        """Ids of the main agents."""
+        return number_ids("main", self.main)
+
+    @property
+    def exploiters_of_mains(self) -> tuple[str, ...]:
+        """Ids of the main exploiters."""
+        return number_ids("main_exploiter", self.main_exploiters)
+
+    @property
+    def exploiters_of_all(self) -> tuple[str, ...]:
+        """Ids of the league exploiters."""
+        return number_ids("league_exploiter", self.league_exploiters)
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """Ids of all learners."""
+        return (*self.mains, *self.exploiters_of_mains, *self.exploiters_of_all)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PopulationPlay:
+    """Population of learners that play each other.
+
+    Every learner is a module, `player_0`, `player_1`, ... With population based training (Jaderberg
+    et al. 2017), the learners of the lowest Elo ratings become copies of those of the highest, and
+    continue with other values of hyperparameters. All games begin anew then, so that ratings are
+    those of the present learners.
+
+    Attributes:
+        size: Number of learners.
+        opponents: Who meets whom: "uniform", every pair in copies of the environment of its own, in
+            which both learn; "pfsp", drawn in proportion to `(1 - p) ** power` of the share p that
+            a learner wins.
+        power: Exponent of "pfsp".
+        least_games: Number of games after which the share counts without older ones, which is that
+            of the latest so many games to twice as many.
+        pbt: Population based training, compared by Elo; None trains each on its own.
+    """
+
+    size: int = 8
+    opponents: Literal["uniform", "pfsp"] = "uniform"
+    power: float = 2.0
+    least_games: int = 100
+    pbt: PopulationBasedTraining | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if a value is out of range, or has no effect."""
+        if isinstance(self.pbt, dict):
+            object.__setattr__(self, "pbt", PopulationBasedTraining(**self.pbt))
+        _raise_first("PopulationPlay", self._find_problems())
+
+    def _find_problems(self) -> Iterator[str]:
+        yield from _find_wrong_counts(self, ("size",), 2)
+        yield from _find_wrong_counts(self, ("least_games",), 1)
+        yield from find_no_numbers(self, ("power",))
+        if self.size > MAX_LEARNERS:
+            yield f"size={self.size} is too large for one program: have {MAX_LEARNERS} at most"
+        if self.opponents not in ("uniform", "pfsp"):
+            yield f"opponents={self.opponents!r} must be 'uniform' or 'pfsp'"
+        yield from _find_wrong_weighing(self)
+        for name in ("power", "least_games"):
+            if self.opponents != "pfsp" and getattr(self, name) != getattr(PopulationPlay, name):
+                yield f"{name}={getattr(self, name)!r} has no effect without opponents='pfsp'"
+        if self.pbt is None:
+            return
+        if not isinstance(self.pbt, PopulationBasedTraining):
+            yield f"pbt={self.pbt!r} must be a PopulationBasedTraining or None"
+        if (self.pbt.metric, self.pbt.mode) != (DEFAULT_METRIC, "max"):
+            yield (
+                f"pbt has metric={self.pbt.metric!r} and mode={self.pbt.mode!r}, but learners are "
+                "compared by Elo: leave them out"
+            )
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """Ids of all learners."""
+        return number_ids("player", self.size)
+
+
+SeveralLearners = League | PopulationPlay
+
+
+def _raise_first(kind: str, problems: Iterator[str]) -> None:
+    """Raise ConfigError with the first problem of a league, if there is one."""
+    problem = next(problems, None)
+    if problem is not None:
+        raise ConfigError(f"{kind}: {problem}.")
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def find_no_numbers(settings: object, names: tuple[str, ...]) -> Iterator[str]:
+    """Yield the problem of each field that is no finite number."""
+    for name in names:
+        value = getattr(settings, name)
+        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not (is_number and math.isfinite(value)):
+            hint = " without quotes, with a point before an exponent" * isinstance(value, str)
+            yield f"{name}={value!r} must be a finite number{hint}"
+
+
+def _find_wrong_counts(settings: object, names: tuple[str, ...], least: int) -> Iterator[str]:
+    """Yield the problem of each field that is no integer of at least some value."""
+    for name in names:
+        value = getattr(settings, name)
+        if not _is_count(value, least):
+            yield f"{name}={value!r} must be an integer of at least {least}"
+
+
+def _find_wrong_weighing(league: "SelfPlay | League | PopulationPlay") -> Iterator[str]:
+    """Yield the problems of a win rate, if the league has one, and of an exponent of weights."""
+    win_rate = 1.0 if isinstance(league, PopulationPlay) else league.win_rate
+    if not 0.0 < win_rate <= 1.0:
+        yield f"win_rate={win_rate!r} must be above 0 and at most 1"
+    if not 0.0 < league.power < math.inf:
+        yield f"power={league.power!r} must be a finite number above 0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +315,7 @@ class Seats:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if the share of copies is not one."""
-        if find_no_number(self, ("live",)) is not None or not 0.0 <= self.live < 1.0:
+        if any(find_no_numbers(self, ("live",))) or not 0.0 <= self.live < 1.0:
             raise ConfigError(
                 f"Seats has live={self.live!r}, which must be at least 0 and below 1; one module in "
                 "both seats of every copy is policies={...} of one id."
@@ -135,31 +354,21 @@ class SelfPlay:
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a value is out of range, or has no effect."""
-        problem = find_no_number(self, ("win_rate", "power"))
-        if problem is not None:
-            pass
-        elif not 0.0 < self.win_rate <= 1.0:
-            problem = f"win_rate={self.win_rate!r} must be above 0 and at most 1"
-        elif not _is_count(self.least_games):
-            problem = f"least_games={self.least_games!r} must be a positive integer"
-        elif self.every is not None and not _is_count(self.every):
-            problem = f"every={self.every!r} must be a positive integer or None"
-        elif self.opponents not in ("uniform", "pfsp", "latest"):
-            problem = f"opponents={self.opponents!r} must be 'uniform', 'pfsp' or 'latest'"
-        elif not 0.0 < self.power < math.inf:
-            problem = f"power={self.power!r} must be a finite number above 0"
-        elif not _is_count(self.num_latest):
-            problem = f"num_latest={self.num_latest!r} must be a positive integer"
-        elif self.power != 2.0 and self.opponents != "pfsp":
-            problem = f"power={self.power!r} has no effect without opponents='pfsp'"
-        elif self.num_latest != 5 and self.opponents != "latest":
-            problem = f"num_latest={self.num_latest!r} has no effect without opponents='latest'"
-        if problem is not None:
-            raise ConfigError(f"SelfPlay: {problem}.")
+        _raise_first("SelfPlay", self._find_problems())
 
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    def _find_problems(self) -> Iterator[str]:
+        yield from find_no_numbers(self, ("win_rate", "power"))
+        yield from _find_wrong_weighing(self)
+        for name, none in (("least_games", ""), ("every", " or None"), ("num_latest", "")):
+            value = getattr(self, name)
+            if not _is_count(value, 1) and not (none and value is None):
+                yield f"{name}={value!r} must be a positive integer{none}"
+        if self.opponents not in ("uniform", "pfsp", "latest"):
+            yield f"opponents={self.opponents!r} must be 'uniform', 'pfsp' or 'latest'"
+        for name, needed in (("power", "pfsp"), ("num_latest", "latest")):
+            value = getattr(self, name)
+            if value != getattr(SelfPlay, name) and self.opponents != needed:
+                yield f"{name}={value!r} has no effect without opponents={needed!r}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from jaxrl.config.fields import (
     Check,
@@ -16,14 +16,21 @@ from jaxrl.config.fields import (
     positive,
 )
 from jaxrl.config.imports import ImportKind
-from jaxrl.config.loggers import LoggerName
 from jaxrl.config.pbt import PopulationBasedTraining
-from jaxrl.config.settings.offline_evaluation import OfflineEvaluationSettings
+from jaxrl.config.settings.offline import OfflineEvaluationSettings
 from jaxrl.config.settings.training import Auto
 from jaxrl.core.jit import is_jit_disabled
 from jaxrl.core.seeds import SEED_DESCRIPTION, is_seed
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import RENAMED_KEYS
+
+LocalLoggerName: TypeAlias = Literal["console", "json", "csv", "tensorboard"]
+"""Sinks that only print or write into the run folder, so a config from any source may name them."""
+LoggerName: TypeAlias = Literal[LocalLoggerName, "wandb"]
+
+LOCAL_LOGGERS: tuple[str, ...] = get_args(LocalLoggerName)
+LOGGERS: tuple[str, ...] = get_args(LoggerName)
+
 
 Hook = Callable[..., Any] | list[Callable[..., Any]] | None
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.config.placement import NOT_EXTERNAL_SETTINGS
-from jaxrl.config.settings.external import ExternalSettings
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.config.settings.runners import ExternalSettings
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, EnvRunnerError
 from jaxrl.external.client import TOKEN_VARIABLE

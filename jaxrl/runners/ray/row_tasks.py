@@ -15,7 +15,7 @@ from jaxrl.assembly.offline import concatenate_sources, make_blank_dataset, sele
 from jaxrl.assembly.recorded_actions import ActionConversion, make_action_conversion
 from jaxrl.buffers.dataset import Dataset, DatasetSampler, DrawnRows, compute_returns_to_go
 from jaxrl.buffers.dataset_rows import AnyArray, PickedRows
-from jaxrl.config.settings.offline_data import OfflineDataSettings
+from jaxrl.config.settings.offline import OfflineDataSettings
 from jaxrl.connectors.learning import ClipRewards
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.struct import replace

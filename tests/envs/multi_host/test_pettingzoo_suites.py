@@ -11,8 +11,8 @@ import pytest
 from jaxrl.algorithms.mappo import MAPPOConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly.assemble import assemble
+from jaxrl.config.agent_mapping import describe_suggestion, suggest_mapping
 from jaxrl.config.settings.training import CriticKind
-from jaxrl.config.suggested_mapping import describe_suggestion, suggest_mapping
 from jaxrl.envs import make_multi_host
 from jaxrl.envs.adapters.pettingzoo import PettingZooEnv, wrap_pettingzoo
 from jaxrl.envs.adapters.precheck_multi import play_randomly
