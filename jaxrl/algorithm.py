@@ -47,8 +47,7 @@ from jaxrl.errors import (
     UnknownNameError,
     mark_has_checkpoint_path,
 )
-from jaxrl.estimation.held_out import open_held_out
-from jaxrl.estimation.intervals import IntervalEvaluations
+from jaxrl.estimation.held_out import open_estimated, open_held_out, resolve_explore
 from jaxrl.evaluation.evaluation import run_custom_evaluation
 from jaxrl.evaluation.host import EvaluationRunners
 from jaxrl.export.methods import ExportMethods
@@ -57,7 +56,7 @@ from jaxrl.loggers.plots import preload_matplotlib
 from jaxrl.loggers.python_log import get_system_usage, set_log_level
 from jaxrl.loggers.recorder import Recorder, SaveSchedule, note_close_failure
 from jaxrl.loggers.run_record import RunRecord
-from jaxrl.metrics import DEFAULT_MODULE, TIMERS
+from jaxrl.metrics import DEFAULT_MODULE, HELD_OUT_PARTS, TIMERS
 from jaxrl.policy.agent_actions import make_actions
 from jaxrl.policy.compute_actions import ActionOptions
 from jaxrl.policy.opponents import OpponentMethods
@@ -77,7 +76,7 @@ from jaxrl.runners.placement import resolve_microbatch_size
 from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
-from jaxrl.runs.results import RunResult
+from jaxrl.runs.results import RunResult, to_plain
 from jaxrl.runs.saved_run import SavedRun
 from jaxrl.runs.weights import check_fits, list_modules, refresh_snapshot, set_first_versions
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
@@ -98,6 +97,8 @@ from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.estimation.estimate import EstimateReport
+    from jaxrl.offline.recorded import Source
 
 TRAINABLE_METHODS = ("setup", "log_result", "save_checkpoint", "load_checkpoint", "cleanup")
 """Methods of Ray Tune's Trainable that an Algorithm calls, so that a subclass may override them."""
@@ -108,7 +109,7 @@ _EVALUATION_SALT = 0x6576616C
 Result = dict[str, Any]
 
 
-class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMethods, RLlibNames):
+class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a
@@ -508,6 +509,43 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
             self._call("on_evaluate_start")
             self._evaluation.start_parallel(self._make_evaluation_inputs())
 
+    def _count_iterations_to_state_read(self) -> int:
+        """Return the number of iterations, including this one, until the state is read."""
+        settings = self.config.evaluation_settings
+        # A parallel evaluation starts with the weights from before its iteration.
+        since = self.iteration + int(settings.evaluation_parallel_to_training)
+        if self.config.multi_agent_settings.league is not None:
+            return 1
+        return min(
+            count_until_multiple(since, settings.evaluation_interval or 0),
+            count_until_multiple(self.iteration, settings.offline_evaluation_interval or 0),
+            self._count_fit_iterations_left(),
+        )
+
+    def _evaluate_if_due(self, result: dict[str, Any]) -> None:
+        """Run the evaluations that are due, and attach the latest ones to a result."""
+        settings, timers = self.config.evaluation_settings, result[TIMERS]
+        latest, fresh = self._record.host.last_evaluation, dict[str, Any]()
+        kept = {name: latest[name] for name in HELD_OUT_PARTS if name in latest}
+        if settings.is_due(self.iteration):
+            begin = time.perf_counter()
+            fresh = to_plain(
+                self._finish_evaluation()
+                if self._evaluation.is_parallel_running
+                else self.evaluate()
+            )
+            latest = {**kept, **fresh}
+            timers["evaluation_s"] = time.perf_counter() - begin
+        if settings.is_offline_evaluation_due(self.iteration):
+            begin = time.perf_counter()
+            found = to_plain(self.evaluate_held_out())
+            latest, fresh = {**latest, **found}, {**fresh, **found}
+            timers["offline_evaluation_s"] = time.perf_counter() - begin
+        self._record.host.last_evaluation = latest
+        attached = latest if settings.always_attach_evaluation_results else fresh
+        if attached:
+            result["evaluation"] = attached
+
     def _finish_evaluation(self) -> Result:
         self.on_phase("evaluating")
         result = self._evaluation.finish_parallel(self._get_video_folder(None))
@@ -675,6 +713,82 @@ class Algorithm(OpponentMethods, ExportMethods, IntervalEvaluations, RecordingMe
         else:
             result = self._evaluation.run(self._make_evaluation_inputs(), num_episodes, folder)
         self._call("on_evaluate_end", evaluation_metrics=result)
+        return result
+
+    def evaluate_offline(
+        self,
+        input_: "Source | None" = None,
+        methods: Sequence[str] | None = None,
+        *,
+        gamma: float | None = None,
+        explore: bool | None = None,
+        confidence: float = 0.95,
+        fqe: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> "EstimateReport":
+        """Estimate the value of the current policy from recorded data, without an environment.
+
+        Args:
+            input_: Recorded data: a folder, file or pattern, or a list of these; None for the episodes
+                that the run holds out (`offline_evaluation_interval`), or else for those that it learns
+                from, which flatter it.
+            methods: "is", "pdis", "wis", "wpdis", "dm" (or "fqe", the same) and "dr"; None for "wis"
+                and "dr" if the data and the policy have probabilities of actions, else for "dm"; for
+                "wis" alone if actions are neither Discrete nor a Box.
+            gamma: Discount factor; None for the config's.
+            explore: Whether the policy samples its actions; None for the config's `explore`, if it
+                samples with known probabilities.
+            confidence: Probability that the intervals contain the value.
+            fqe: Settings of fitted Q evaluation: `num_updates`, `batch_size`, `lr`, `tau`.
+            seed: Seed of resampling, sampled actions and fits.
+
+        Raises:
+            ConfigError: If a setting or method is invalid, or there are no data.
+            DataError: If the data are damaged, of other spaces, or lack what a method needs.
+        """
+        from jaxrl.estimation.estimate import estimate  # imports SciPy's statistics
+        from jaxrl.estimation.target import Target
+
+        config, policy = self.config, self.get_policy()
+        step, inference = policy.inference.policy_step, policy.inference
+        spaces = inference.observation_space, inference.action_space
+        return estimate(
+            Target(
+                policy_step=step,
+                actor=policy.actor,
+                explore=resolve_explore(config, step.module, explore),
+            ),
+            open_estimated(config, input_, self._held_out, spaces),
+            gamma=config.training_settings.gamma if gamma is None else gamma,
+            methods=methods,
+            confidence=confidence,
+            fqe=fqe,
+            seed=seed,
+            ignore_final_observation=config.offline_data_settings.ignore_final_observation,
+        )
+
+    @single_threaded
+    def evaluate_held_out(self) -> dict[str, Any]:
+        """Evaluate the current policy on the held-out episodes, as every offline_evaluation_interval.
+
+        Returns:
+            What a result has under "evaluation": `{"offline_eval_runners": {...}}` with the losses or
+            the estimate of `offline_evaluation_type`, and the estimates of
+            `off_policy_estimation_methods` under "off_policy_estimator".
+
+        Raises:
+            ConfigError: If no episodes are held out.
+            DataError: If the run was restored without its data.
+        """
+        if self._held_out is None:
+            raise ConfigError(
+                "evaluate_held_out() has no held-out episodes: set offline_evaluation_interval, or call "
+                "evaluate_offline('path/to/data')."
+            )
+        self.on_phase("evaluating")
+        self._call("on_evaluate_offline_start")
+        result = self._held_out.evaluate(self.config, self.state, lambda: self.get_policy().actor)
+        self._call("on_evaluate_offline_end", evaluation_metrics=result)
         return result
 
     @property

@@ -27,9 +27,9 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError, JaxrlError
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.offline.held_out import EpisodeSplit
-from jaxrl.offline.joining import merge_parts
 from jaxrl.offline.manifest import ReferenceReturns
-from jaxrl.offline.recorded import RecordedData, open_data, read_reference
+from jaxrl.offline.recorded import RecordedData, Source, open_data, read_reference
+from jaxrl.offline.stitch import merge_parts
 from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
@@ -43,6 +43,34 @@ MAX_RECORDED_BATCHES = 4096
 
 Spaces: TypeAlias = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 """Spaces of observations and of actions."""
+
+
+def open_source(
+    source: Source,
+    settings: OfflineDataSettings,
+    spaces: tuple[gymnasium.Space[Any] | None, gymnasium.Space[Any] | None],
+    *,
+    action_mask_key: str | None = None,
+    is_tried: bool = False,
+) -> RecordedData:
+    """Open recorded data as the settings of a run say; see `open_data`."""
+    return open_data(
+        source,
+        observation_space=spaces[0],
+        action_space=spaces[1],
+        actions_are_normalized=settings.actions_in_input_normalized,
+        schema=settings.input_read_schema,
+        ignore_final_observation=settings.ignore_final_observation,
+        ignore_unused_schema=True,
+        action_mask_key=action_mask_key,
+        is_transformed=settings.input_transform is not None,
+        is_tried=is_tried,
+    )
+
+
+def get_sources(settings: OfflineDataSettings) -> list[Source]:
+    """Return the sources of a run's recorded data, each with a share of its own."""
+    return [*settings.sources] or [cast("str | list[str]", settings.input_)]
 
 
 def open_config_data(
@@ -59,23 +87,13 @@ def open_config_data(
         JaxrlError: If there are no data, or they have other spaces.
     """
     settings, environment = config.offline_data_settings, config.environment_settings
-    declared = environment.observation_space, environment.action_space
-    observation_space, action_space = declared if spaces is None else spaces
+    wanted = spaces or (environment.observation_space, environment.action_space)
     opened: list[RecordedData] = []
-    for source in settings.sources or [cast("str | list[str]", settings.input_)]:
-        data = open_data(
-            source,
-            observation_space=observation_space,
-            action_space=action_space,
-            actions_are_normalized=settings.actions_in_input_normalized,
-            schema=settings.input_read_schema,
-            ignore_final_observation=settings.ignore_final_observation,
-            ignore_unused_schema=True,
-            action_mask_key=environment.action_mask_key,
-            is_transformed=settings.input_transform is not None,
-        )
+    for source in get_sources(settings):
+        mask_key = environment.action_mask_key
+        data = open_source(source, settings, wanted, action_mask_key=mask_key)
         opened.append(data)
-        observation_space, action_space = data.observation_space, data.action_space
+        wanted = data.observation_space, data.action_space
     if settings.input_read_schema and not any(data.has_schema for data in opened):
         raise ConfigError(
             f"input_read_schema={settings.input_read_schema!r} has no effect on input_="
@@ -89,10 +107,8 @@ def find_reference(config: "AlgorithmConfig") -> ReferenceReturns | None:
     """Return the returns that scores are normalized with; None if the recorded data do not say."""
     if not (config.is_offline or config.is_mixed):
         return None
-    settings = config.offline_data_settings
     try:
-        sources = settings.sources or [cast("str | list[str]", settings.input_)]
-        found = {read_reference(source) for source in sources}
+        found = {read_reference(source) for source in get_sources(config.offline_data_settings)}
     except JaxrlError:  # what is missing or damaged is reported by what reads the rows
         return None
     return found.pop() if len(found) == 1 else None

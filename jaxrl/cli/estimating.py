@@ -10,8 +10,7 @@ import typer
 from jaxrl.cli import terminal
 from jaxrl.cli.exporting import open_checkpoint
 from jaxrl.errors import ConfigError
-from jaxrl.estimation.estimate import EstimateReport
-from jaxrl.estimation.estimators import Estimate
+from jaxrl.estimation.estimate import Estimate, EstimateReport
 
 
 def estimate(

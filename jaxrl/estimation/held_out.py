@@ -1,37 +1,223 @@
 """Evaluation of a run on the episodes that are held out of its recorded data."""
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
+from jaxtyping import Array, Float, Int
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.dataset_connectors import apply_connectors
 from jaxrl.assembly.dataset_storage import format_bytes, get_device_limit, limit_dataset_size
-from jaxrl.assembly.held_out import load_held_out, sort_episodes
-from jaxrl.assembly.offline import open_config_data
-from jaxrl.buffers.dataset import Dataset
+from jaxrl.assembly.offline import (
+    Spaces,
+    concatenate_parts,
+    open_config_data,
+    open_source,
+    prepare_parts,
+)
+from jaxrl.buffers.dataset import Dataset, DatasetSampler, DrawnRows, compute_returns_to_go
+from jaxrl.buffers.dataset_rows import fold_rows
 from jaxrl.config.offline import EstimationMethod, parse_methods
 from jaxrl.config.settings.offline import EVAL_LOSS, Storage
-from jaxrl.core.types import Device, PyTree
+from jaxrl.connectors.pipelines import LearnerPipeline
+from jaxrl.core.hparams import current_values
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Device, Key, Metrics, Progress, PyTree, Transition
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
+from jaxrl.learners.base import BaseLearner
+from jaxrl.learners.learner import LearnerState
 from jaxrl.metrics import DEFAULT_MODULE, OFF_POLICY_ESTIMATOR, OFFLINE_EVAL_RUNNERS
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.offline.recorded import RecordedData
+from jaxrl.offline.held_out import hash_episode
+from jaxrl.offline.recorded import RecordedData, Source
 from jaxrl.runtime.program import Program
-from jaxrl.training.held_out import HeldOutLosses
+from jaxrl.training.offline import OfflineRunner
+from jaxrl.training.replay_updates import ReplayUpdates
 from jaxrl.training.report import to_host
-from jaxrl.training.rollout import ActorState
+from jaxrl.training.rollout import ActorState, PolicyStep
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.estimation.episodes import WholeEpisodes
     from jaxrl.estimation.estimate import EstimateReport
-    from jaxrl.estimation.target import Target
+    from jaxrl.estimation.target import Target, WholeEpisodes
+
+_SALT = 0x68656C64
+"""Constant folded into the run's key for the draws of losses."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _RowsInOrder:
+    """Rows of a dataset in order, `batch_size` samples of the sampler for each step."""
+
+    sampler: DatasetSampler
+    data: Dataset
+    returns: Float[Array, " N"] | None
+
+    def init_state(self) -> None:
+        return None
+
+    def sample_rows(
+        self, source_state: None, step: Int[Array, ""], gamma: Float[Array, ""], key: Key
+    ) -> tuple[None, Transition]:
+        del source_state
+        sampler, size = self.sampler, self.sampler.count_samples(self.data)
+        place = step * sampler.batch_size + jnp.arange(sampler.batch_size, dtype=jnp.int32)
+        first = jnp.minimum(place, size - 1) * (sampler.sequence_length or 1)
+        drawn = DrawnRows(rows=first, learns=place < size)
+        picked = sampler.pick(self.data, drawn, sampler.draw_max_steps(key), self.returns)
+        return None, fold_rows(picked, gamma)
+
+    def record_td_error(
+        self,
+        source_state: None,
+        step: Int[Array, ""],
+        indices: None,
+        td_error: Float[Array, " N *L"],
+    ) -> None:
+        del source_state, step, indices, td_error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class HeldOutLosses:
+    """Means of a learner's losses over the rows of a dataset, at its current parameters.
+
+    Each batch's losses are those of a gradient step that is not taken: learning rates are 0, so that
+    no loss sees what another one's step would change.
+
+    Args:
+        runner: Functions of the run.
+        sampler: What a sample is, and how many a batch has; one shard, in epochs.
+        num_batches: Number of batches.
+    """
+
+    runner: OfflineRunner
+    sampler: DatasetSampler
+    num_batches: int
+
+    @staticmethod
+    def make(runner: OfflineRunner, batch_rows: int, num_rows: int, most: int) -> "HeldOutLosses":
+        """Make the losses of a dataset.
+
+        Args:
+            runner: Functions of the run.
+            batch_rows: Maximum number of rows of a batch; a sequence is never divided.
+            num_rows: Number of rows of the dataset.
+            most: Maximum number of batches.
+        """
+        length = runner.experience.sequence_length or 1
+        samples = -(-num_rows // length)
+        size = min(samples, max(1, batch_rows // length))
+        sampler = dataclasses.replace(
+            runner.experience, batch_size=size, num_shards=1, order="epochs", source_sizes=None
+        )
+        number = min(most, -(-samples // size))
+        return HeldOutLosses(runner=runner, sampler=sampler, num_batches=number)
+
+    def count_rows(self, num_rows: int) -> int:
+        """Return the number of rows of a dataset of `num_rows` that losses are means over."""
+        return min(num_rows, self.num_batches * self.sampler.rows_per_update)
+
+    def __call__(
+        self, learner: LearnerState, obs_state: PyTree, progress: Progress, key: Key, data: Dataset
+    ) -> Metrics:
+        """Compute the means of all metrics whose names end with "loss".
+
+        Args:
+            learner: State of the learner.
+            obs_state: Statistics of the observation connectors.
+            progress: Counters of the run.
+            key: Key of the run, which is not consumed: equal states have equal losses.
+            data: Dataset.
+        """
+        gamma = current_values(learner.hparams, progress)["gamma"]
+        returns = compute_returns_to_go(data, gamma) if self.sampler.needs_returns else None
+        source = _RowsInOrder(sampler=self.sampler, data=data, returns=returns)
+        updates = ReplayUpdates(
+            learner=self.runner.learner,
+            policy_step=self.runner.policy_step,
+            guard=self.runner.guard,
+            num_updates=1,
+            axis_name=None,
+        )
+        state, base = self._stop_learning(learner), jax.random.fold_in(key, _SALT)
+
+        def compute(number: Int[Array, ""]) -> Metrics:
+            metrics = updates.compute_metrics(source, obs_state, state, progress, number, base)
+            return {name: x for name, x in metrics.items() if name.endswith("loss")}
+
+        batches = jax.lax.map(compute, jnp.arange(self.num_batches, dtype=jnp.int32))
+        # Losses are means over all rows of a batch, of which those beyond the data weigh 0.
+        scale = self.sampler.rows_per_update / self.count_rows(data.num_rows)
+        return {name: x.sum() * jnp.float32(scale) for name, x in batches.items()}
+
+    def _stop_learning(self, state: LearnerState) -> LearnerState:
+        """Return the state with learning rates of 0, and in which no part's step is delayed."""
+        zero = jnp.zeros((), jnp.float32)
+        rates = {name: zero for name in state.hparams if name == "lr" or name.endswith("_lr")}
+        state = replace(state, hparams={**state.hparams, **rates})
+        learner = self.runner.learner
+        return learner.without_delays(state) if isinstance(learner, BaseLearner) else state
+
+
+def load_held_out(
+    config: "AlgorithmConfig",
+    data: Sequence[RecordedData],
+    held_out: Sequence[Sequence[EpisodePart]],
+    policy_step: PolicyStep,
+    learner_pipeline: LearnerPipeline,
+    num_rows: int | None = None,
+    statistics: PyTree | None = None,
+) -> Dataset:
+    """Lay the held-out episodes into a dataset of NumPy arrays, as they would be learned from.
+
+    Episodes are in the order of their hashes, which does not depend on that of the files.
+
+    Args:
+        config: Config with an evaluation on them.
+        data: Recorded data by source.
+        held_out: Held-out parts of each source, as they are recorded.
+        policy_step: Policy with its connectors.
+        learner_pipeline: Connectors of rewards.
+        num_rows: Number of rows that are needed; None for all.
+        statistics: Statistics of the observation connectors, which those that look back are used
+            with; None for those of the held-out rows.
+
+    Raises:
+        DataError: If no row is left of them.
+    """
+    parts: list[EpisodePart] = []
+    for source, recorded in zip(data, held_out, strict=True):
+        parts += prepare_parts(config, source, recorded, policy_step)
+    if not parts:
+        raise DataError(
+            f"{data[0].files[0]} has no rows among the held-out episodes, after input_transform and the "
+            "connectors: raise offline_evaluation_split, or leave offline_evaluation_interval out."
+        )
+    dataset = concatenate_parts(_take_rows(sort_episodes(parts), num_rows))
+    return apply_connectors(config, dataset, policy_step, learner_pipeline, statistics)
+
+
+def sort_episodes(parts: Sequence[EpisodePart]) -> list[EpisodePart]:
+    """Return parts in the order of the hashes of their episodes, those of one side by side."""
+    return sorted(parts, key=lambda part: (hash_episode(part.episode_id), part.episode_id))
+
+
+def _take_rows(parts: Sequence[EpisodePart], num_rows: int | None) -> list[EpisodePart]:
+    """Return the first parts with at least so many rows; all if there are fewer."""
+    if num_rows is None:
+        return list(parts)
+    before = itertools.accumulate(map(len, parts), initial=0)
+    return [part for part, rows in zip(parts, before, strict=False) if rows < num_rows]
+
 
 SHARED_KEY = "held_out"
 """Name of the evaluation among what runs of one program share."""
@@ -188,13 +374,13 @@ class HeldOutEvaluation:
         data: Sequence[RecordedData],
         held_out: Sequence[Sequence[EpisodePart]],
     ) -> "WholeEpisodes":
-        from jaxrl.estimation.episodes import join_episodes, select_whole_episodes
+        from jaxrl.estimation.target import join_episodes, read_whole_episodes
 
         whole = [
-            select_whole_episodes(
+            read_whole_episodes(
                 source,
-                self._select_episodes(parts),
                 self._assembly.policy_step.action_pipeline,
+                self._select_episodes(parts),
                 split_by_episode=self._settings.ope_split_batch_by_episode,
                 ignore_final_observation=config.offline_data_settings.ignore_final_observation,
             )
@@ -329,6 +515,31 @@ def open_held_out(
                 raise
             return MissingEvaluation(error)
     return shared[SHARED_KEY]
+
+
+def open_estimated(
+    config: "AlgorithmConfig",
+    input_: Source | None,
+    held_out: HeldOutEvaluation | MissingEvaluation | None,
+    spaces: Spaces,
+) -> "RecordedData | WholeEpisodes":
+    """Return the data to estimate a policy from: those named, held-out episodes, or the run's.
+
+    Raises:
+        ConfigError: If there are no data.
+        DataError: If they are damaged, or of other spaces.
+    """
+    if input_ is None and held_out is not None:
+        return held_out.read_episodes(config)
+    if input_ is None and not (config.is_offline or config.is_mixed):
+        raise ConfigError(
+            "evaluate_offline needs recorded data: name a folder of them, "
+            "evaluate_offline('path/to/data')."
+        )
+    settings = config.offline_data_settings
+    if input_ is None:
+        input_ = list(settings.sources) or cast("str | list[str]", settings.input_)
+    return open_source(input_, settings, spaces)
 
 
 def _key(method: EstimationMethod) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl.errors import DataError, ModuleError
 from jaxrl.offline.formats.hdf5 import open_hdf5, read_node
-from jaxrl.offline.npz import NPZ_ERRORS
+from jaxrl.offline.part_files import NPZ_ERRORS
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, object]
 """A file (`.npz`, `.safetensors`, `.h5`), or arrays and tensors by name."""

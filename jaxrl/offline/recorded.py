@@ -1,9 +1,12 @@
 """Reader of recorded data: `open_data` finds the format, and checks what it yields."""
 
 import dataclasses
+import functools
+import glob
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,13 @@ import gymnasium
 import jax
 import numpy as np
 
+from jaxrl.config.datasets import PREFIX, find_dataset
 from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
-from jaxrl.offline import npz, parquet
-from jaxrl.offline.agreement import check_normalized, check_same, check_spaces, choose_space
 from jaxrl.offline.checks import (
     EpisodeNames,
+    MaskChecker,
     OrderChecker,
     PartChecker,
     check_flags,
@@ -26,26 +29,112 @@ from jaxrl.offline.checks import (
     locate,
 )
 from jaxrl.offline.columns import ACTIONS, OBS, Columns, flatten_paths
-from jaxrl.offline.formats.detect import Foreign, find_foreign
-from jaxrl.offline.formats.rows import iter_rows
-from jaxrl.offline.formats.settings import MAX_GROUP_BYTES, ImportSettings, unknown_versions
+from jaxrl.offline.formats import Format, find_format
+from jaxrl.offline.formats.rows import MAX_GROUP_BYTES, ImportSettings, iter_rows, unknown_versions
 from jaxrl.offline.manifest import (
+    MANIFEST,
     Counts,
     FileEntry,
     Header,
     Manifest,
     ReferenceReturns,
     check_file,
+    check_one_module,
+    find_difference,
     hash_file,
     merge_origins,
     read_manifest,
     sum_counts,
 )
-from jaxrl.offline.masks import MaskChecker
-from jaxrl.offline.sources import Source, find_files, sniff
+from jaxrl.offline.part_files import (
+    import_pyarrow,
+    iter_npz,
+    iter_parquet,
+    read_npz_header,
+    read_parquet_header,
+    sniff,
+)
 from jaxrl.offline.trial import find_fatal
 
-OWN = "jaxrl"
+Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A folder, a file, a pattern such as "data/*.parquet", a data set such as "dataset:cartpole-expert",
+or a list of these."""
+
+_NO_DATA = frozenset((MANIFEST, "metadata.json"))
+"""Files that say what is in those beside them."""
+
+
+_MAX_DEEP = 2
+"""Largest number of '**' in a pattern, whose time grows with the number of folders to this power."""
+
+
+def find_files(source: Source) -> list[Path]:
+    """Return the files of a source, those of a folder and of a pattern in the order of their names.
+
+    Raises:
+        DataError: If there are none, or a data set has not been made.
+        UnknownNameError: If there is no data set of a name.
+    """
+    entries = [source] if isinstance(source, str | os.PathLike) else list(source)
+    files: list[Path] = []
+    for entry in entries:
+        name = os.fspath(entry)
+        is_dataset = name.startswith(PREFIX)
+        found = _find_entry(find_dataset(name) if is_dataset else Path(name).expanduser())
+        if not found:
+            raise DataError(
+                f"No file matches {os.fspath(entry)!r}: give a folder, a file, or a pattern such as "
+                "'data/*.parquet'."
+            )
+        check_one_module(name, found)
+        files.extend(found)
+    if not files:
+        raise DataError("The source of recorded data is an empty list: give a folder or a file.")
+    seen: set[Path] = set()
+    for path in files:
+        if path in seen:
+            raise DataError(f"{path} is given twice: its steps would count twice.")
+        seen.add(path)
+    return files
+
+
+def _find_entry(path: Path) -> list[Path]:
+    if path.is_dir():
+        return _find_in_folder(path)
+    if path.exists():
+        _check_regular(path)
+        return [path.absolute()]
+    if path.parts.count("**") > _MAX_DEEP:
+        raise DataError(
+            f"The pattern {str(path)!r} has more than {_MAX_DEEP} '**', each of which matches all "
+            "folders beneath the others: one finds the same files."
+        )
+    found: list[Path] = []
+    for name in sorted(glob.glob(str(path), recursive=True)):
+        matched = Path(name)
+        found += _find_in_folder(matched) if matched.is_dir() else [matched.absolute()]
+    for match in found:
+        _check_regular(match)
+    return [match for match in found if match.name not in _NO_DATA]
+
+
+def _check_regular(path: Path) -> None:
+    """Check that a path is that of a file, and of nothing that may be waited for."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is a pipe or a device: give a file or a folder.")
+
+
+def _find_in_folder(folder: Path) -> list[Path]:
+    """Return the files of a folder and of those in it, without hidden ones."""
+    return [
+        path.absolute()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and path.name not in _NO_DATA
+        and not any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
+    ]
+
+
 _MAX_BLOCK, _MAX_BLOCK_BYTES = 1024, 2**24
 """Maximum number of single steps that are checked at once, and of their bytes."""
 
@@ -53,6 +142,16 @@ _MAX_BLOCK, _MAX_BLOCK_BYTES = 1024, 2**24
 def _take_every_second(obs: PyTree, first: int) -> PyTree:
     """Return every second row, and the last one once more."""
     return jax.tree.map(lambda x: np.concatenate([x[first::2], x[-1:]]), obs)
+
+
+Spaces = Mapping[str, gymnasium.Space[Any] | None]
+"""Spaces by "observation_space" and "action_space"; None for one that is not known."""
+
+FolderManifest = Manifest | DataError | None
+"""Manifest of a folder; None without one, or the reason why it cannot be read."""
+
+PartReader = Callable[[], Iterator[tuple[Path, EpisodePart]]]
+"""Function that yields the parts of files as these have them, each with its file."""
 
 
 class RecordedData:
@@ -66,6 +165,7 @@ class RecordedData:
         actions_are_normalized: Whether the actions are a module's, or else the environment's own.
         has_density: Whether the extra `action_logp` is the log-density of the actions.
         has_past: Whether it is known which steps follow one another. If not, each part has one step.
+        has_schema: Whether the columns of files may have other names, which a schema gives.
         columns: Columns of the parts: names, types and shapes of all leaves.
         counts: Numbers of steps, parts and episodes, and returns; None if the files do not say.
         origin: Environment, algorithm, seed and checkpoint, as far as they are known.
@@ -77,14 +177,15 @@ class RecordedData:
         kind: str,
         files: Sequence[Path],
         header: Header,
+        read: PartReader,
         *,
+        has_past: bool,
+        has_schema: bool,
         counts: Counts | None,
         entries: Mapping[Path, FileEntry],
-        foreign: Foreign | None,
-        settings: ImportSettings,
-        reference: ReferenceReturns | None = None,
-        action_mask_key: str | None = None,
-        is_transformed: bool = False,
+        reference: ReferenceReturns | None,
+        action_mask_key: str | None,
+        is_transformed: bool,
     ) -> None:
         self.kind = kind
         self.files = tuple(files)
@@ -92,15 +193,14 @@ class RecordedData:
         self.action_space = header.action_space
         self.actions_are_normalized = header.actions_are_normalized
         self.has_density = header.has_density
-        self.has_past = foreign is None or foreign.has_past
+        self.has_past = has_past
+        self.has_schema = has_schema
         self.columns = header.columns
         self.counts = counts
         self.origin = header.origin
         self.reference = reference
+        self._read = read
         self._entries = entries
-        self._foreign = foreign
-        self._settings = settings
-        self._verified: set[Path] = set()
         self._checker = PartChecker(
             self.columns,
             self.observation_space,
@@ -114,11 +214,6 @@ class RecordedData:
             action_mask_key,
             actions_are_normalized=self.actions_are_normalized,
         )
-
-    @property
-    def has_schema(self) -> bool:
-        """Return whether the columns of files may have other names, which a schema gives."""
-        return self._foreign is not None and self._foreign.has_schema
 
     @property
     def step_bytes(self) -> int:
@@ -254,19 +349,6 @@ class RecordedData:
             self._masks.check(part, where)
         return part
 
-    def _read(self) -> Iterator[tuple[Path, EpisodePart]]:
-        """Yield the parts as the files have them, each with its file."""
-        if self._foreign is not None:
-            yield from self._foreign.read(self.files, self._settings)
-            return
-        for path in self.files:
-            entry = self._entries.get(path)
-            if entry is not None and path not in self._verified:  # before it is parsed
-                check_file(path, entry)
-                self._verified.add(path)
-            for part in _iter_own(path, self.columns, self._settings.max_group_bytes):
-                yield path, part
-
 
 def open_data(
     source: Source,
@@ -317,59 +399,48 @@ def open_data(
     manifests = _read_manifests(files)
     if not is_tried:
         _try_unlisted(files, manifests)
-    own = _find_own(files, manifests, max_group_bytes)
-    foreign = None if own else find_foreign(files, schema or {}, max_group_bytes)
-    if schema and not ignore_unused_schema and not (foreign and foreign.has_schema):
+    headers = _read_headers(files, manifests, max_group_bytes)
+    found = None if headers else find_format(files, schema or {}, max_group_bytes)
+    kind, has_past, has_schema = (
+        ("jaxrl", True, False) if found is None else (found.kind, found.has_past, found.has_schema)
+    )
+    if schema and not ignore_unused_schema and not has_schema:
         raise DataError(
-            f"schema={schema!r} has no effect on {files[0]}, a file of the format "
-            f"{foreign.kind if foreign else OWN}, in which columns have fixed names: leave it out."
+            f"schema={schema!r} has no effect on {files[0]}, a file of the format {kind}, in which "
+            "columns have fixed names: leave it out."
         )
-    if own is not None:
-        return _open_own(
-            files,
-            own,
-            manifests,
-            given,
-            actions_are_normalized,
-            max_group_bytes,
-            action_mask_key,
-            is_transformed=is_transformed,
+    counts, entries, reference = None, dict[Path, FileEntry](), None
+    if found is None:
+        _check_agreement(headers, given, actions_are_normalized)
+        header = _merge_headers(list(headers.values()))
+        files, entries = _select_listed(files, manifests)
+        if len(entries) == len(files):
+            counts = sum_counts(entry.counts for entry in entries.values())
+        if not files or (counts is not None and not counts.num_steps):
+            folder = next(iter(headers)).parent
+            raise DataError(f"{folder} has no steps: record some, or give another folder.")
+        reference = _merge_references(manifests.values())
+        read = _make_reader(files, entries, header.columns, max_group_bytes)
+    else:
+        spaces = _choose_spaces(files[0], found, given)
+        settings = ImportSettings(
+            **spaces,
+            schema=schema or {},
+            ignore_final_observation=ignore_final_observation,
+            max_group_bytes=max_group_bytes,
         )
-    assert foreign is not None
-    spaces = foreign.read_spaces(files[0])
-    check_spaces(files[0], dict(zip(given, spaces, strict=True)), given)
-    settings = ImportSettings(
-        observation_space=choose_space("observation_space", spaces[0], observation_space, files[0]),
-        action_space=choose_space("action_space", spaces[1], action_space, files[0]),
-        schema=schema or {},
-        ignore_final_observation=ignore_final_observation,
-        max_group_bytes=max_group_bytes,
-    )
-    first = next((part for _, part in foreign.read(files, settings)), None)
-    if first is None:
-        raise DataError(f"{files[0]} has no steps: record some, or give other files.")
-    columns = Columns.from_part(
-        first,
-        settings.observation_space,
-        settings.action_space,
-        actions_are_normalized=bool(actions_are_normalized),
-    )
-    header = Header(
-        observation_space=settings.observation_space,
-        action_space=settings.action_space,
-        columns=columns,
-        has_density="action_logp" in first.extras,
-        actions_are_normalized=bool(actions_are_normalized),
-        origin=foreign.read_origin(files[0]),
-    )
+        header = _make_header(files, found, settings, are_normalized=bool(actions_are_normalized))
+        read = functools.partial(found.read, files, settings)
     return RecordedData(
-        foreign.kind,
+        kind,
         files,
         header,
-        counts=None,
-        entries={},
-        foreign=foreign,
-        settings=settings,
+        read,
+        has_past=has_past,
+        has_schema=has_schema,
+        counts=counts,
+        entries=entries,
+        reference=reference,
         action_mask_key=action_mask_key,
         is_transformed=is_transformed,
     )
@@ -385,15 +456,15 @@ def read_reference(source: Source) -> ReferenceReturns | None:
     return _merge_references([read_manifest(folder) for folder in folders])
 
 
-def _merge_references(manifests: Iterable[Manifest | None]) -> ReferenceReturns | None:
+def _merge_references(manifests: Iterable[FolderManifest]) -> ReferenceReturns | None:
     """Return the returns that all manifests have; None if they differ."""
-    references = {manifest.reference if manifest else None for manifest in manifests}
+    references = {m.reference if isinstance(m, Manifest) else None for m in manifests}
     return references.pop() if len(references) == 1 else None
 
 
-def _read_manifests(files: Sequence[Path]) -> dict[Path, Manifest | DataError | None]:
-    """Return the manifest of each folder; None without one, or the reason why it cannot be read."""
-    found: dict[Path, Manifest | DataError | None] = {}
+def _read_manifests(files: Sequence[Path]) -> dict[Path, FolderManifest]:
+    """Return the manifest of each folder."""
+    found: dict[Path, FolderManifest] = {}
     for folder in {path.parent: None for path in files}:
         try:
             found[folder] = read_manifest(folder)
@@ -402,17 +473,13 @@ def _read_manifests(files: Sequence[Path]) -> dict[Path, Manifest | DataError | 
     return found
 
 
-def _get_entry(
-    path: Path, manifests: Mapping[Path, Manifest | DataError | None]
-) -> FileEntry | None:
+def _get_entry(path: Path, manifests: Mapping[Path, FolderManifest]) -> FileEntry | None:
     """Return the entry of a file in its folder's manifest, if there is one."""
     manifest = manifests[path.parent]
     return manifest.files.get(path.name) if isinstance(manifest, Manifest) else None
 
 
-def _try_unlisted(
-    files: Sequence[Path], manifests: Mapping[Path, Manifest | DataError | None]
-) -> None:
+def _try_unlisted(files: Sequence[Path], manifests: Mapping[Path, FolderManifest]) -> None:
     """Try the Parquet files of which no digest says that they are as they were written.
 
     Raises:
@@ -422,7 +489,7 @@ def _try_unlisted(
     tried = [path for path in unlisted if sniff(path) == "parquet"]
     if not tried:
         return
-    parquet.import_pyarrow()
+    import_pyarrow()
     try:
         fatal = find_fatal(tried)
     except OSError as error:
@@ -435,12 +502,10 @@ def _try_unlisted(
         raise DataError(f"{path} is damaged: it {end}.")
 
 
-def _find_own(
-    files: Sequence[Path],
-    manifests: Mapping[Path, Manifest | DataError | None],
-    max_group_bytes: int,
-) -> dict[Path, Header] | None:
-    """Return the headers of files of the own format; None if they have another one.
+def _read_headers(
+    files: Sequence[Path], manifests: Mapping[Path, FolderManifest], max_group_bytes: int
+) -> dict[Path, Header]:
+    """Return the headers of files that `EpisodeWriter` wrote; empty if they have another format.
 
     A file that a manifest lists is not opened before its digest was compared: its header is the
     manifest's.
@@ -451,8 +516,7 @@ def _find_own(
         if isinstance(manifest, Manifest) and path.name in manifest.files:
             headers[path] = manifest.header
             continue
-        kind = sniff(path)
-        read = {"parquet": parquet.read_parquet_header, "zip": npz.read_npz_header}.get(kind)
+        read = {"parquet": read_parquet_header, "zip": read_npz_header}.get(sniff(path))
         data = None if read is None else read(path, max_group_bytes)
         if data is None:
             continue
@@ -464,62 +528,97 @@ def _find_own(
         raise DataError(
             f"{other} has another format than {next(iter(headers))}: open them one after the other."
         )
-    return headers or None
+    return headers
 
 
-def _open_own(
-    files: Sequence[Path],
-    headers: Mapping[Path, Header],
-    manifests: Mapping[Path, Manifest | DataError | None],
-    given: Mapping[str, gymnasium.Space[Any] | None],
-    actions_are_normalized: bool | None,
-    max_group_bytes: int,
-    action_mask_key: str | None,
-    *,
-    is_transformed: bool,
-) -> RecordedData:
-    first = headers[files[0]]
+def _check_agreement(
+    headers: Mapping[Path, Header], given: Spaces, actions_are_normalized: bool | None
+) -> None:
+    """Check that files can be read as one set of data, and are as a caller says."""
+    first_path, first = next(iter(headers.items()))
     for path, header in headers.items():
-        spaces = {
-            "observation_space": header.observation_space,
-            "action_space": header.action_space,
-        }
-        check_spaces(path, spaces, given)
-        check_same(path, header, files[0], first)
-        check_normalized(path, header, actions_are_normalized)
-    known = {folder: m if isinstance(m, Manifest) else None for folder, m in manifests.items()}
-    listed, entries = _select_listed(files, known)
-    counts = None
-    if len(entries) == len(listed):
-        counts = sum_counts(entry.counts for entry in entries.values())
-    if not listed or (counts is not None and not counts.num_steps):
-        raise DataError(f"{files[0].parent} has no steps: record some, or give another folder.")
-    merged = dataclasses.replace(
-        first,
-        has_density=all(header.has_density for header in headers.values()),
-        origin=merge_origins([header.origin for header in headers.values()]),
+        for name, space in given.items():
+            _check_space(path, name, getattr(header, name), space)
+        for name in given:
+            _check_space(path, name, getattr(header, name), getattr(first, name), first_path)
+        if header.actions_are_normalized != first.actions_are_normalized:
+            raise DataError(
+                f"{path} has actions_are_normalized={header.actions_are_normalized}, and {first_path} "
+                f"has {first.actions_are_normalized}: open them one after the other."
+            )
+        different = set(header.columns.leaves) ^ set(first.columns.leaves)
+        if different:
+            raise DataError(
+                f"{path} and {first_path} differ in the column {min(c.name for c in different)!r}: "
+                "open them one after the other."
+            )
+        if actions_are_normalized not in (None, header.actions_are_normalized):
+            raise DataError(
+                f"actions_are_normalized={actions_are_normalized} contradicts {path}, which says "
+                f"{header.actions_are_normalized}: leave it out."
+            )
+
+
+def _check_space(
+    path: Path,
+    name: str,
+    recorded: gymnasium.Space[Any] | None,
+    wanted: gymnasium.Space[Any] | None,
+    where: object = "the environment or the settings",
+) -> None:
+    """Check that a file's space is the one that is found elsewhere, where both are known."""
+    if recorded is None or wanted is None:
+        return
+    problem = find_difference(recorded, wanted, name)
+    if problem is not None:
+        raise DataError(f"{path} has other spaces: {problem} in {where}.")
+
+
+def _choose_spaces(path: Path, found: Format, given: Spaces) -> dict[str, gymnasium.Space[Any]]:
+    """Return the spaces of a file of another library, or else those that were given."""
+    recorded = dict(zip(given, found.read_spaces(path), strict=True))
+    for name, space in given.items():
+        _check_space(path, name, recorded[name], space)
+    chosen: dict[str, gymnasium.Space[Any]] = {}
+    for name, space in given.items():
+        either = space if recorded[name] is None else recorded[name]
+        if either is None:
+            raise DataError(
+                f"{path} does not say its {name}: pass observation_space and action_space, or env."
+            )
+        chosen[name] = either
+    return chosen
+
+
+def _merge_headers(headers: Sequence[Header]) -> Header:
+    """Return the header of files that agree."""
+    return dataclasses.replace(
+        headers[0],
+        has_density=all(header.has_density for header in headers),
+        origin=merge_origins([header.origin for header in headers]),
     )
-    settings = ImportSettings(
-        observation_space=first.observation_space,
-        action_space=first.action_space,
-        max_group_bytes=max_group_bytes,
-    )
-    return RecordedData(
-        OWN,
-        listed,
-        merged,
-        counts=counts,
-        entries=entries,
-        foreign=None,
-        settings=settings,
-        reference=_merge_references(known.values()),
-        action_mask_key=action_mask_key,
-        is_transformed=is_transformed,
+
+
+def _make_header(
+    files: Sequence[Path], found: Format, settings: ImportSettings, *, are_normalized: bool
+) -> Header:
+    """Return the header of files of another library, whose columns are those of the first part."""
+    first = next((part for _, part in found.read(files, settings)), None)
+    if first is None:
+        raise DataError(f"{files[0]} has no steps: record some, or give other files.")
+    spaces = settings.observation_space, settings.action_space
+    return Header(
+        observation_space=spaces[0],
+        action_space=spaces[1],
+        columns=Columns.from_part(first, *spaces, actions_are_normalized=are_normalized),
+        has_density="action_logp" in first.extras,
+        actions_are_normalized=are_normalized,
+        origin=found.read_origin(files[0]),
     )
 
 
 def _select_listed(
-    files: Sequence[Path], manifests: Mapping[Path, Manifest | None]
+    files: Sequence[Path], manifests: Mapping[Path, FolderManifest]
 ) -> tuple[list[Path], dict[Path, FileEntry]]:
     """Return the files, without those that their folder's manifest does not list, and their entries.
 
@@ -528,24 +627,32 @@ def _select_listed(
     Raises:
         DataError: If a listed file is missing from its folder.
     """
-    listed: list[Path] = []
-    entries: dict[Path, FileEntry] = {}
-    for path in files:
-        manifest = manifests[path.parent]
-        if manifest is None:
-            listed.append(path)
-        elif path.name in manifest.files:
-            listed.append(path)
-            entries[path] = manifest.files[path.name]
-    for folder, manifest in manifests.items():
-        missing = [
-            name for name in (manifest.files if manifest else ()) if not (folder / name).is_file()
-        ]
-        if missing:
-            raise DataError(f"{folder / missing[0]} is missing, and its manifest lists it.")
-    return listed, entries
+    known = {folder: m for folder, m in manifests.items() if isinstance(m, Manifest)}
+    for folder, manifest in known.items():
+        for name in manifest.files:
+            if not (folder / name).is_file():
+                raise DataError(f"{folder / name} is missing, and its manifest lists it.")
+    found = {path: _get_entry(path, manifests) for path in files}
+    listed = [p for p in files if found[p] is not None or p.parent not in known]
+    return listed, {path: entry for path, entry in found.items() if entry is not None}
 
 
-def _iter_own(path: Path, columns: Columns, max_group_bytes: int) -> Iterator[EpisodePart]:
-    read = parquet.iter_parquet if sniff(path) == "parquet" else npz.iter_npz
-    return read(path, columns, max_group_bytes)
+def _make_reader(
+    files: Sequence[Path],
+    entries: Mapping[Path, FileEntry],
+    columns: Columns,
+    max_group_bytes: int,
+) -> PartReader:
+    """Return the reader of files that `EpisodeWriter` wrote."""
+    verified: set[Path] = set()
+
+    def read() -> Iterator[tuple[Path, EpisodePart]]:
+        for path in files:
+            if path in entries and path not in verified:  # before it is parsed
+                check_file(path, entries[path])
+                verified.add(path)
+            iter_parts = iter_parquet if sniff(path) == "parquet" else iter_npz
+            for part in iter_parts(path, columns, max_group_bytes):
+                yield path, part
+
+    return read

@@ -19,25 +19,27 @@ from jaxrl.episodes.lookback import LookbackBuffer, stack_items
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.episodes.single_agent import SingleAgentEpisode
 from jaxrl.errors import DataError
-from jaxrl.offline.agents import check_agent_columns, check_same_module, set_module
 from jaxrl.offline.checks import OrderChecker, PartChecker, convert_rewards, locate
 from jaxrl.offline.columns import Columns, find_column_difference
-from jaxrl.offline.counting import EpisodeCounter
-from jaxrl.offline.folder_lock import FolderLock
 from jaxrl.offline.manifest import (
     MANIFEST,
     Counts,
+    EpisodeCounter,
     FileEntry,
+    FolderLock,
     Header,
     Manifest,
     Origin,
     ReferenceReturns,
+    check_agent_columns,
+    check_same_module,
+    encode_space,
+    find_difference,
     find_next_number,
     read_manifest,
+    set_module,
 )
-from jaxrl.offline.parquet import count_group_steps
-from jaxrl.offline.part_file import Arrays, PartFile, choose_format
-from jaxrl.offline.space_json import encode_space, find_difference
+from jaxrl.offline.part_files import Arrays, PartFile, choose_format, count_group_steps
 
 MAX_FILE_BYTES = 64 * 2**20
 

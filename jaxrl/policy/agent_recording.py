@@ -16,8 +16,8 @@ from jaxrl.assembly.multi_agent import (
 from jaxrl.core.struct import replace
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError
-from jaxrl.offline.agent_stitch import AgentStitcher
 from jaxrl.offline.recorded import RecordedData, open_data
+from jaxrl.offline.stitch import AgentStitcher
 from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.policy.rollouts import Rows, check_steps, compute_length, play_compiled, play_on_host
 from jaxrl.runners.agent_recording import open_module_writers, split_rollout

@@ -12,8 +12,7 @@ from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
-from jaxrl.offline.agents import find_module_folders
-from jaxrl.offline.manifest import read_manifest
+from jaxrl.offline.manifest import find_module_folders, read_manifest
 from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.offline.stitch import PartStitcher
 from jaxrl.offline.writer import EpisodeWriter

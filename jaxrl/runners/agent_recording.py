@@ -14,8 +14,8 @@ from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.struct import replace
 from jaxrl.errors import DataError
-from jaxrl.offline.agent_stitch import AgentRollout, AgentStitcher
 from jaxrl.offline.manifest import MANIFEST
+from jaxrl.offline.stitch import AgentRollout, AgentStitcher
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.recording import (
     Recorder,

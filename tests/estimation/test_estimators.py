@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import Float
 
-from jaxrl.estimation.estimators import (
+from jaxrl.estimation.estimate import (
     Estimate,
     WeightedEpisodes,
     estimate_dr,

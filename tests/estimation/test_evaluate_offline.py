@@ -18,7 +18,7 @@ from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.connectors.temporal import PrevActionsPrevRewards
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
-from jaxrl.estimation.episodes import read_whole_episodes, select_whole_episodes
+from jaxrl.estimation.target import read_whole_episodes
 from jaxrl.offline.recorded import open_data
 from jaxrl.offline.writer import EpisodeWriter
 from tests.recorded_data import ACTION_SPACE, OBS_SPACE, make_part, write_data
@@ -220,8 +220,8 @@ def test_no_value_is_of_an_observation_that_was_not_recorded(tmp_path: Path) -> 
     np.testing.assert_array_equal(part.obs, np.arange(8.0).reshape(4, 2))
     assert part.truncated
     assert len(part) == 3
-    rows = select_whole_episodes(
-        data, data.iter_parts(), pipeline, split_by_episode=False, ignore_final_observation=True
+    rows = read_whole_episodes(
+        data, pipeline, split_by_episode=False, ignore_final_observation=True
     )
     assert len(rows.parts) == 4  # nothing follows a row that is an episode
 

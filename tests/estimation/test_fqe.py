@@ -12,10 +12,8 @@ from jaxrl.config.offline import make_fqe_settings
 from jaxrl.config.settings.offline import FQESettings
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError
-from jaxrl.estimation.episodes import WholeEpisodes
 from jaxrl.estimation.estimate import _fit_values  # pyright: ignore[reportPrivateUsage]
-from jaxrl.estimation.fqe import FittedQ, FQERows
-from jaxrl.estimation.target import TargetRows
+from jaxrl.estimation.target import FittedQ, FQERows, TargetRows, WholeEpisodes
 from jaxrl.modules.actor_critic import ActorCriticModule
 
 GAMMA = 0.8

@@ -18,8 +18,8 @@ from jaxrl.core.types import Rollout
 from jaxrl.envs.multi.host_env import MultiAgentEnv
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
-from jaxrl.offline.agent_stitch import AgentRollout, AgentStitcher
 from jaxrl.offline.recorded import open_data
+from jaxrl.offline.stitch import AgentRollout, AgentStitcher
 from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.runners.agent_recording import split_rollout
 from jaxrl.training.episode_stats import EpisodeRecord

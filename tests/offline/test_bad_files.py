@@ -18,8 +18,7 @@ from jaxrl import EpisodeWriter
 from jaxrl.errors import DataError
 from jaxrl.offline.checks import locate
 from jaxrl.offline.manifest import Header
-from jaxrl.offline.npz import NpzSink
-from jaxrl.offline.parquet import ParquetSink
+from jaxrl.offline.part_files import NpzSink, ParquetSink
 from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.offline.trial import find_fatal
 from tests.offline import damage
@@ -355,7 +354,7 @@ def test_a_damaged_file_of_the_own_format_is_not_parsed(
     for path in (a / "part-00000.parquet", b / "part-00000.npz"):
         content = path.read_bytes()
         path.write_bytes(content[:-9] + b"\xff" + content[-8:])
-    monkeypatch.setattr("jaxrl.offline.parquet.open_parquet", None)
+    monkeypatch.setattr("jaxrl.offline.part_files.open_parquet", None)
     monkeypatch.setattr("zipfile.ZipFile", None)
     refused(a, r"part-00000\.parquet has changed since it was recorded")
     refused(b, r"part-00000\.npz has changed since it was recorded")

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline.held_out import hash_episode
-from jaxrl.offline.joining import merge_parts
 from jaxrl.offline.recorded import RecordedData, open_data
+from jaxrl.offline.stitch import merge_parts
 from jaxrl.offline.writer import EpisodeWriter
 from tests.offline.parts import RLLIB_ROWS, make_part
 

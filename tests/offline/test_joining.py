@@ -13,9 +13,9 @@ from jaxrl.assembly.offline import concatenate_parts, select_parts
 from jaxrl.config.settings.offline import OfflineDataSettings
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.episodes.packing import EpisodePart
-from jaxrl.estimation.episodes import read_whole_episodes
-from jaxrl.offline.joining import merge_ended_parts, merge_parts
+from jaxrl.estimation.target import read_whole_episodes
 from jaxrl.offline.recorded import RecordedData, open_data
+from jaxrl.offline.stitch import merge_ended_parts, merge_parts
 from jaxrl.offline.writer import EpisodeWriter
 from tests.offline.parts import BOX, DISCRETE, assert_same, make_part
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl.errors import DataError
-from jaxrl.offline.agents import find_module_folders
+from jaxrl.offline.manifest import find_module_folders
 from jaxrl.offline.recorded import open_data
 from jaxrl.offline.writer import EpisodeWriter
 from tests.offline.parts import BOX, DISCRETE, assert_same, make_part

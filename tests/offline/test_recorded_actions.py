@@ -16,7 +16,7 @@ from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError
-from jaxrl.estimation.episodes import read_whole_episodes
+from jaxrl.estimation.target import read_whole_episodes
 from jaxrl.offline.recorded import open_data
 from tests.recorded_data import make_part, make_parts, write_data
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from jaxrl import BCConfig
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
-from jaxrl.offline.masks import MaskChecker
+from jaxrl.offline.checks import MaskChecker
 from jaxrl.offline.recorded import open_data
 from jaxrl.offline.writer import EpisodeWriter
 

@@ -1,18 +1,265 @@
-"""Rows of transitions, one a step, as parts of episodes."""
+"""Rows of other libraries' files: values in the shapes of spaces, and parts of episodes made of them."""
 
+import base64
+import binascii
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+import math
+import pickletools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
+import gymnasium
 import jax
 import numpy as np
 
+from jaxrl.core.spaces import get_leaf_spaces
 from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
-from jaxrl.offline.checks import describe_episode, number_id
-from jaxrl.offline.formats.settings import unknown_versions
+from jaxrl.offline.checks import convert_rewards, describe_episode, number_id
+from jaxrl.offline.columns import unflatten_paths
+
+MAX_GROUP_BYTES = 2**30
+"""Default limit of the bytes that a file declares to be read at once."""
+
+
+Spaces = tuple[gymnasium.Space[Any] | None, gymnasium.Space[Any] | None]
+"""Observation space and action space, each None where a file does not say it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImportSettings:
+    """Facts that foreign files do not hold.
+
+    Attributes:
+        observation_space: Space of the observations.
+        action_space: Space of the environment's actions.
+        schema: Column of the file by RLlib's name of it, for those with another name.
+        ignore_final_observation: Whether the last step of an episode that was not terminated is
+            dropped where the observation after it is not recorded.
+        max_group_bytes: Limit of the bytes that a file declares to be read at once.
+    """
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    schema: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    ignore_final_observation: bool = False
+    max_group_bytes: int = MAX_GROUP_BYTES
+
+
+def unknown_versions(length: int) -> np.ndarray:
+    """Return the versions of steps of which nothing is known."""
+    return np.full(length, -1, np.int64)
+
+
+_PICKLE_MODULES = (
+    "numpy",
+    *("numpy.core.numeric", "numpy._core.numeric"),
+    *("numpy.core.multiarray", "numpy._core.multiarray"),
+)
+
+_PICKLE_VALUES = frozenset(
+    (
+        *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+        *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+        *("BININT", "BININT1", "BININT2", "LONG1"),
+    )
+)
+_PICKLE_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_PICKLE_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+class _PickleMark:
+    """Mark on the stack of a pickle."""
+
+
+@dataclasses.dataclass
+class _PickledName:
+    """Function or class that a pickle names."""
+
+    name: str
+
+
+@dataclasses.dataclass
+class _PickledArray:
+    """Array under construction."""
+
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] = ()
+    data: bytes = b""
+    order: str = "C"
+
+
+@dataclasses.dataclass
+class _PickledDtype:
+    """Type under construction."""
+
+    dtype: np.dtype[Any]
+
+
+def unpack_rows(texts: Sequence[str | bytes], name: str, max_bytes: int) -> list[np.ndarray]:
+    """Return the arrays of packed values.
+
+    Args:
+        texts: Base64 of LZ4 of pickled arrays.
+        name: Column, for error messages.
+        max_bytes: Limit of the bytes of all arrays.
+
+    Raises:
+        DataError: If lz4 is not installed, or a value is not a packed array of numbers.
+    """
+    try:
+        import lz4.frame
+    except ImportError as error:
+        raise DataError(
+            f"{name} is LZ4-packed: pip install 'jaxrl[offline]' for lz4, or record with "
+            "output_compress_columns=[]."
+        ) from error
+    arrays: list[np.ndarray] = []
+    remaining = max_bytes
+    for text in texts:
+        try:
+            decompressor = lz4.frame.LZ4FrameDecompressor()
+            packed = base64.b64decode(text, validate=True)
+            content: bytes = decompressor.decompress(packed, max_length=remaining)
+            is_whole = bool(decompressor.eof)
+        except (binascii.Error, ValueError, RuntimeError, EOFError, TypeError) as error:
+            raise DataError(
+                f"{name} is text and no packed array: give columns of numbers."
+            ) from error
+        remaining -= len(content)
+        if not is_whole or remaining <= 0:
+            raise DataError(
+                f"{name} unpacks to more than {max_bytes} bytes: raise max_group_bytes, or use "
+                "smaller row groups."
+            )
+        try:
+            arrays.append(_unpickle_array(content))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise DataError(f"{name} packs something else than an array of numbers.") from error
+    return arrays
+
+
+def _unpickle_array(content: bytes) -> np.ndarray:
+    """Interpret the operations of a pickle that build an array of numbers.
+
+    Raises:
+        ValueError: If there is any other operation.
+    """
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    for operation, argument, _ in pickletools.genops(content):
+        kind = operation.name
+        if kind in ("PROTO", "FRAME"):
+            continue
+        if kind == "STOP":
+            break
+        if kind in _PICKLE_VALUES:
+            stack.append(argument)
+        elif kind in _PICKLE_CONSTANTS:
+            stack.append(_PICKLE_CONSTANTS[kind])
+        elif kind == "MARK":
+            stack.append(_PickleMark())
+        elif kind == "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        elif kind in ("BINPUT", "LONG_BINPUT"):
+            memo[int(argument or 0)] = stack[-1]
+        elif kind in ("BINGET", "LONG_BINGET"):
+            stack.append(memo[int(argument or 0)])
+        else:
+            _apply_operation(kind, argument, stack)
+    (result,) = stack
+    return _make_array(result)
+
+
+def _apply_operation(kind: str, argument: object, stack: list[Any]) -> None:
+    """Apply an operation that takes values from the stack."""
+    if kind in _PICKLE_TUPLES:
+        number = _PICKLE_TUPLES[kind]
+        stack[-number:] = [tuple(stack[-number:])]
+    elif kind == "TUPLE":
+        start = max(i for i, value in enumerate(stack) if isinstance(value, _PickleMark))
+        stack[start:] = [tuple(stack[start + 1 :])]
+    elif kind == "GLOBAL":
+        module, _, name = str(argument).partition(" ")
+        stack.append(_find_name(module, name))
+    elif kind == "STACK_GLOBAL":
+        name, module = stack.pop(), stack.pop()
+        stack.append(_find_name(module, name))
+    elif kind == "REDUCE":
+        arguments, function = stack.pop(), stack.pop()
+        stack.append(_call(function, arguments))
+    elif kind == "BUILD":
+        state = stack.pop()
+        _set_state(stack[-1], state)
+    else:
+        raise ValueError(f"the operation {kind}")
+
+
+def _find_name(module: object, name: object) -> _PickledName:
+    if module not in _PICKLE_MODULES or name not in (
+        "dtype",
+        "ndarray",
+        "_frombuffer",
+        "_reconstruct",
+    ):
+        raise ValueError(f"the name {module}.{name}")
+    return _PickledName(str(name))
+
+
+def _call(function: _PickledName, arguments: tuple[Any, ...]) -> object:
+    match function.name, arguments:
+        case "dtype", (str(code), *_):
+            dtype = np.dtype(code)
+            if dtype.kind not in "biuf":
+                raise ValueError("a type of no numbers")
+            return _PickledDtype(dtype)
+        case "_frombuffer", (
+            bytes() | bytearray() as data,
+            _PickledDtype() as kind,
+            tuple(shape),
+            order,
+        ):
+            return _PickledArray(kind.dtype, _check_shape(shape), bytes(data), str(order))
+        case "_reconstruct", (_PickledName("ndarray"), tuple(), bytes()):
+            return _PickledArray()
+        case _:
+            raise ValueError(f"a call of {function.name}")
+
+
+def _set_state(target: object, state: tuple[Any, ...]) -> None:
+    match target, state:
+        case _PickledDtype(), (int(), str(order), None, None, None, *_):
+            target.dtype = target.dtype.newbyteorder(">" if order == ">" else "<")
+        case _PickledArray(), (
+            int(),
+            tuple(shape),
+            _PickledDtype() as kind,
+            bool(is_fortran),
+            bytes(data),
+        ):
+            target.dtype, target.shape, target.data = kind.dtype, _check_shape(shape), data
+            target.order = "F" if is_fortran else "C"
+        case _:
+            raise ValueError("a state of something else")
+
+
+def _check_shape(shape: tuple[object, ...]) -> tuple[int, ...]:
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError("an invalid shape")
+    return tuple(int(str(size)) for size in shape)
+
+
+def _make_array(result: _PickledArray) -> np.ndarray:
+    if result.dtype is None:
+        raise ValueError("an array without data")
+    values = np.frombuffer(result.data, result.dtype)
+    order = "F" if result.order == "F" else "C"
+    array = values.reshape(result.shape, order=order)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
 
 OBS, NEW_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
 TERMINATEDS, TRUNCATEDS, DONES = "terminateds", "truncateds", "dones"
@@ -257,3 +504,213 @@ def _find_borders(table: RowTable) -> list[int]:
         for obs, new_obs in pairs:
             is_border |= differs_by_row(obs[1:], new_obs[:-1])
     return [0, *(np.flatnonzero(is_border) + 1).tolist()]
+
+
+Values = Any
+"""Column as read: an array, a list of rows, or a mapping of columns by the keys of a Dict."""
+
+
+def make_table(columns: Mapping[str, Values], settings: ImportSettings, where: str) -> RowTable:
+    """Return the rows of columns by RLlib's names.
+
+    Args:
+        columns: Columns by name, with those that are needed.
+        settings: Spaces and limits.
+        where: Place of the columns, for error messages.
+
+    Raises:
+        DataError: If a value has another shape than its space, or is no number.
+    """
+    observation_space, action_space = settings.observation_space, settings.action_space
+    limit = settings.max_group_bytes
+
+    def read(name: str, space: gymnasium.Space[Any]) -> PyTree:
+        return read_tree(columns[name], space, f"{where}: {name}", limit)
+
+    def read_numbers(name: str) -> np.ndarray:
+        return read_plain(columns[name], f"{where}: {name}", limit).reshape(-1)
+
+    reward = convert_rewards(read_numbers(REWARDS))
+
+    def read_flags(name: str) -> np.ndarray:
+        if name not in columns:
+            return np.zeros(len(reward), np.bool_)
+        return to_flags(read_numbers(name), f"{where}: {name}")
+
+    table = RowTable(
+        obs=read(OBS, observation_space),
+        action=read(ACTIONS, action_space),
+        reward=reward,
+        terminated=read_flags(TERMINATEDS if TERMINATEDS in columns else DONES),
+        truncated=read_flags(TRUNCATEDS),
+        extras={
+            name: np.atleast_1d(read_plain(columns[name], f"{where}: {name}", limit))
+            for name in EXTRAS
+            if name in columns
+        },
+        new_obs=read(NEW_OBS, observation_space) if NEW_OBS in columns else None,
+        eps_id=_read_ids(columns[EPS_ID], f"{where}: {EPS_ID}", limit)
+        if EPS_ID in columns
+        else None,
+        t=_to_times(read_numbers(T), f"{where}: {T}")
+        if T in columns and EPS_ID in columns
+        else None,
+    )
+    check_lengths(table, where)
+    return table
+
+
+def to_flags(array: np.ndarray, name: str) -> np.ndarray:
+    """Return numbers that are 0 or 1 as booleans.
+
+    Raises:
+        DataError: If one is another number.
+    """
+    if array.dtype.kind != "b":
+        is_other = (array != 0) & (array != 1)
+        if is_other.any():
+            raise DataError(f"{name} has the value {array[is_other][0]}, and flags are 0 or 1.")
+    return array.astype(np.bool_)
+
+
+def _to_times(array: np.ndarray, name: str) -> np.ndarray:
+    """Return numbers that are time steps as integers.
+
+    Raises:
+        DataError: If one is not a whole number of at least 0.
+    """
+    is_time = (array >= 0) & (array < 2**62)
+    if array.dtype.kind == "f":
+        is_time &= np.floor(array) == array
+    if not is_time.all():
+        raise DataError(f"{name} has the value {array[~is_time][0]}, and time steps count from 0.")
+    return array.astype(np.int64)
+
+
+def _read_ids(values: Values, name: str, max_bytes: int) -> np.ndarray:
+    """Return a column of ids as an array of texts.
+
+    Raises:
+        DataError: If it is no list of texts or numbers, or takes too much memory.
+    """
+    if isinstance(values, np.ndarray):
+        values = values.reshape(-1)
+    elif not (isinstance(values, list) and all(map(_is_id, cast("list[object]", values)))):
+        raise DataError(f"{name} must be texts or numbers, one a row.")
+    texts = [str(x) for x in values]
+    if 4 * len(texts) * max(map(len, texts), default=0) > max_bytes:
+        raise DataError(f"{name} has ids of up to {max(map(len, texts))} characters: shorten them.")
+    return np.asarray(texts, np.str_)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str | bytes | int | float)
+
+
+def check_lengths(table: RowTable, where: str) -> None:
+    """Check that all columns have as many rows as there are rewards.
+
+    Raises:
+        DataError: If one has another number.
+    """
+    for name, tree in vars(table).items():
+        for leaf in jax.tree.leaves(tree):
+            if len(leaf) != len(table):
+                raise DataError(
+                    f"{where}: {name} has {len(leaf)} rows, and there are {len(table)} rewards."
+                )
+
+
+def read_tree(values: Values, space: gymnasium.Space[Any], name: str, max_bytes: int) -> PyTree:
+    """Return a column in the structure and the shapes of a space.
+
+    Raises:
+        DataError: If a part is missing, has another shape, or is no number.
+    """
+    leaves: list[tuple[Any, PyTree]] = []
+    for path, leaf in get_leaf_spaces(space):
+        part, place = values, name
+        for key in path:
+            place = f"{place}[{key!r}]"
+            part = _pick(part, key, place)
+        array = read_plain(part, place, max_bytes)
+        leaves.append((path, fit_shape(array, leaf.shape or (), place)))
+    return unflatten_paths(leaves)
+
+
+def fit_shape(array: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
+    """Return an array of rows of this shape, if its rows have it, are flat, or differ in axes of 1.
+
+    Raises:
+        DataError: If they have another one.
+    """
+    if not array.ndim:
+        raise DataError(f"{name} is a single number, and it must have one row a step.")
+    number, found = len(array), array.shape[1:]
+    is_flat = found == (math.prod(shape),)
+    if number and not is_flat and _without_ones(found) != _without_ones(shape):
+        raise DataError(f"{name} has rows of shape {found}, and its space has {tuple(shape)}.")
+    return array.reshape(number, *shape) if number else np.zeros((0, *shape), array.dtype)
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _pick(values: Values, key: str | int, place: str) -> Values:
+    """Return a part of every row."""
+    try:
+        if isinstance(values, Mapping):
+            named = cast("Mapping[str, Values]", values)
+            return named[key] if key in named else named[f"_index_{key}"]  # type: ignore[index]
+        return [row[key] for row in values]
+    except (LookupError, TypeError) as error:
+        raise DataError(f"{place} is missing.") from error
+
+
+def read_plain(values: Values, name: str, max_bytes: int) -> np.ndarray:
+    """Return a column of numbers as an array; columns that RLlib packed are unpacked.
+
+    Raises:
+        DataError: If rows differ in shape, or are no numbers.
+    """
+    if isinstance(values, str):
+        values = unpack_rows([values], name, max_bytes)[0]
+    elif isinstance(values, Sequence) and values and isinstance(values[0], str | bytes):
+        values = unpack_rows(cast("Sequence[str]", values), name, max_bytes)
+    if isinstance(values, Mapping):
+        raise DataError(f"{name} has parts {sorted(map(str, values))}, and its space has none.")
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{name} has rows of different shapes.") from error
+    if array.dtype.kind not in "biuf":
+        raise DataError(f"{name} must be numbers, got the type {array.dtype}.")
+    return array
+
+
+def rename(
+    names: Sequence[str],
+    schema: Mapping[str, str],
+    known: Sequence[str],
+    where: str,
+    suggest: Callable[[object, Sequence[str]], str],
+) -> dict[str, str]:
+    """Return the column of the file by RLlib's name, for those that it has.
+
+    Raises:
+        DataError: If the schema names a column that does not exist.
+    """
+    for name, column in schema.items():
+        if name not in known:
+            raise DataError(
+                f"schema has the name {name!r}, which no format knows: names are "
+                f"{', '.join(known)}.{suggest(name, known)}"
+            )
+        if column not in names:
+            raise DataError(
+                f"{where} has no column {column!r}, which schema[{name!r}] names: it has "
+                f"{', '.join(sorted(names))}."
+            )
+    wanted = {name: schema.get(name, name) for name in known}
+    return {name: column for name, column in wanted.items() if column in names}

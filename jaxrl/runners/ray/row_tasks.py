@@ -11,7 +11,12 @@ import jax
 import numpy as np
 import ray
 
-from jaxrl.assembly.offline import concatenate_sources, make_blank_dataset, select_parts
+from jaxrl.assembly.offline import (
+    concatenate_sources,
+    make_blank_dataset,
+    open_source,
+    select_parts,
+)
 from jaxrl.assembly.recorded_actions import ActionConversion, make_action_conversion
 from jaxrl.buffers.dataset import Dataset, DatasetSampler, DrawnRows, compute_returns_to_go
 from jaxrl.buffers.dataset_rows import AnyArray, PickedRows
@@ -22,8 +27,8 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.errors import DataError
 from jaxrl.offline.held_out import leave_out
-from jaxrl.offline.joining import merge_ended_parts
-from jaxrl.offline.recorded import RecordedData, open_data
+from jaxrl.offline.recorded import RecordedData
+from jaxrl.offline.stitch import merge_ended_parts
 
 if TYPE_CHECKING:
     from jaxrl.assembly.assemble import Assembly
@@ -113,16 +118,11 @@ class RowTask:
 
     def open(self, path: str) -> RecordedData:
         """Open one file."""
-        return open_data(
-            [path],
-            observation_space=self.observation_space,
-            action_space=self.action_space,
-            actions_are_normalized=self.settings.actions_in_input_normalized,
-            schema=self.settings.input_read_schema,
-            ignore_final_observation=self.settings.ignore_final_observation,
-            ignore_unused_schema=True,
+        return open_source(
+            path,
+            self.settings,
+            (self.observation_space, self.action_space),
             action_mask_key=self.action_mask_key,
-            is_transformed=self.settings.input_transform is not None,
             is_tried=True,
         )
 

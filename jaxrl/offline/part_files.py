@@ -1,12 +1,14 @@
-"""Parts of episodes in Parquet: one row a part, one column a leaf, compressed with zstd.
-
-Leaves of 8 bits are lists of binaries of one row each, all others lists of fixed-size lists: as lists
-of numbers, bytes would take four times the space to read.
-"""
+"""Files of parts of episodes, in Parquet or in `.npz`, which needs NumPy alone."""
 
 import contextlib
+import lzma
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import os
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -15,11 +17,13 @@ import numpy as np
 
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
-from jaxrl.offline.checks import describe_episode
+from jaxrl.offline.checks import convert_rewards, describe_episode
 from jaxrl.offline.columns import (
     AGENT_COLUMNS,
     EPISODE_ID,
     FLAGS,
+    HAS_STATE,
+    HEADER,
     LENGTH,
     REWARDS,
     STATE,
@@ -29,11 +33,8 @@ from jaxrl.offline.columns import (
     Columns,
     find_agent_columns,
 )
-from jaxrl.offline.manifest import Header, parse_header
-from jaxrl.offline.space_json import dump_json
+from jaxrl.offline.manifest import Header, dump_json, hash_file, parse_header
 
-SUFFIX = ".parquet"
-MAGIC = b"PAR1"
 HEADER_KEY = b"jaxrl"
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -42,6 +43,35 @@ _TEXT_BYTES = 16
 
 Table = Any
 """A `pyarrow.Table`, `pyarrow.Array` or `pyarrow.parquet.ParquetFile`, which have no types."""
+
+
+_MAGIC = {
+    b"PAR1": "parquet",
+    b"PK\x03\x04": "zip",
+    b"PK\x05\x06": "zip",
+    b"\x89HDF\r\n\x1a\n": "hdf5",
+}
+
+
+def sniff(path: Path) -> str:
+    """Return "parquet", "zip", "hdf5" or "json" by the first bytes of a file.
+
+    Raises:
+        DataError: If it is none of these, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    for magic, kind in _MAGIC.items():
+        if start.startswith(magic):
+            return kind
+    if start.lstrip().startswith(b"{"):
+        return "json"
+    raise DataError(
+        f"{path} has an unknown format: recorded data are Parquet, .npz, HDF5, or lines of JSON."
+    )
 
 
 def has_pyarrow() -> bool:
@@ -339,3 +369,273 @@ def _check_length(
 def count_group_steps(step_bytes: int) -> int:
     """Return the number of steps of a row group of about 4 MiB, at least one."""
     return max(1, math.floor(2**22 / max(step_bytes, 1)))
+
+
+_MAX_ARRAYS = 4096
+NPZ_ERRORS = (
+    *(OSError, ValueError, EOFError, LookupError, RuntimeError, SyntaxError, TypeError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+)
+"""Errors that NumPy and zipfile raise for damaged files."""
+
+
+class NpzSink:
+    """File of arrays under construction, which is kept in memory until it is closed.
+
+    Args:
+        file: Binary file to write to.
+        header: Facts about the data.
+    """
+
+    def __init__(self, file: IO[bytes], header: Header) -> None:
+        self._file = file
+        self._header = header
+        self._parts: list[EpisodePart] = []
+        self._arrays: list[Mapping[str, np.ndarray | None]] = []
+        self.num_bytes = 0
+
+    def add(
+        self, parts: Sequence[EpisodePart], arrays: Sequence[Mapping[str, np.ndarray | None]]
+    ) -> None:
+        """Add parts, given with their arrays by column."""
+        self._parts.extend(parts)
+        self._arrays.extend(arrays)
+        self.num_bytes += self._header.columns.step_bytes * sum(map(len, parts))
+
+    def close(self) -> None:
+        """Write the file."""
+        parts = self._parts
+        text = dump_json(self._header.to_data()).encode()
+        content: dict[str, np.ndarray] = {
+            HEADER: np.frombuffer(text, np.uint8),
+            EPISODE_ID: np.asarray([part.episode_id for part in parts], np.str_),
+            T_STARTED: np.asarray([part.t_started for part in parts], np.int64),
+            LENGTH: np.asarray([len(part) for part in parts], np.int64),
+            **{name: np.asarray([getattr(part, name) for part in parts]) for name in FLAGS},
+            REWARDS: np.concatenate([np.asarray(part.reward, np.float32) for part in parts]),
+            VERSION: np.concatenate([np.asarray(part.version, np.int64) for part in parts]),
+        }
+        for name in AGENT_COLUMNS if self._header.origin.module_id is not None else ():
+            content[name] = np.asarray([getattr(part, name) or "" for part in parts], np.str_)
+        for column in self._header.columns.leaves:
+            leaves = [arrays[column.name] for arrays in self._arrays]
+            blank = np.zeros((0, *column.shape), column.dtype)
+            present = [leaf for leaf in leaves if leaf is not None]
+            content[column.name] = np.concatenate([blank, *present])
+            if column.group == STATE:
+                content[HAS_STATE] = np.asarray([leaf is not None for leaf in leaves])
+        arguments: dict[str, Any] = content
+        np.savez_compressed(self._file, allow_pickle=False, **arguments)
+
+
+def check_npz(path: Path, max_bytes: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Return shape and type of the arrays of a file, as their headers declare them.
+
+    Raises:
+        DataError: If it is damaged, has arrays of Python objects, or they exceed the limit.
+    """
+    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    with _translating_errors(path), zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if len(members) > _MAX_ARRAYS:
+            raise DataError(f"{path} declares {len(members)} arrays, too many to be data.")
+        for member in members:
+            with archive.open(member) as file:
+                shape, dtype = _read_array_header(file)
+            name = member.filename.removesuffix(".npy")
+            if dtype.hasobject or dtype.kind not in "biufSU":
+                raise DataError(
+                    f"{path}: the array {name!r} has the type {dtype}, which would be a pickle: "
+                    "save numbers."
+                )
+            if min(shape, default=0) < 0:
+                raise DataError(f"{path}: the array {name!r} declares the shape {shape}.")
+            found[name] = shape, dtype
+    declared = sum(math.prod(shape) * dtype.itemsize for shape, dtype in found.values())
+    if declared > max_bytes:
+        raise DataError(
+            f"{path} declares arrays of {declared} bytes, and at most {max_bytes} are read at once: "
+            "split it, or raise max_group_bytes."
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _translating_errors(path: Path) -> Generator[None]:
+    """Translate the errors of damaged files."""
+    try:
+        yield
+    except DataError:
+        raise
+    except NPZ_ERRORS as error:
+        raise DataError(
+            f"{path} cannot be read as .npz: {str(error)[:200].rstrip('.')}."
+        ) from error
+
+
+def _read_array_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"an array has version {version} of the format")
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }[version]
+    shape, _, dtype = read(file)
+    return shape, dtype
+
+
+def load_arrays(path: Path, max_bytes: int) -> dict[str, np.ndarray]:
+    """Return the arrays of a file after a check of their declared sizes.
+
+    Raises:
+        DataError: If it is damaged, has arrays of Python objects, or they exceed the limit.
+    """
+    names = check_npz(path, max_bytes)
+    with _translating_errors(path), np.load(path, allow_pickle=False) as archive:
+        return {name: np.asarray(archive[name]) for name in names}
+
+
+def read_npz_header(path: Path, max_bytes: int) -> dict[str, Any] | None:
+    """Return the header of a file of this format as data; None for other files of arrays."""
+    names = check_npz(path, max_bytes)
+    if HEADER not in names:
+        return None
+    with _translating_errors(path), np.load(path, allow_pickle=False) as archive:
+        return parse_header(np.asarray(archive[HEADER]).tobytes(), path)
+
+
+def iter_npz(path: Path, columns: Columns, max_bytes: int) -> Iterator[EpisodePart]:
+    """Yield the parts of a file.
+
+    Raises:
+        DataError: If the file is damaged.
+    """
+    arrays = load_arrays(path, max_bytes)
+    has_state = bool(columns.select(STATE))
+    plain = {EPISODE_ID: "U", T_STARTED: "i", LENGTH: "i", **dict.fromkeys(FLAGS, "b")}
+    if has_state:
+        plain[HAS_STATE] = "b"
+    plain.update(dict.fromkeys(find_agent_columns(arrays, columns), "U"))
+    expected = {*plain, REWARDS, VERSION, *(column.name for column in columns.leaves)}
+    missing = sorted(expected - arrays.keys())
+    if missing:
+        raise DataError(f"{path} is damaged: it has no array {missing[0][:100]!r}.")
+    lengths = arrays[LENGTH]
+    for name, kind in plain.items():
+        if arrays[name].dtype.kind != kind or arrays[name].shape != (lengths.size,):
+            raise DataError(
+                f"{path} is damaged: {name} is {arrays[name].dtype} of shape {arrays[name].shape}, and "
+                f"there are {lengths.size} parts."
+            )
+    if lengths.min(initial=1) < 1 or lengths.max(initial=1) > arrays[REWARDS].size:
+        raise DataError(f"{path} is damaged: its parts have no valid lengths.")
+    bounds: dict[str, np.ndarray] = {}
+    for column in columns.leaves:
+        is_state = column.group == STATE
+        counts = arrays[HAS_STATE].astype(int) if is_state else lengths
+        bounds[column.name] = _sum_up(counts if is_state else column.count_rows(0) + lengths)
+        shape = (int(bounds[column.name][-1]), *column.shape)
+        if arrays[column.name].dtype != column.dtype or arrays[column.name].shape != shape:
+            found = f"{arrays[column.name].dtype} of shape {arrays[column.name].shape}"
+            raise DataError(
+                f"{path}: {column.name} is {found}, and the lengths of its parts, with one more "
+                f"observation each, need {column.dtype} of shape {shape}."
+            )
+    for name, kinds in ((REWARDS, "biuf"), (VERSION, "iu")):
+        bounds[name] = _sum_up(lengths)
+        if arrays[name].shape != (int(bounds[name][-1]),) or arrays[name].dtype.kind not in kinds:
+            raise DataError(
+                f"{path} is damaged: {name} is {arrays[name].dtype} of shape {arrays[name].shape}, and "
+                f"there are {int(lengths.sum())} steps."
+            )
+    arrays[REWARDS] = convert_rewards(arrays[REWARDS])
+    arrays[VERSION] = arrays[VERSION].astype(np.int64, copy=False)
+    for i in range(len(lengths)):
+        row = {name: arrays[name][i].item() for name in plain}
+        leaves: dict[str, np.ndarray | None] = {
+            name: arrays[name][ends[i] : ends[i + 1]] for name, ends in bounds.items()
+        }
+        if has_state and not row[HAS_STATE]:
+            leaves.update({column.name: None for column in columns.select(STATE)})
+        yield make_part(row, leaves, columns, path)
+
+
+def _sum_up(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+Arrays = Mapping[str, np.ndarray | None]
+"""Arrays of a part by column."""
+
+_SINKS: Mapping[str, Callable[[IO[bytes], Header], ParquetSink | NpzSink]] = {
+    "parquet": ParquetSink,
+    "npz": NpzSink,
+}
+
+
+class PartFile:
+    """File of parts under construction, which has a temporary name until it is complete.
+
+    Args:
+        folder: Folder of the file.
+        file_format: "parquet" or "npz".
+        header: Facts about the data.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        file_format: str,
+        header: Header,
+    ) -> None:
+        handle, self._name = tempfile.mkstemp(dir=folder, prefix=".part-")
+        self._file = os.fdopen(handle, "wb")
+        try:
+            self._sink = _SINKS[file_format](self._file, header)
+        except BaseException:
+            self.remove()
+            raise
+        self.num_rows = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._sink.num_bytes
+
+    def add(self, group: Sequence[tuple[EpisodePart, Arrays]]) -> None:
+        self._sink.add([part for part, _ in group], [arrays for _, arrays in group])
+        self.num_rows += len(group)
+
+    def finish(self, path: Path) -> tuple[str, int]:
+        """Complete the file under its name, and return its digest and size."""
+        self._sink.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        digest, size = hash_file(Path(self._name)), os.stat(self._name).st_size
+        mask = os.umask(0o022)
+        os.umask(mask)
+        os.chmod(self._name, 0o666 & ~mask)
+        os.replace(self._name, path)
+        return digest, size
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._name)
+
+
+def choose_format(name: str) -> str:
+    """Return the format of a setting, "parquet" or "npz".
+
+    Raises:
+        DataError: If it is unknown, or needs pyarrow, which is not installed.
+    """
+    if name not in ("auto", *_SINKS):
+        raise DataError(f"file_format must be 'auto', 'parquet' or 'npz', got {name!r}.")
+    if name == "parquet" and not has_pyarrow():
+        raise DataError(
+            "file_format='parquet' needs pyarrow: pip install 'jaxrl[offline]', or use 'npz'."
+        )
+    return name if name != "auto" else "parquet" if has_pyarrow() else "npz"
