@@ -16,13 +16,15 @@ from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.envs.registry import make
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint import (
+    MANIFEST,
+    METADATA,
     CheckpointWriter,
     fill,
     find_first_difference,
     read_leaves,
     read_metadata,
+    write_manifest,
 )
-from jaxrl.runs.checkpoint.manifest import MANIFEST, write_manifest
 from jaxrl.runs.host_state import (
     RunMetadata,
     check_metadata,
@@ -31,7 +33,6 @@ from jaxrl.runs.host_state import (
 )
 from jaxrl.runs.manifest import Session
 
-METADATA = "metadata/metadata"
 ENV_STEPS = "num_env_steps_sampled_lifetime"
 COUNTS: dict[str, Any] = {
     "num_sub_env_restarts": 1,
@@ -113,8 +114,6 @@ def forged(folder: Path, base: Path, change: Callable[[dict[str, Any]], Any]) ->
     (path / MANIFEST).unlink()
     with pytest.MonkeyPatch.context() as stranger:
         stranger.setenv("XDG_STATE_HOME", str(folder / "of a stranger"))
-        stranger.setattr(
-            "jaxrl.runs.checkpoint.manifest.flush", lambda path: None
-        )  # only for speed
+        stranger.setattr("os.fsync", lambda _: None)  # only for speed
         write_manifest(path, None)
     return path

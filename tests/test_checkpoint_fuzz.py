@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 
 from jaxrl.errors import CheckpointError
-from jaxrl.runs.checkpoint import (
-    CheckpointWriter,
-    is_own,
-)
-from jaxrl.runs.checkpoint.manifest import MANIFEST
-from jaxrl.runs.host_state import (
-    resolve_trust,
-)
+from jaxrl.runs.checkpoint import MANIFEST, CheckpointWriter, is_own
+from jaxrl.runs.host_state import resolve_trust
 from tests.saved_states import STATE, loaded, metadata, save_two
 
 

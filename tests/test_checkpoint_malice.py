@@ -26,12 +26,8 @@ from jaxrl.config.sweep import make_lanes
 from jaxrl.envs.registry import make_any
 from jaxrl.errors import CheckpointError, JaxrlError
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.runs.checkpoint import (
-    read_metadata,
-)
-from jaxrl.runs.host_state import (
-    resolve_trust,
-)
+from jaxrl.runs.checkpoint import read_metadata
+from jaxrl.runs.host_state import resolve_trust
 from jaxrl.serve.jax_backend import load_backend
 from jaxrl.sweeps.population import Population
 from jaxrl.sweeps.trials import Trials
@@ -131,7 +127,7 @@ SETTINGS: dict[str, Any] = {
     "a callback by its path": {"on_algorithm_init": f"{EVIL}:f"},
     "a callback that is imported": {"on_algorithm_init": paths_to("os:abort")},
     "a callback through jaxrl": {
-        "on_algorithm_init": paths_to("jaxrl.runs.checkpoint.writer:shutil.rmtree")
+        "on_algorithm_init": paths_to("jaxrl.runs.checkpoint:shutil.rmtree")
     },
     "callbacks": {"callbacks_class": [f"{EVIL}:E"]},
     "callbacks under the old name": {"callbacks": f"{EVIL}:E"},

@@ -17,7 +17,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import CheckpointError, ConfigError, ModuleError
 from jaxrl.modules.network_module import make_network_module
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
-from jaxrl.runs.checkpoint import writer
+from jaxrl.runs import checkpoint as ckpt
 from tests.helpers import slow_but, small
 
 OBS = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -206,7 +206,7 @@ def test_a_network_trains_and_is_restored(network: Any, tmp_path: Path) -> None:
 def test_a_network_without_a_path_is_supplied_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_warn_of_missing", writer._warn_of_missing.__wrapped__)
+    monkeypatch.setattr(ckpt, "_warn_of_missing", ckpt._warn_of_missing.__wrapped__)
 
     def local(num_outputs: int) -> nn.Module:
         return Linen(num_outputs)
