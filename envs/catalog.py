@@ -94,17 +94,3 @@ BUILTIN_HOST_ENVS: Mapping[str, CatalogEntry] = {
     "three-parts-host-v0": CatalogEntry(path="jaxrl.envs.three_parts:HostThreeParts"),
 }
 """Built-in gymnasium environments, available under the prefix "jaxrl:"."""
-
-_AS_JAX_ENV = "write its reset and step as a JaxEnv, see docs/guides/custom_environment.md"
-WITHOUT_ADAPTER = {
-    "navix": f"NAVIX has no adapter here: {_AS_JAX_ENV}, or take xminigrid:MiniGrid-Empty-8x8.",
-    "kinetix": f"Kinetix has no adapter here: {_AS_JAX_ENV}.",
-    "jaxatari": f"JAXAtari has no adapter here: {_AS_JAX_ENV}, or take ALE/Pong-v5.",
-}
-"""Environment suites without an adapter by name or package, and the alternative for each."""
-
-
-def find_suite_advice(cls: type) -> str | None:
-    """Return the alternative to a class of a suite without an adapter, None for any other."""
-    packages = (base.__module__.partition(".")[0] for base in cls.__mro__)
-    return next((WITHOUT_ADAPTER[name] for name in packages if name in WITHOUT_ADAPTER), None)

@@ -17,9 +17,11 @@ from jaxrl.envs.adapters import gymnax as gymnax_adapter
 from jaxrl.envs.adapters.pettingzoo import is_pettingzoo, is_pettingzoo_class
 from jaxrl.envs.adapters.table import (
     ADAPTERS,
+    WITHOUT_ADAPTER,
     explain_making,
     find_adapter,
     find_maker,
+    find_suite_advice,
     get_module,
     split_id,
 )
@@ -28,8 +30,6 @@ from jaxrl.envs.catalog import (
     BUILTIN_ENVS,
     BUILTIN_HOST_ENVS,
     BUILTIN_MULTI_ENVS,
-    WITHOUT_ADAPTER,
-    find_suite_advice,
 )
 from jaxrl.envs.class_paths import check_creator, describe_spec, get_instance
 from jaxrl.envs.context import EnvContext
@@ -383,7 +383,7 @@ def _from_object(spec: object, request: EnvRequest, env_id: str) -> Made:
         env = _adapt(spec, env_id)
         params = override_params(env_id, env.default_params, request.context)
         return _wrap(env, params, env_id, request)
-    _refuse_suite(type(spec), env_id)
+    _refuse_suite(spec, env_id)
     if not callable(spec):
         raise EnvError(
             f"An environment must be an id, a class path, a class or instance of JaxEnv or "
@@ -413,16 +413,16 @@ def _adapt(env: object, env_id: str) -> JaxEnv[Any, Any] | MultiAgentJaxEnv[Any,
     if prefix is not None:
         with explain_making(prefix, env_id):
             return get_module(prefix).adapt(*given)
-    _refuse_suite(type(env), env_id)
+    _refuse_suite(env, env_id)
     raise EnvError(
         f"The creator of {env_id} must return a JaxEnv, a MultiAgentJaxEnv or a gymnasium.Env, "
         f"got {env!r}{'; shimmy wraps the old gym API' if hasattr(env, 'reset') else ''}."
     )
 
 
-def _refuse_suite(cls: type, env_id: str) -> None:
-    """Raise for a class of a suite without an adapter, which says what to use instead."""
-    advice = find_suite_advice(cls)
+def _refuse_suite(env: object, env_id: str) -> None:
+    """Raise for an instance or a class of a suite without an adapter, and say what to use instead."""
+    advice = find_suite_advice(env)
     if advice is not None:
         raise EnvError(f"{env_id}: {advice}")
 

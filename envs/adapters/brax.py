@@ -1,9 +1,12 @@
 """Tasks of Brax, `brax:ant` (https://github.com/google/brax); `env_config` has its arguments."""
 
 import importlib
+import inspect
 from importlib.metadata import version
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
@@ -24,6 +27,19 @@ EPISODE_LENGTH = 1000
 def list_ids() -> list[str]:
     """List the tasks that Brax registers."""
     return list(_open()._envs)
+
+
+def find_refused() -> dict[str, str]:
+    """Return the reason for each task that Brax cannot step with the installed jax."""
+    if "a_min" in inspect.signature(jnp.clip).parameters:
+        return {}
+    if "a_min" not in inspect.getsource(importlib.import_module("brax.fluid")):
+        return {}
+    reason = (
+        f"Brax {version('brax')} computes a fluid by jnp.clip(a_min=...), which jax {jax.__version__} "
+        "does not take; playground:SwimmerSwimmer6 is a swimmer simulated by MJX"
+    )
+    return {"swimmer": reason}
 
 
 def make(name: str, /, **arguments: object) -> SuiteEnv:

@@ -62,15 +62,6 @@ _NOTE = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Task:
-    """EnvPool's description of a task; `config` has its arguments by name."""
-
-    observation_space: gymnasium.Space[Any]
-    action_space: gymnasium.Space[Any]
-    config: dict[str, Any]
-
-
 class Pool(VectorEnv[Any, Any, Any]):
     """A pool as gymnasium's vector environment, in which an episode begins at the next step.
 
@@ -88,11 +79,9 @@ class Pool(VectorEnv[Any, Any, Any]):
         self._make = functools.partial(_get_package().make_gymnasium, name, **arguments)
         self._pool: VectorEnv[Any, Any, Any] | None = None
         self._joint: tuple[int, ...] | None = None
-        task = read_task(name, arguments)
-        seen, actions = (
-            map_spaces(_widen, task.observation_space),
-            map_spaces(_to_choices, task.action_space),
-        )
+        spec = _read_spec(name, arguments)
+        seen = map_spaces(_widen, spec.observation_space)
+        actions = map_spaces(_to_choices, spec.action_space)
         mask = seen.spaces.get(ACTION_MASK) if isinstance(seen, spaces.Dict) else None
         if isinstance(seen, spaces.Dict) and isinstance(mask, spaces.MultiBinary):
             shape = tuple(mask.shape)
@@ -165,14 +154,8 @@ class PoolCopy(gymnasium.Env[Any, Any]):
 
     def step(self, action: object) -> tuple[PyTree, float, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, infos = self._pool.step(np.asarray(action)[None])
-        info = split_infos(infos, 1)(0)
-        return (
-            self._get_obs(obs),
-            float(reward[0]),
-            bool(terminated[0]),
-            bool(truncated[0]),
-            info,
-        )
+        ends = bool(terminated[0]), bool(truncated[0])
+        return self._get_obs(obs), float(reward[0]), *ends, split_infos(infos, 1)(0)
 
     def _get_obs(self, batch: PyTree) -> PyTree:
         return map_leaves(_get_first, self.observation_space, batch)
@@ -198,13 +181,14 @@ class PoolCreator:
     def vector(self, num_envs: int, context: EnvContext) -> VectorEnv[Any, Any, Any]:
         """Return a pool, on as many threads as the runner has cores unless the config says."""
         threads = min(num_envs, _count_cores())
-        pool = Pool(self.name, num_envs, {"num_threads": threads, **self.get_arguments(context)})
+        pool = Pool(self.name, num_envs, {"num_threads": threads, **context, **self.limit})
         return ChannelsLast(pool) if _has_channels_first(pool.single_observation_space) else pool
 
-    def get_arguments(self, context: EnvContext) -> dict[str, Any]:
-        """Return the arguments of EnvPool's own functions."""
+    @property
+    def limit(self) -> dict[str, int]:
+        """Time limit as an argument of EnvPool's, if it replaces the task's own."""
         limit = self.max_episode_steps
-        return dict(context) if limit is None else {**context, "max_episode_steps": limit}
+        return {} if limit is None else {"max_episode_steps": limit}
 
 
 def make(name: str, request: EnvRequest, env_id: str) -> MadeHostEnv:
@@ -222,16 +206,15 @@ def make(name: str, request: EnvRequest, env_id: str) -> MadeHostEnv:
     known = list_ids()
     if name not in known:
         raise UnknownNameError(f"EnvPool has no environment {name!r}.{did_you_mean(name, known)}")
-    _check_arguments(env_id, request.context, read_task(name, {}).config)
+    _check_arguments(env_id, request.context, _read_spec(name, {}).config._asdict())
     create = PoolCreator(name=name, max_episode_steps=request.max_episode_steps)
-    task = read_task(name, create.get_arguments(request.context))
-    num_players, limit = task.config["max_num_players"], task.config["max_episode_steps"]
-    if num_players > 1:
+    spec = _read_spec(name, {**request.context, **create.limit})
+    if spec.config.max_num_players > 1:
         raise EnvError(
-            f"{env_id} has {num_players} players, and environments of EnvPool have a single agent "
+            f"{env_id} has {spec.config.max_num_players} players, and environments of EnvPool have a single agent "
             "here: 'pgx:' has the board games, 'pettingzoo:' and 'openspiel:' others."
         )
-    for _, leaf in get_leaf_spaces(task.action_space):
+    for _, leaf in get_leaf_spaces(spec.action_space):
         if isinstance(leaf, spaces.Box) and float(np.max(leaf.high)) > _WIDEST:
             raise EnvError(
                 f"{env_id} has {leaf.shape[0]} buttons without bounds as its action: set "
@@ -240,7 +223,7 @@ def make(name: str, request: EnvRequest, env_id: str) -> MadeHostEnv:
     _check_rendering(env_id, name, request.context)
     made = describe_env(env_id, create, request, vector=create.vector)
     assert isinstance(made, MadeHostEnv)
-    is_atari = _get_module(name) == "envpool.atari"
+    limit, is_atari = spec.config.max_episode_steps, _get_module(name) == "envpool.atari"
     return dataclasses.replace(
         made,
         max_episode_steps=limit if 0 < limit < _NO_LIMIT else None,
@@ -273,7 +256,7 @@ def refuse_instance(env: object, env_id: str) -> NoReturn:
         for name, (_, known, own) in _get_specs().items()
         if known == type(spec).__name__
     )
-    own = read_task(name, {}).config
+    own = _read_spec(name, {}).config._asdict()
     changed = {key: value for key, value in config.items() if value != own[key]}
     limit = changed.get("max_episode_steps")
     dropped = {*_SET_ELSEWHERE, "num_threads"}
@@ -286,20 +269,15 @@ def refuse_instance(env: object, env_id: str) -> NoReturn:
     )
 
 
-def read_task(name: str, arguments: Mapping[str, Any]) -> Task:
-    """Return EnvPool's description of a task, which starts no thread.
+def _read_spec(name: str, arguments: Mapping[str, Any]) -> Any:
+    """Return EnvPool's description of a task, with its spaces and arguments; it starts no thread.
 
     Raises:
         EnvError: If EnvPool refuses the arguments, or a library of the system is missing.
     """
     try:
         with log_warnings(f"{PREFIX}:{name}"):
-            spec = _get_package().make_spec(name, **arguments)
-            return Task(
-                observation_space=spec.observation_space,
-                action_space=spec.action_space,
-                config=spec.config._asdict(),
-            )
+            return _get_package().make_spec(name, **arguments)
     except Exception as error:
         raise EnvError(f"{PREFIX}:{name} cannot be made: {summarize_exception(error)}.") from error
 

@@ -65,6 +65,15 @@ def list_ids() -> list[str]:
     return list(ENV_IDS)
 
 
+def find_refused() -> dict[str, str]:
+    """Return the reason for each id that is never made."""
+    reason = (
+        "it downloads its data when it is made; SimpleBandit-bsuite and BernoulliBandit-misc are "
+        "bandits without data"
+    )
+    return {"MNISTBandit-bsuite": reason}
+
+
 def make(name: str) -> type:
     """Return the gymnax class of an id."""
     module_name, _, class_name = ENV_IDS[name].partition(":")

@@ -10,7 +10,6 @@ from gymnasium import spaces
 
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.adapters.suite_env import Ends, Suite, SuiteEnv, read_dm_step, remove_layers
-from jaxrl.errors import EnvError
 
 _LAYERS = {
     "AutoResetWrapper": "reset_mode",
@@ -24,17 +23,17 @@ def list_ids() -> list[str]:
     return sorted(importlib.import_module("jumanji").registered_environments())
 
 
-def make(name: str, /, **arguments: object) -> SuiteEnv:
-    """Make an environment.
+def find_refused() -> dict[str, str]:
+    """Return the reason for each id that is never made."""
+    reason = (
+        "it downloads its levels when it is made; a creator of Sokoban with another generator, such as "
+        "SimpleSolveGenerator(), is taken"
+    )
+    return {"Sokoban-v0": reason}
 
-    Raises:
-        EnvError: If it downloads its levels when it is made.
-    """
-    if name == "Sokoban-v0" and "generator" not in arguments:
-        raise EnvError(
-            "jumanji:Sokoban-v0 downloads its levels when it is made, so jaxrl refuses it; give a "
-            "creator of Sokoban with a generator that has levels, such as SimpleSolveGenerator()."
-        )
+
+def make(name: str, /, **arguments: object) -> SuiteEnv:
+    """Make an environment."""
     return adapt(importlib.import_module("jumanji").make(name, **arguments))
 
 

@@ -1,5 +1,6 @@
-"""Check of a host environment before the first step, with errors of one sentence."""
+"""Check of a Python environment before the first step, with errors of one sentence."""
 
+import functools
 import inspect
 import traceback
 import weakref
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env as check_by_gymnasium
 
 from jaxrl.core.spaces import map_leaves
@@ -18,35 +20,44 @@ from jaxrl.envs.adapters.host_spaces import Converter, log_warnings, make_conver
 from jaxrl.envs.adapters.host_state import unwrap_layers
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.multi.checked import NonFiniteValueError
+from jaxrl.envs.multi.host_made import AnyCheckedEnv, MadeMultiHostEnv
+from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.space_checks import check_values
 from jaxrl.errors import EnvError, JaxrlError, summarize_exception
 
 ResultT = TypeVar("ResultT")
 ValidateEnv = Callable[[Any, EnvContext], None]
 
-NUM_STEPS = 16
+_NUM_STEPS = 16
+_MAX_STEPS = 1_000
+"""Number of steps at most in which a time limit is looked for that agents in turns cannot have."""
 _ATTEMPTS = 3
-_checked: weakref.WeakSet[MadeHostEnv] = weakref.WeakSet()
+_checked: weakref.WeakSet[MadeHostEnv | MadeMultiHostEnv] = weakref.WeakSet()
 """Environments checked in this process; training, evaluation and recording share one check."""
 _SEED_CHECKS = ("check_reset_seed", "check_step_determinism")
 """Prefixes of gymnasium's checks of reproducibility, which training does not require."""
 
 
+class _EnvRaisedError(EnvError):
+    """Error for an exception that the environment raised."""
+
+
 def precheck_env(
-    made: MadeHostEnv,
+    made: MadeHostEnv | MadeMultiHostEnv,
     context: EnvContext,
     *,
-    check: bool,
-    validate_env: ValidateEnv | None,
-    may_fail: bool,
+    check: bool = True,
+    validate_env: ValidateEnv | None = None,
+    may_fail: bool = False,
 ) -> None:
     """Make one environment, check its contract, and pass it to the user's `validate_env`.
 
     Args:
-        made: Environment to check.
+        made: Environment to check, of one agent or of several.
         context: Argument of its creator.
         check: Whether to run it, unless this process has already done so.
-        validate_env: Function that raises to reject the environment.
+        validate_env: Function of the user's environment that raises to reject it.
         may_fail: Whether to make three attempts, for an environment that is known to raise at
             times.
 
@@ -59,34 +70,51 @@ def precheck_env(
     for attempt in range(_ATTEMPTS if may_fail else 1):
         try:
             _check_once(made, context, check=check, validate_env=validate_env)
-        except _EnvRaisedError as error:
+        except (_EnvRaisedError, NonFiniteValueError) as error:
             if not may_fail or attempt == _ATTEMPTS - 1:
-                raise EnvError(str(error)) from error.__cause__
-            warn_once(f"{error} The check is repeated.")
+                raise EnvError(str(error.args[0])) from error.__cause__
+            warn_once(f"{error.args[0]} The check is repeated.")
         else:
             if check:
                 _checked.add(made)
             return
 
 
-class _EnvRaisedError(EnvError):
-    """Error for an exception that the environment raised."""
-
-
 def _check_once(
-    made: MadeHostEnv, context: EnvContext, *, check: bool, validate_env: ValidateEnv | None
+    made: MadeHostEnv | MadeMultiHostEnv,
+    context: EnvContext,
+    *,
+    check: bool,
+    validate_env: ValidateEnv | None,
 ) -> None:
-    env = create_env(made.id, made.create, context)
+    if isinstance(made, MadeMultiHostEnv):
+        opened = make_checked(made, context)
+        env, run_check = opened.env, functools.partial(_check_agents, made, opened)
+    else:
+        opened = env = create_env(made.id, made.create, context)
+        run_check = functools.partial(_check_one_agent, made, env)
     try:
         if check:
-            _check_signature(made.id, env)
-            _check_steps(made, env)
-            if made.max_episode_steps != 1:  # gymnasium's checker rejects that
-                _run_gymnasium_checker(made, env)
+            run_check()
         if validate_env is not None:
             call_validate_env(made.id, env, context, validate_env)
     finally:
-        close_quietly(made.id, env)
+        close_quietly(made.id, opened)
+
+
+def _check_one_agent(made: MadeHostEnv, env: gymnasium.Env[Any, Any]) -> None:
+    # The innermost one of gymnasium: `unwrapped` may be an environment of another interface.
+    _check_signature(made.id, unwrap_layers(env)[-1])
+    _check_steps(made, env)
+    if made.max_episode_steps != 1:  # gymnasium's checker rejects that
+        _run_gymnasium_checker(made, env)
+
+
+def _check_agents(made: MadeMultiHostEnv, env: AnyCheckedEnv) -> None:
+    _check_signature(made.id, env.env)
+    play_randomly(env, _NUM_STEPS, seed=0)
+    if made.max_episode_steps is not None and env.leaves_agents_waiting:
+        play_randomly(env, min(made.max_episode_steps, _MAX_STEPS), seed=_NUM_STEPS)
 
 
 class _CastObservation(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -123,9 +151,8 @@ def _needs_usual_reset(env: gymnasium.Env[Any, Any]) -> bool:
     return not isinstance(innermost, gymnasium.Env) or not {"seed", "options"} <= names.keys()
 
 
-def _check_signature(name: str, env: gymnasium.Env[Any, Any]) -> None:
-    # The innermost one of gymnasium: `unwrapped` may be an environment of another interface.
-    parameters = inspect.signature(unwrap_layers(env)[-1].reset).parameters
+def _check_signature(name: str, env: Any) -> None:
+    parameters = inspect.signature(env.reset).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     missing = [p for p in ("seed", "options") if p not in parameters and not takes_any]
     if missing:
@@ -145,7 +172,7 @@ def _check_steps(made: MadeHostEnv, env: gymnasium.Env[Any, Any]) -> None:
     actions = env.action_space
     actions.seed(0)
     ended, seed = True, 0
-    for _ in range(NUM_STEPS):
+    for _ in range(_NUM_STEPS):
         if ended:
             result = _call(name, "reset", lambda seed=seed: env.reset(seed=seed))
             _check_obs(made, "reset", check_reset(name, convert_reset, result)[0])
@@ -233,3 +260,58 @@ def call_validate_env(
     except BaseException as error:
         reraise_interrupts(error)
         raise EnvError(f"validate_env rejected {name}: {summarize_exception(error)}.") from error
+
+
+def make_checked(made: MadeMultiHostEnv, context: EnvContext) -> AnyCheckedEnv:
+    """Make one environment.
+
+    Raises:
+        EnvError: If its creator raises.
+    """
+    try:
+        return made.make_checked(context)
+    except JaxrlError:
+        raise
+    except BaseException as error:
+        reraise_interrupts(error)
+        raise _EnvRaisedError(
+            f"{made.id} cannot be made: its creation raised {summarize_exception(error)}."
+        ) from error
+
+
+def play_randomly(env: AnyCheckedEnv, num_steps: int, seed: int) -> None:
+    """Take steps with random actions of whoever acts, across episodes.
+
+    Raises:
+        EnvError: If the environment breaks the contract, or raises.
+    """
+    latest: HostMultiStart | HostMultiStep | None = None
+    what, num_resets = "reset", 0
+    try:
+        for _ in range(num_steps):
+            if latest is None or (isinstance(latest, HostMultiStep) and latest.is_over):
+                what = "reset"
+                latest = env.reset(seed=seed + num_resets)
+                num_resets += 1
+            actions = sample_actions(env, latest.obs, seed + num_resets)
+            what = "step"
+            latest = env.step(actions)
+    except JaxrlError:
+        raise
+    except BaseException as error:
+        reraise_interrupts(error)
+        raise _EnvRaisedError(f"{env.name}: {what} raised {summarize_exception(error)}.") from error
+
+
+def sample_actions(env: AnyCheckedEnv, obs: dict[str, PyTree], seed: int) -> dict[str, Any]:
+    """Sample an action of each agent that acts, a legal one where its observation has a mask."""
+    actions: dict[str, Any] = {}
+    for place, agent in enumerate(env.agents_to_act):
+        space = env.get_action_space(agent)
+        space.seed(1_000 * seed + 7 * env.num_steps + place)
+        mask = obs[agent].get("action_mask") if isinstance(obs[agent], dict) else None
+        if mask is not None and isinstance(space, spaces.Discrete) and np.any(mask):
+            actions[agent] = space.sample(mask=np.asarray(mask, np.int8))
+        else:
+            actions[agent] = space.sample()
+    return actions

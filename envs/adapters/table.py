@@ -4,7 +4,8 @@ The module, which is imported when it is first used, defines `list_ids()` and `m
 where the package's own instances can be given. `make(name, /, **arguments)` of a compiled package
 returns a `JaxEnv`, a `MultiAgentJaxEnv`, or a class of its own that `adapt` takes; entries of
 `env_config` that are no argument of it are parameters of the environment. A package on the host
-defines `make(name, request, env_id)`, which returns the made environment or a creator of it.
+defines `make(name, request, env_id)`, which returns the made environment or a creator of it. A module
+may define `find_refused()`, which returns the reason for each id that is never made.
 """
 
 import contextlib
@@ -29,8 +30,7 @@ class Adapter:
     """Environments of one package.
 
     `distributions` are those whose code a compiled program holds, so that their versions are in the
-    keys of kept programs. `refused` has the reason for each id that is never made, `find_import`
-    returns the module that an id imports beside the package.
+    keys of kept programs. `find_import` returns the module that an id imports beside the package.
     """
 
     title: str
@@ -40,7 +40,6 @@ class Adapter:
     distributions: tuple[str, ...] = ()
     is_host: bool = False
     is_multi: bool = False
-    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
     find_import: Callable[[str], str | None] = lambda name: None
 
     def is_installed(self) -> bool:
@@ -48,55 +47,110 @@ class Adapter:
         return importlib.util.find_spec(self.package) is not None
 
 
-def _jax(title: str, name: str, example: str, *others: str, **fields: Any) -> Adapter:
-    """Describe a compiled package whose module, distribution and extra have one name."""
-    defaults = {"package": name, "install": f"pip install 'jaxrl[{name}]'"}
-    versions = (name, *others)
-    return Adapter(title=title, example=example, distributions=versions, **defaults | fields)
+def _extra(name: str) -> str:
+    return f"pip install 'jaxrl[{name}]'"
 
-
-def _host(title: str, package: str, example: str, install: str, **fields: Any) -> Adapter:
-    return Adapter(
-        title=title, package=package, example=example, install=install, is_host=True, **fields
-    )
-
-
-_MNIST = (
-    "it downloads its data when it is made; SimpleBandit-bsuite and BernoulliBandit-misc are bandits "
-    "without data"
-)
-_SOKOBAN = (
-    "it downloads its levels when it is made; a creator of Sokoban with another generator, such as "
-    "SimpleSolveGenerator(), is taken"
-)
-_GYMNAX = {"install": "pip install 'gymnax>=1.0,<2' six", "refused": {"MNISTBandit-bsuite": _MNIST}}
 
 ADAPTERS: Mapping[str, Adapter] = {
-    "gymnax": _jax("gymnax", "gymnax", "Catch-bsuite", **_GYMNAX),
-    "brax": _jax("Brax", "brax", "ant", "mujoco", "mujoco-mjx"),
-    "playground": _jax(
-        *("MuJoCo Playground", "playground", "CartpoleBalance", "mujoco", "mujoco-mjx"),
-        package="mujoco_playground",
+    "gymnax": Adapter(
+        title="gymnax",
+        package="gymnax",
+        example="Catch-bsuite",
+        install="pip install 'gymnax>=1.0,<2' six",
+        distributions=("gymnax",),
     ),
-    "craftax": _jax("Craftax", "craftax", "Craftax-Symbolic-v1"),
-    "jumanji": _jax("Jumanji", "jumanji", "Snake-v1", refused={"Sokoban-v0": _SOKOBAN}),
-    "xminigrid": _jax("XLand-MiniGrid", "xminigrid", "MiniGrid-Empty-8x8"),
-    "jaxmarl": _jax("JaxMARL", "jaxmarl", "SMAX", is_multi=True),
-    "pgx": _jax("pgx", "pgx", "connect_four", is_multi=True),
-    "gymnasium": _host(
-        *("gymnasium", "gymnasium", "LunarLander-v3", "pip install gymnasium"),
+    "brax": Adapter(
+        title="Brax",
+        package="brax",
+        example="ant",
+        install=_extra("brax"),
+        distributions=("brax", "mujoco", "mujoco-mjx"),
+    ),
+    "playground": Adapter(
+        title="MuJoCo Playground",
+        package="mujoco_playground",
+        example="CartpoleBalance",
+        install=_extra("playground"),
+        distributions=("playground", "mujoco", "mujoco-mjx"),
+    ),
+    "craftax": Adapter(
+        title="Craftax",
+        package="craftax",
+        example="Craftax-Symbolic-v1",
+        install=_extra("craftax"),
+        distributions=("craftax",),
+    ),
+    "jumanji": Adapter(
+        title="Jumanji",
+        package="jumanji",
+        example="Snake-v1",
+        install=_extra("jumanji"),
+        distributions=("jumanji",),
+    ),
+    "xminigrid": Adapter(
+        title="XLand-MiniGrid",
+        package="xminigrid",
+        example="MiniGrid-Empty-8x8",
+        install=_extra("xminigrid"),
+        distributions=("xminigrid",),
+    ),
+    "jaxmarl": Adapter(
+        title="JaxMARL",
+        package="jaxmarl",
+        example="SMAX",
+        install=_extra("jaxmarl"),
+        distributions=("jaxmarl",),
+        is_multi=True,
+    ),
+    "pgx": Adapter(
+        title="pgx",
+        package="pgx",
+        example="connect_four",
+        install=_extra("pgx"),
+        distributions=("pgx",),
+        is_multi=True,
+    ),
+    "gymnasium": Adapter(
+        title="gymnasium",
+        package="gymnasium",
+        example="LunarLander-v3",
+        install="pip install gymnasium",
+        is_host=True,
         find_import=lambda name: name.rpartition(":")[0] or None,
     ),
-    "envpool": _host("EnvPool", "envpool", "HalfCheetah-v5", "pip install 'jaxrl[envpool]'"),
-    "pettingzoo": _host(
-        *("PettingZoo", "pettingzoo", "sisl/pursuit_v5", "pip install 'jaxrl[pettingzoo]'"),
+    "envpool": Adapter(
+        title="EnvPool",
+        package="envpool",
+        example="HalfCheetah-v5",
+        install=_extra("envpool"),
+        is_host=True,
+    ),
+    "pettingzoo": Adapter(
+        title="PettingZoo",
+        package="pettingzoo",
+        example="sisl/pursuit_v5",
+        install=_extra("pettingzoo"),
+        is_host=True,
         is_multi=True,
         find_import=get_package,
     ),
-    "openspiel": _host(
-        *("OpenSpiel", "pyspiel", "leduc_poker", "pip install 'jaxrl[openspiel]'"), is_multi=True
+    "openspiel": Adapter(
+        title="OpenSpiel",
+        package="pyspiel",
+        example="leduc_poker",
+        install=_extra("openspiel"),
+        is_host=True,
+        is_multi=True,
     ),
 }
+
+_AS_JAX_ENV = "write its reset and step as a JaxEnv, see docs/guides/custom_environment.md"
+WITHOUT_ADAPTER: Mapping[str, str] = {
+    "navix": f"NAVIX has no adapter here: {_AS_JAX_ENV}, or take xminigrid:MiniGrid-Empty-8x8.",
+    "kinetix": f"Kinetix has no adapter here: {_AS_JAX_ENV}.",
+    "jaxatari": f"JAXAtari has no adapter here: {_AS_JAX_ENV}, or take ALE/Pong-v5.",
+}
+"""Packages without an adapter by their names, and the alternative to each."""
 
 
 def split_id(spec: str) -> tuple[str, str] | None:
@@ -112,17 +166,20 @@ def get_module(prefix: str) -> Any:
 
 def find_adapter(env: object) -> str | None:
     """Return the prefix of the compiled package that an instance or a class is of, None if of none."""
+    prefixes = {row.package: prefix for prefix, row in ADAPTERS.items() if not row.is_host}
+    return next((prefixes[name] for name in _list_packages(env) if name in prefixes), None)
+
+
+def find_suite_advice(env: object) -> str | None:
+    """Return the alternative to an instance or a class of a package without an adapter, else None."""
+    names = _list_packages(env)
+    return next((WITHOUT_ADAPTER[name] for name in names if name in WITHOUT_ADAPTER), None)
+
+
+def _list_packages(env: object) -> list[str]:
+    """Return the packages of an instance's or a class's bases."""
     bases = env.__mro__ if isinstance(env, type) else type(env).__mro__
-    packages = [base.__module__.partition(".")[0] for base in bases]
-    return next(
-        (
-            prefix
-            for package in packages
-            for prefix, adapter in ADAPTERS.items()
-            if adapter.package == package and not adapter.is_host
-        ),
-        None,
-    )
+    return [base.__module__.partition(".")[0] for base in bases]
 
 
 def list_ids(prefix: str) -> list[str]:
@@ -133,7 +190,13 @@ def list_ids(prefix: str) -> list[str]:
     """
     with _explain_missing(prefix, prefix):
         names = get_module(prefix).list_ids()
-    return [name for name in names if name not in ADAPTERS[prefix].refused]
+        refused = find_refused(prefix)
+    return [name for name in names if name not in refused]
+
+
+def find_refused(prefix: str) -> Mapping[str, str]:
+    """Return the reason for each id of a package that is never made."""
+    return getattr(get_module(prefix), "find_refused", dict[str, str])()
 
 
 def find_maker(prefix: str, name: str) -> Callable[..., Any]:
@@ -144,9 +207,10 @@ def find_maker(prefix: str, name: str) -> Callable[..., Any]:
         EnvError: If the package is not installed, or the environment is never made.
     """
     adapter, env_id = ADAPTERS[prefix], f"{prefix}:{name}"
-    if name in adapter.refused:
-        raise EnvError(f"{env_id} is refused: {adapter.refused[name]}.")
     with _explain_missing(prefix, env_id):
+        refused = find_refused(prefix)
+        if name in refused:
+            raise EnvError(f"{env_id} is refused: {refused[name]}.")
         known = get_module(prefix).list_ids()
     if name not in known:
         raise UnknownNameError(

@@ -1,6 +1,5 @@
 """Copies of a Python environment of several agents, in this process or in one process each."""
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -9,8 +8,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from jaxrl.core.types import PyTree
-from jaxrl.envs.adapters.precheck import ValidateEnv
-from jaxrl.envs.adapters.precheck_multi import precheck_multi_env
+from jaxrl.envs.adapters.precheck import ValidateEnv, precheck_env
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import VectorizeMode
 from jaxrl.envs.multi.host_copy import CopySpec, CopyStep, EnvCopy
@@ -19,11 +17,6 @@ from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.host_processes import ProcessCopies
 from jaxrl.envs.multi.host_slots import EpisodeMaker, OpenEpisode
 from jaxrl.envs.multi.host_steps import HostMultiStart
-from jaxrl.errors import EnvError
-
-_CHECK_ATTEMPTS = 3
-"""Number of checks of an environment that may raise at times."""
-
 
 OnSteps: TypeAlias = Callable[[Mapping[int, CopyStep]], None]
 """Function of the steps of copies by row."""
@@ -205,7 +198,7 @@ def make_multi_vector(
         EnvError: If the environment fails a check, or `validate_env` rejects it.
     """
     context = EnvContext(made.env_config, worker_index=worker_index, num_workers=num_workers)
-    _precheck(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
+    precheck_env(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
     specs = [
         CopySpec(
             made=made,
@@ -221,19 +214,3 @@ def make_multi_vector(
     if mode == "async":
         return MultiHostVector(specs, ProcessCopies(specs, timeout_s))
     return MultiHostVector(specs, LocalCopies(specs))
-
-
-def _precheck(
-    made: MadeMultiHostEnv,
-    context: EnvContext,
-    *,
-    check: bool,
-    validate_env: ValidateEnv | None,
-    may_fail: bool,
-) -> None:
-    """Check an environment; one that is known to raise at times has several attempts."""
-    for _ in range(_CHECK_ATTEMPTS - 1 if may_fail else 0):
-        with contextlib.suppress(EnvError):
-            precheck_multi_env(made, context, check=check, validate_env=validate_env)
-            return
-    precheck_multi_env(made, context, check=check, validate_env=validate_env)

@@ -32,7 +32,7 @@ from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.barrier import close_quietly
 from jaxrl.envs.adapters.host_spaces import to_runner_actions, to_runner_space
-from jaxrl.envs.adapters.precheck_multi import make_checked, sample_actions
+from jaxrl.envs.adapters.precheck import make_checked, sample_actions
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.contract import check_agents
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv

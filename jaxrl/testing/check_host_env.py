@@ -1,144 +1,211 @@
-"""Check of a gymnasium environment against what runners assume beyond the precheck."""
+"""Check of a Python environment, of one agent or of several, beyond that before every run."""
 
+import copy
 import dataclasses
 import warnings
 from typing import Any
 
 import cloudpickle
-import gymnasium
 import jax
 import numpy as np
 
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.gymnasium import create_env
-from jaxrl.envs.adapters.precheck import precheck_env
+from jaxrl.envs.adapters.precheck import make_checked, precheck_env, sample_actions
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.multi.base import ALL
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.errors import EnvError
 
 _MAX_STEPS = 2_000
 _NUM_EPISODES = 3
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Transition:
-    """One transition and, if it ended an episode, the first observation of the next one."""
-
-    obs: PyTree
-    reward: float
-    terminated: bool
-    truncated: bool
-    first: PyTree | None
-
-    @property
-    def ended(self) -> bool:
-        return self.terminated or self.truncated
-
-    def values(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+AnyMade = MadeHostEnv | MadeMultiHostEnv
 
 
 class _Player:
-    """Player that steps one environment with given actions and resets it when an episode ends."""
+    """One environment that is stepped with random actions, and reset when an episode has ended.
 
-    def __init__(self, made: MadeHostEnv, seed: int) -> None:
-        self.env = create_env(made.id, made.create, EnvContext(made.env_config))
-        self.first, _ = self.env.reset(seed=seed)
-        self.rows: list[_Transition] = []
+    `rows` are the values of all resets and steps by name.
+    """
 
-    def step(self, action: PyTree) -> None:
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        ended = bool(terminated or truncated)
-        row = _Transition(
-            obs=jax.tree.map(np.array, obs),
-            reward=float(reward),
-            terminated=bool(terminated),
-            truncated=bool(truncated),
-            first=jax.tree.map(np.array, self.env.reset()[0]) if ended else None,
-        )
-        self.rows.append(row)
+    truncation = "truncated"
+    """Name of what a step should return at a time limit."""
+
+    def __init__(self, seed: int) -> None:
+        self.rows: list[dict[str, PyTree]] = []
+        self.lengths: list[int] = []
+        """Numbers of steps of the episodes that ended."""
+        self.all_terminated = True
+        self._num_steps = 0
+        self._is_over = False
+        self._record(self.reset(seed))
+
+    def step(self) -> None:
+        """Take a step, after a reset where the last one ended an episode."""
+        if self._is_over:
+            self._num_steps = 0
+            self._record(self.reset(None))
+        row, terminated, self._is_over = self.act()
+        self._record(row)
+        self._num_steps += 1
+        if self._is_over:
+            self.lengths.append(self._num_steps)
+            self.all_terminated &= terminated
+
+    def reset(self, seed: int | None) -> dict[str, PyTree]:
+        """Begin an episode."""
+        raise NotImplementedError
+
+    def act(self) -> tuple[dict[str, PyTree], bool, bool]:
+        """Take a step; also return whether the episode terminated, and whether it is over."""
+        raise NotImplementedError
+
+    def warn_about_agents(self, name: str) -> None:
+        """Warn of agents that did nothing."""
+
+    def close(self) -> None:
+        """Close the environment."""
+        raise NotImplementedError
+
+    def _record(self, row: dict[str, PyTree]) -> None:
+        """Store a copy of a row, whose arrays an environment may overwrite."""
+        self.rows.append(jax.tree.map(lambda x: x.copy() if _is_array(x) else x, row))
 
 
-def check_host_env(made: MadeHostEnv, *, num_steps: int, num_envs: int, seed: int) -> None:
-    """Check a gymnasium environment with random actions and raise at the first violation.
+class _OneAgent(_Player):
+    """A gymnasium environment."""
 
-    Besides the checks made before every run: equal seeds and actions give equal transitions, even
-    beside other copies in the same process, and no episode exceeds the time limit. A warning is
-    given if the environment does not depend on its seed, neither ends nor has a time limit, always
-    terminates after the same number of steps, or cannot be sent to another process.
+    def __init__(self, made: MadeHostEnv, seed: int, action_seed: int) -> None:
+        self._env = create_env(made.id, made.create, EnvContext(made.env_config))
+        self._actions = copy.deepcopy(made.action_space)
+        self._actions.seed(action_seed)
+        super().__init__(seed)
+
+    def reset(self, seed: int | None) -> dict[str, PyTree]:
+        return {"observation": self._env.reset(seed=seed)[0]}
+
+    def act(self) -> tuple[dict[str, PyTree], bool, bool]:
+        obs, reward, terminated, truncated, _ = self._env.step(self._actions.sample())
+        flags = {"terminated": bool(terminated), "truncated": bool(truncated)}
+        row = {"observation": obs, "reward": float(reward), **flags}
+        return row, flags["terminated"], any(flags.values())
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class _SeveralAgents(_Player):
+    """An environment of several agents, every call of which is held to the contract."""
+
+    truncation = f"truncateds[{ALL!r}]=True"
+
+    def __init__(self, made: MadeMultiHostEnv, seed: int, action_seed: int) -> None:
+        self._env = make_checked(made, EnvContext(made.env_config))
+        self._action_seed = action_seed
+        self._obs: dict[str, PyTree] = {}
+        self._acted: set[str] = set()
+        super().__init__(seed)
+
+    def reset(self, seed: int | None) -> dict[str, PyTree]:
+        return self._read(self._env.reset(seed))
+
+    def act(self) -> tuple[dict[str, PyTree], bool, bool]:
+        seed = self._action_seed + len(self.lengths)
+        step = self._env.step(sample_actions(self._env, self._obs, seed))
+        return self._read(step), step.terminated[ALL], step.is_over
+
+    def _read(self, outcome: HostMultiStart | HostMultiStep) -> dict[str, PyTree]:
+        self._obs = outcome.obs
+        self._acted.update(name for name, acts in outcome.acts.items() if acts)
+        values = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
+        return {name: value for name, value in values.items() if name not in ("infos", "info")}
+
+    def warn_about_agents(self, name: str) -> None:
+        never = [agent for agent in self._env.possible_agents if agent not in self._acted]
+        if never:
+            _warn(f"{name}: agent {never[0]!r} never had an observation to act on.")
+        count = self._env.rewards_without_action
+        if count:
+            _warn(
+                f"{name}: {count} rewards were of agents that had not acted yet, or had ended; they "
+                "count in returns, and no action is credited with them."
+            )
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def check_host_env(made: AnyMade, *, num_steps: int, num_envs: int, seed: int) -> None:
+    """Check a Python environment with random actions; see `check_env`.
 
     Raises:
         EnvError: If the environment violates the contract.
     """
-    context = EnvContext(made.env_config)
-    precheck_env(made, context, check=True, validate_env=None, may_fail=False)
-    actions = _sample_actions(made.action_space, max(num_steps, 1), seed)
-    alone = _play(made, [seed], actions)[0]
     name = made.id
-    _raise_if_different(name, alone, _play(made, [seed], actions)[0], NOT_REPRODUCIBLE)
-    together = _play(made, [seed + number for number in range(max(num_envs, 2))], actions)
-    _raise_if_different(name, alone, together[0], SHARED)
+    precheck_env(made, EnvContext(made.env_config))
+    num_steps = max(num_steps, 1)
+    alone, again = (_play(made, [seed], num_steps)[0] for _ in range(2))
+    if place := _find_difference(alone, again):
+        raise EnvError(
+            f"{name}: two runs from the same seed and actions differ in {place}; draw random numbers "
+            "only from self.np_random, which `super().reset(seed=seed)` seeds, and reset all other "
+            "state."
+        )
+    together = _play(made, [seed + number for number in range(max(num_envs, 2))], num_steps)
+    if place := _find_difference(alone, together[0]):
+        raise EnvError(
+            f"{name}: it behaves differently when a second copy is stepped beside it, in {place}; "
+            "copies must not share mutable state, such as the global generator of numpy.random."
+        )
     if _find_difference(alone, together[1]) is None:
         _warn(f"{name} does not depend on its seed: all episodes start identically.")
-    _check_lengths(made, seed)
-    warn_about_pickling(made)
+    _check_episodes(made, seed)
+    try:
+        cloudpickle.dumps(made.create)
+    except Exception as error:  # noqa: BLE001  (a user's object may raise anything)
+        _warn(
+            f"{name} cannot be sent to another process ({error}): use it with num_env_runners=0 and "
+            "gym_env_vectorize_mode='sync', or register a creator that creates the objects that it "
+            "needs."
+        )
 
 
-NOT_REPRODUCIBLE = (
-    "two runs from the same seed and actions differ in {path}; draw random numbers only from "
-    "self.np_random, which `super().reset(seed=seed)` seeds, and reset all other state"
-)
-SHARED = (
-    "it behaves differently when a second copy is stepped beside it, in {path}; copies must not "
-    "share mutable state, such as the global generator of numpy.random"
-)
+def _make_player(made: AnyMade, seed: int, action_seed: int) -> _Player:
+    if isinstance(made, MadeMultiHostEnv):
+        return _SeveralAgents(made, seed, action_seed)
+    return _OneAgent(made, seed, action_seed)
 
 
-def _sample_actions(space: gymnasium.Space[Any], count: int, seed: int) -> list[Any]:
-    space.seed(seed)
-    return [space.sample() for _ in range(count)]
-
-
-def _play(made: MadeHostEnv, seeds: list[int], actions: list[Any]) -> list[_Player]:
-    """Step one environment per seed, in turns and with the same actions."""
-    players = [_Player(made, seed) for seed in seeds]
-    for action in actions:
+def _play(made: AnyMade, seeds: list[int], num_steps: int) -> list[_Player]:
+    """Step one environment per seed, in turns and with the same seed of actions."""
+    players = [_make_player(made, seed, seeds[0]) for seed in seeds]
+    for _ in range(num_steps):
         for player in players:
-            player.step(jax.tree.map(lambda x: x.copy() if _is_array(x) else x, action))
+            player.step()
     for player in players:
-        player.env.close()
+        player.close()
     return players
-
-
-def _is_array(value: object) -> bool:
-    return isinstance(value, np.ndarray)
-
-
-def _raise_if_different(name: str, a: _Player, b: _Player, template: str) -> None:
-    path = _find_difference(a, b)
-    if path is not None:
-        raise EnvError(f"{name}: {template.format(path=path)}.")
 
 
 def _find_difference(a: _Player, b: _Player) -> str | None:
     """Return the place of the first difference between two players, if any."""
-    if not is_equal(a.first, b.first):
-        return "the first observation"
-    for number, (x, y) in enumerate(zip(a.rows, b.rows, strict=True)):
-        left, right = x.values(), y.values()
+    num_steps = 0
+    for left, right in zip(a.rows, b.rows, strict=False):
+        is_step = "terminated" in left
         for field, value in left.items():
-            if not is_equal(value, right[field]):
-                where = (
-                    "the first observation of the episode after"
-                    if field == "first"
-                    else f"{field} of"
+            if field not in right or not _is_equal(value, right[field]):
+                place = (
+                    f"of step {num_steps}" if is_step else f"of the reset before step {num_steps}"
                 )
-                return f"{where} step {number}"
+                return f"the {field} {place}"
+        num_steps += is_step
     return None
 
 
-def is_equal(a: PyTree, b: PyTree) -> bool:
+def _is_equal(a: PyTree, b: PyTree) -> bool:
     """Return whether two trees have one structure and equal leaves."""
     if jax.tree.structure(a) != jax.tree.structure(b):
         return False
@@ -146,53 +213,35 @@ def is_equal(a: PyTree, b: PyTree) -> bool:
     return all(np.array_equal(x, y) for x, y in pairs)
 
 
-def _check_lengths(made: MadeHostEnv, seed: int) -> None:
-    """Check the lengths of a few complete episodes, within a limit of steps."""
-    limit = made.max_episode_steps
-    lengths, terminated = _measure_episodes(made, seed)
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def _check_episodes(made: AnyMade, seed: int) -> None:
+    """Play a few complete episodes, within a limit of steps, and check their lengths."""
+    player, name, limit = _make_player(made, seed, seed), made.id, made.max_episode_steps
+    for _ in range(_MAX_STEPS):
+        player.step()
+        if len(player.lengths) == _NUM_EPISODES:
+            break
+    player.close()
+    lengths = player.lengths
     longest = max(lengths, default=0)
     if limit is not None and longest > limit:
-        raise EnvError(f"{made.id}: an episode had {longest} steps, but the time limit is {limit}.")
+        raise EnvError(f"{name}: an episode had {longest} steps, but the time limit is {limit}.")
     if not lengths and limit is None:
         _warn(
-            f"{made.id} did not end within {_MAX_STEPS} steps and has no time limit; set "
-            f"max_episode_steps, or episodes may never end."
+            f"{name} did not end within {_MAX_STEPS} steps and has no time limit; set "
+            "max_episode_steps, or episodes may never end."
         )
-    if len(lengths) >= _NUM_EPISODES and len(set(lengths)) == 1 and terminated and longest > 1:
+    is_constant = len(lengths) == _NUM_EPISODES and len(set(lengths)) == 1 and longest > 1
+    if is_constant and player.all_terminated:
         _warn(
-            f"{made.id}: every episode terminated after {longest} steps; if that is a time limit, "
-            f"step must return truncated instead, after which the value is still bootstrapped."
+            f"{name}: every episode terminated after {longest} steps; if that is a time limit, step "
+            f"must return {player.truncation} instead, after which the value is still bootstrapped."
         )
-
-
-def _measure_episodes(made: MadeHostEnv, seed: int) -> tuple[list[int], bool]:
-    """Return the lengths of up to three complete episodes and whether all of them terminated."""
-    player = _Player(made, seed)
-    made.action_space.seed(seed)
-    lengths, count = [], 0
-    for _ in range(_MAX_STEPS):
-        player.step(made.action_space.sample())
-        count += 1
-        if player.rows[-1].ended:
-            lengths.append(count)
-            count = 0
-        if len(lengths) == _NUM_EPISODES:
-            break
-    player.env.close()
-    return lengths, all(row.terminated for row in player.rows if row.ended)
-
-
-def warn_about_pickling(made: MadeHostEnv | MadeMultiHostEnv) -> None:
-    """Warn if an environment's creator cannot be sent to another process."""
-    try:
-        cloudpickle.dumps(made.create)
-    except Exception as error:  # noqa: BLE001  (a user's object may raise anything)
-        _warn(
-            f"{made.id} cannot be sent to another process ({error}): use it with "
-            f"num_env_runners=0 and gym_env_vectorize_mode='sync', or register a creator that "
-            f"creates the objects that it needs."
-        )
+    player.warn_about_agents(name)
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
+    warnings.warn(message, stacklevel=5)

@@ -75,7 +75,7 @@ class Deaf(TimeLimit[Any, Any]):
 
 
 BAD: list[tuple[Any, str]] = [
-    (Forgets, "two runs from the same seed and actions differ in reward of step 0"),
+    (Forgets, "two runs from the same seed and actions differ in the reward of step 0"),
     (Shares, "it behaves differently when a second copy is stepped beside it"),
     (lambda context: Deaf(Walk(), 2), "steps, but the time limit is 2"),
 ]

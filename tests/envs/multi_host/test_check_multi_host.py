@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from jaxrl.cli.app import app
 from jaxrl.envs import EnvContext, make_multi_host
-from jaxrl.envs.adapters.precheck_multi import precheck_multi_env
+from jaxrl.envs.adapters.precheck import precheck_env
 from jaxrl.errors import EnvError
 from jaxrl.testing import check_env
 from tests.envs.multi_host.scripted import Turns, at
@@ -83,7 +83,10 @@ class CannotBeMade(Wandering):
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        (Unseeded, "two runs from the same seed and actions differ in the obs after 0 steps"),
+        (
+            Unseeded,
+            "two runs from the same seed and actions differ in the obs of the reset before step 0",
+        ),
         (Shared, "behaves differently when a second copy is stepped beside it, in the obs"),
         (Raises, "Raises: step raised KeyError: 'speed'"),
         (WithoutSeed, "reset must take the keyword arguments seed and options, but seed and opt"),
@@ -144,14 +147,14 @@ def test_the_check_before_a_run_is_made_once_and_asks_the_user() -> None:
         if context.worker_index:
             raise ValueError("not here")
 
-    precheck_multi_env(made, EnvContext(), validate_env=validate)
+    precheck_env(made, EnvContext(), validate_env=validate)
     assert seen == [Wandering]
     with pytest.raises(EnvError, match=r"validate_env rejected .*Wandering: ValueError: not here"):
-        precheck_multi_env(made, EnvContext(worker_index=1), validate_env=validate)
+        precheck_env(made, EnvContext(worker_index=1), validate_env=validate)
     broken = make_multi_host(TooFar)
-    precheck_multi_env(broken, EnvContext(), check=False)
+    precheck_env(broken, EnvContext(), check=False)
     with pytest.raises(EnvError, match="must lie in"):
-        precheck_multi_env(broken, EnvContext())
+        precheck_env(broken, EnvContext())
 
 
 EXAMPLES = "ray.rllib.examples.envs.classes.multi_agent"

@@ -15,7 +15,7 @@ from jaxrl.config.agent_mapping import describe_suggestion, suggest_mapping
 from jaxrl.config.settings.training import CriticKind
 from jaxrl.envs import make_multi_host
 from jaxrl.envs.adapters.pettingzoo import PettingZooEnv, wrap_pettingzoo
-from jaxrl.envs.adapters.precheck_multi import play_randomly
+from jaxrl.envs.adapters.precheck import play_randomly
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.errors import ConfigError, EnvError

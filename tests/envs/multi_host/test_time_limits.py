@@ -8,7 +8,7 @@ import pytest
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.envs import make_multi_host
 from jaxrl.envs.adapters.pettingzoo import PettingZooEnv
-from jaxrl.envs.adapters.precheck_multi import play_randomly, precheck_multi_env, sample_actions
+from jaxrl.envs.adapters.precheck import play_randomly, precheck_env, sample_actions
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
 from jaxrl.errors import EnvError
@@ -75,7 +75,7 @@ def test_a_limit_that_is_reached_is_refused_before_the_run_begins(limit: int) ->
 def test_other_limits_are_not_refused() -> None:
     for env, limit in ((Turns, 6), (Telling, 3), (Telling, 40)):
         made = make_multi_host(env, max_episode_steps=limit)
-        precheck_multi_env(made, EnvContext({}))
+        precheck_env(made, EnvContext({}))
 
 
 def play_to_the_limit(name: str, limit: int, **config: Any) -> Any:
