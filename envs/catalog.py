@@ -64,8 +64,8 @@ BUILTIN_ENVS: Mapping[str, CatalogEntry] = {
 
 BUILTIN_MULTI_ENVS: Mapping[str, CatalogEntry] = {
     "MultiAgentCartPole-v0": _multi("copies:MultiAgentCartPole", num_agents=2),
-    "TicTacToe-v0": _multi("tic_tac_toe:TicTacToe"),
-    "ConnectFour-v0": _multi("connect_four:ConnectFour"),
+    "TicTacToe-v0": _multi("board:TicTacToe"),
+    "ConnectFour-v0": _multi("board:ConnectFour"),
     "RockPaperScissors-v0": _multi("rock_paper_scissors:RockPaperScissors"),
     "TwoStep-v0": _multi("matrix_games:TwoStep"),
     "TwoStepAnd-v0": _multi("matrix_games:TwoStepAnd"),
@@ -83,14 +83,14 @@ BUILTIN_MULTI_ENVS: Mapping[str, CatalogEntry] = {
     "probe-teams-v0": _multi("probes:ProbeTeams"),
     "probe-agents-v0": _multi("probes:ProbeAgents"),
     "probe-mask-turns-v0": _multi("probes:ProbeMaskTurns"),
-    "probe-state-v0": _multi("hidden_probes:ProbeState"),
-    "probe-recall-turns-v0": _multi("hidden_probes:ProbeRecallTurns"),
-    "probe-opponent-v0": _multi("hidden_probes:ProbeOpponent"),
+    "probe-state-v0": _multi("probes:ProbeState"),
+    "probe-recall-turns-v0": _multi("probes:ProbeRecallTurns"),
+    "probe-opponent-v0": _multi("probes:ProbeOpponent"),
 }
 """Built-in environments of several agents."""
 
 BUILTIN_HOST_ENVS: Mapping[str, CatalogEntry] = {
-    "crashing-cartpole-v0": CatalogEntry(path="jaxrl.envs.host_faults:crashing_cartpole"),
+    "crashing-cartpole-v0": CatalogEntry(path="jaxrl.envs.faults:crashing_cartpole"),
     "three-parts-host-v0": CatalogEntry(path="jaxrl.envs.three_parts:HostThreeParts"),
 }
 """Built-in gymnasium environments, available under the prefix "jaxrl:"."""

@@ -5,13 +5,12 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from jaxrl.envs.adapters.barrier import FaultBarrier, SubEnvSpec, derive_seed
+from jaxrl.envs.adapters.barrier import FaultBarrier, SubEnvSpec, derive_seed, make_specs
 from jaxrl.envs.adapters.gym_processes import start_processes
-from jaxrl.envs.adapters.gym_vector import GymVector
+from jaxrl.envs.adapters.gym_vector import FastSyncVectorEnv, GymVector
 from jaxrl.envs.adapters.host_creators import VectorOnlyCreator
 from jaxrl.envs.adapters.host_spaces import to_runner_actions, to_runner_space
 from jaxrl.envs.adapters.precheck import ValidateEnv, call_validate_env, precheck_env
-from jaxrl.envs.adapters.sync_copies import FastSyncVectorEnv
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostVector, MadeHostEnv, VectorizeMode
@@ -76,21 +75,10 @@ def make_vector(
     if mode == "vector_entry_point":
         seeds = [derive_seed(seed, first_index + row) for row in range(num_envs)]
         return _make_own_vector(made, context, seeds, restart_failed)
-    plans = [
-        SubEnvSpec(
-            id=made.id,
-            create=made.create,
-            context=context.copy_with_overrides(vector_index=row),
-            observation_space=made.observation_space,
-            action_space=made.action_space,
-            seed=seed,
-            index=first_index + row,
-            restart_failed=restart_failed,
-            task=made.task,
-        )
-        for row in range(num_envs)
-    ]
-    return make_gym_vector(plans, mode=mode, timeout_s=timeout_s)
+    specs = make_specs(
+        made, context, num_envs, first_index, seed=seed, restart_failed=restart_failed
+    )
+    return make_gym_vector(specs, mode=mode, timeout_s=timeout_s)
 
 
 def _make_own_vector(
@@ -146,7 +134,7 @@ def _make_own_vector(
 
 
 def make_gym_vector(
-    plans: list[SubEnvSpec],
+    specs: list[SubEnvSpec[MadeHostEnv]],
     *,
     mode: str,
     autoreset_mode: AutoresetMode | None = None,
@@ -160,8 +148,8 @@ def make_gym_vector(
     Raises:
         EnvError: If the copies cannot be pickled, or their processes do not start.
     """
-    barriers = [functools.partial(FaultBarrier, plan) for plan in plans]
-    first = plans[0]
+    barriers = [functools.partial(FaultBarrier, spec) for spec in specs]
+    made, worker_index = specs[0].made, specs[0].context.worker_index
     if mode == "sync":
         vector: VectorEnv[Any, Any, Any] = (
             FastSyncVectorEnv(barriers)
@@ -170,12 +158,12 @@ def make_gym_vector(
         )
     else:
         mode_of_processes = autoreset_mode or AutoresetMode.SAME_STEP
-        vector = start_processes(first.id, barriers, mode_of_processes)
+        vector = start_processes(made.id, barriers, mode_of_processes)
     return GymVector(
         vector,
-        name=f"{first.id} (worker_index={first.context.worker_index})",
-        seeds=[derive_seed(plan.seed, plan.index) for plan in plans],
-        observation_space=first.observation_space,
+        name=f"{made.id} (worker_index={worker_index})",
+        seeds=[spec.first_seed for spec in specs],
+        observation_space=made.observation_space,
         timeout_s=timeout_s,
-        task=first.task,
+        task=made.task,
     )

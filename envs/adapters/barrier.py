@@ -10,7 +10,7 @@ import dis
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeGuard, TypeVar
 
 import gymnasium
 import numpy as np
@@ -20,11 +20,16 @@ from jaxrl.core.spaces import get_children, map_leaves
 from jaxrl.envs.adapters.host_spaces import Converter, make_converter, warn_once, zeros
 from jaxrl.envs.adapters.host_state import get_env_state, set_env_state
 from jaxrl.envs.context import EnvContext
+from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.task_settable import find_task_layer
 from jaxrl.errors import EnvError, summarize_exception
 
 if TYPE_CHECKING:
     from jaxrl.core.types import PyTree
+    from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+
+MadeHostT = TypeVar("MadeHostT", bound="MadeHostEnv | MadeMultiHostEnv")
+ResultT = TypeVar("ResultT")
 
 FAULT_KEY = "jaxrl_fault"
 """Key of a fault report in an info."""
@@ -65,37 +70,146 @@ class SubEnvFault:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SubEnvSpec:
-    """Recipe of one copy, and whether to restart it after a fault.
+class SubEnvSpec(Generic[MadeHostT]):
+    """Recipe of one copy of an environment of one agent or of several.
 
-    `index` is the copy's index among all copies of the run; its seeds derive from it, so that data
-    do not depend on how copies are distributed over runners. `task` is its first task, None for the
-    environment's own.
+    Attributes:
+        made: The environment.
+        context: Context of the copy, whose `vector_index` is its row.
+        seed: Seed of the run.
+        index: Index of the copy among all copies of the run, which its seeds derive from, so that
+            data do not depend on how copies are distributed over runners.
+        restart_failed: Whether to restart a copy that raises, instead of raising.
+        reads_state: Whether steps of several agents have the global state.
     """
 
-    id: str
-    create: Callable[[EnvContext], gymnasium.Env[Any, Any]]
+    made: MadeHostT
     context: EnvContext
-    observation_space: gymnasium.Space[Any]
-    action_space: gymnasium.Space[Any]
     seed: int
     index: int
     restart_failed: bool
-    task: "PyTree" = None
+    reads_state: bool = False
 
     @property
     def name(self) -> str:
         """Environment, worker and copy, for messages."""
         context = self.context
         return (
-            f"{self.id} (worker_index={context.worker_index}, vector_index={context.vector_index})"
+            f"{self.made.id} (worker_index={context.worker_index}, "
+            f"vector_index={context.vector_index})"
         )
+
+    @property
+    def first_seed(self) -> int:
+        """Seed of the first reset."""
+        return derive_seed(self.seed, self.index)
+
+
+def make_specs(
+    made: MadeHostT, context: EnvContext, num_envs: int, first_index: int, **fields: Any
+) -> list[SubEnvSpec[MadeHostT]]:
+    """Return the recipes of copies side by side, given further fields of each."""
+    return [
+        SubEnvSpec(
+            made=made,
+            context=context.copy_with_overrides(vector_index=row),
+            index=first_index + row,
+            **fields,
+        )
+        for row in range(num_envs)
+    ]
 
 
 def derive_seed(seed: int, index: int, restarts: int = 0) -> int:
     """Return the 31-bit seed of a copy's first reset, another one after each restart."""
     places = (index,) if restarts == 0 else (index, restarts)
     return int(make_seed_sequence(seed, *places).generate_state(1)[0] >> 1)
+
+
+class Restarts:
+    """Restarts of one copy: their number, and that since its last step.
+
+    Args:
+        spec: Recipe of the copy.
+    """
+
+    def __init__(self, spec: SubEnvSpec[Any]) -> None:
+        self._spec = spec
+        self._number = self._num_consecutive = 0
+
+    def note_step(self) -> None:
+        """Note that the copy took a step."""
+        self._num_consecutive = 0
+
+    def count_fault(self, sentence: str, error: BaseException) -> None:
+        """Count a fault, after which a new episode begins.
+
+        Raises:
+            EnvError: If there were too many without a step.
+        """
+        self._num_consecutive += 1
+        if self._num_consecutive > MAX_CONSECUTIVE_RESTARTS:
+            raise EnvError(
+                f"{sentence} It was restarted {MAX_CONSECUTIVE_RESTARTS} times without a single step."
+            ) from error
+
+    def restart(
+        self,
+        what: str,
+        error: BaseException,
+        recreate: Callable[[int], ResultT],
+        *,
+        final: type[BaseException] | tuple[()] = (),
+    ) -> tuple[ResultT, SubEnvFault]:
+        """Make the copy again after an exception.
+
+        Args:
+            what: Call that raised.
+            error: What it raised.
+            recreate: Function of a seed that makes the copy again and resets it.
+            final: Exceptions of `recreate` after which it is not called again.
+
+        Returns:
+            The result of `recreate`, and the report of the fault.
+
+        Raises:
+            EnvError: If the copy may not be restarted, or cannot be.
+        """
+        spec = self._spec
+        sentence = f"{spec.name}: {what} raised {summarize_exception(error)}."
+        if not spec.restart_failed:
+            raise EnvError(sentence) from error
+        self.count_fault(sentence, error)
+        fault = SubEnvFault(
+            detail=sentence,
+            trace=_format_traceback(error),
+            silent=isinstance(error, StepFailedRecreateEnvError),
+            error=error,
+        )
+        last = error
+        for attempt in range(MAX_ATTEMPTS):
+            if attempt:
+                time.sleep(FIRST_PAUSE_S * 2**attempt)
+            self._number += 1
+            try:
+                return recreate(derive_seed(spec.seed, spec.index, self._number)), fault
+            except final:
+                raise
+            except BaseException as again:  # noqa: BLE001  (reported after the last attempt)
+                reraise_interrupts(again)
+                last = again
+        raise EnvError(
+            f"{sentence} It could not be restarted in {MAX_ATTEMPTS} attempts, the last of which "
+            f"raised {summarize_exception(last)}."
+        ) from last
+
+    def get_state(self) -> np.ndarray:
+        """Return the numbers as an array."""
+        return np.asarray([self._number, self._num_consecutive], np.int32)
+
+    def set_state(self, state: np.ndarray) -> None:
+        """Restore the numbers that `get_state` returned."""
+        self._number, self._num_consecutive = (int(count) for count in state)
 
 
 class Closable(Protocol):
@@ -111,29 +225,23 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
     bools.
     """
 
-    def __init__(self, plan: SubEnvSpec) -> None:
-        self._plan = plan
-        self._name = plan.name
-        self.observation_space = plan.observation_space
-        self.action_space = plan.action_space
+    def __init__(self, spec: SubEnvSpec[MadeHostEnv]) -> None:
+        self._spec, self._name, made = spec, spec.name, spec.made
+        self.observation_space = made.observation_space
+        self.action_space = made.action_space
         self.metadata = {}
         self.inner: gymnasium.Env[Any, Any] | None = None
-        self._restarts = 0
-        self._num_consecutive = 0
-        self._task = plan.task
+        self._restarts = Restarts(spec)
+        self._task = made.task
         self.paused = False
         self._latest_obs: PyTree = None
-        self._has_scalar_actions = _has_scalar_box(plan.action_space)
-        space = plan.observation_space
+        self._has_scalar_actions = _has_scalar_box(made.action_space)
+        space = made.observation_space
         is_array = isinstance(space, gymnasium.spaces.Box)
         self._shape = tuple(space.shape) if is_array else None
         self._dtype = np.dtype(space.dtype) if is_array else None
-        self._convert_reset = make_converter(
-            f"{self._name}: reset's observation", plan.observation_space
-        )
-        self._convert_step = make_converter(
-            f"{self._name}: step's observation", plan.observation_space
-        )
+        self._convert_reset = make_converter(f"{self._name}: reset's observation", space)
+        self._convert_step = make_converter(f"{self._name}: step's observation", space)
 
     def make(self) -> gymnasium.Env[Any, Any]:
         """Return the copy, made now if it does not exist yet.
@@ -179,14 +287,16 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
             obs, info = self._handle_failure("step", error)
             return obs, 0.0, False, False, info
         if self._is_well_formed(result):
-            self._latest_obs, self._num_consecutive = result[0], 0
+            self._latest_obs = result[0]
+            self._restarts.note_step()
             return result
         try:
             checked = check_step(self._name, self._convert_step, result)
         except EnvError as error:
             obs, info = self._fail(str(error))
             return obs, 0.0, False, False, info
-        self._latest_obs, self._num_consecutive = checked[0], 0
+        self._latest_obs = checked[0]
+        self._restarts.note_step()
         return checked
 
     def close(self) -> None:
@@ -204,14 +314,14 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
         state = None if self.inner is None else get_env_state(self.inner)
         if state is None:
             return None
-        return {**state, "restarts": np.asarray([self._restarts, self._num_consecutive], np.int32)}
+        return {**state, "restarts": self._restarts.get_state()}
 
     @copy_state.setter
     def copy_state(self, state: "dict[str, PyTree]") -> None:
         if self.inner is None:
             self.inner = self._create()
             self.inner.reset(seed=0)
-        self._restarts, self._num_consecutive = (int(count) for count in state["restarts"])
+        self._restarts.set_state(state["restarts"])
         set_env_state(self.inner, state)
 
     def set_task(self, task: "PyTree") -> EnvError | None:
@@ -234,7 +344,7 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
                 self.inner = self._create()
             layer = find_task_layer(self.inner, name)
             if layer is None:
-                return EnvError(f"{self._plan.id} has no method {name}; define it there.")
+                return EnvError(f"{self._spec.made.id} has no method {name}; define it there.")
             return getattr(layer, name)(*args)
         except Exception as error:  # noqa: BLE001  (a user's environment may raise anything)
             return EnvError(f"{self._name}: {name} raised {summarize_exception(error)}.")
@@ -262,52 +372,24 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
 
     def _handle_failure(self, what: str, error: BaseException) -> "tuple[PyTree, dict[str, Any]]":
         """Restart the copy after an exception; return the observation, and the fault as info."""
-        sentence = f"{self._name}: {what} raised {summarize_exception(error)}."
-        if not self._plan.restart_failed:
-            return self._fail(sentence, error)
-        self._num_consecutive += 1
-        if self._num_consecutive > MAX_CONSECUTIVE_RESTARTS:
-            return self._fail(
-                f"{sentence} It was restarted {MAX_CONSECUTIVE_RESTARTS} times without a single step.",
-                error,
-            )
-        silent = isinstance(error, StepFailedRecreateEnvError)
-        fault = SubEnvFault(
-            detail=sentence, trace=_format_traceback(error), silent=silent, error=error
-        )
-        last_error: BaseException = error
-        for attempt in range(MAX_ATTEMPTS):
-            if attempt:
-                time.sleep(FIRST_PAUSE_S * 2**attempt)
-            try:
-                result = self._recreate()
-            except BaseException as again:  # noqa: BLE001  (reported after the last attempt)
-                reraise_interrupts(again)
-                last_error = again
-                continue
-            try:
-                obs, info = self._check_reset(result)
-            except EnvError as broken:
-                return self._fail(str(broken))
-            return obs, {**info, FAULT_KEY: fault}
-        return self._fail(
-            f"{sentence} It could not be restarted in {MAX_ATTEMPTS} attempts, the last of which "
-            f"raised {summarize_exception(last_error)}.",
-            last_error,
-        )
+        try:
+            result, fault = self._restarts.restart(what, error, self._recreate)
+            obs, info = self._check_reset(result)
+        except EnvError as final:
+            return self._fail(str(final), final.__cause__)
+        return obs, {**info, FAULT_KEY: fault}
 
     def _create(self) -> gymnasium.Env[Any, Any]:
         """Make the copy, with the current task."""
-        env = self._plan.create(self._plan.context)
+        env = self._spec.made.create(self._spec.context)
         if self._task is not None:
             _set_task(self._name, env, self._task)
         return env
 
-    def _recreate(self) -> object:
+    def _recreate(self, seed: int) -> object:
         self.close()
-        self._restarts += 1
         self.inner = self._create()
-        return self.inner.reset(seed=derive_seed(self._plan.seed, self._plan.index, self._restarts))
+        return self.inner.reset(seed=seed)
 
     def _fail(
         self, detail: str, error: BaseException | None = None

@@ -20,8 +20,8 @@ from gymnasium.vector.utils import batch_space
 from jaxrl.core.spaces import get_leaf_spaces, is_integer_box, map_leaves, map_spaces
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.atari import ChannelsLast
+from jaxrl.envs.adapters.gym_vector import split_infos
 from jaxrl.envs.adapters.gymnasium import describe_env
-from jaxrl.envs.adapters.host_arrays import split_infos
 from jaxrl.envs.adapters.host_spaces import log_warnings
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import EnvRequest, MadeHostEnv
@@ -62,6 +62,15 @@ _NOTE = (
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """EnvPool's description of a task; `config` has its arguments."""
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    config: Any
+
+
 class Pool(VectorEnv[Any, Any, Any]):
     """A pool as gymnasium's vector environment, in which an episode begins at the next step.
 
@@ -79,9 +88,9 @@ class Pool(VectorEnv[Any, Any, Any]):
         self._make = functools.partial(_get_package().make_gymnasium, name, **arguments)
         self._pool: VectorEnv[Any, Any, Any] | None = None
         self._joint: tuple[int, ...] | None = None
-        spec = _read_spec(name, arguments)
-        seen = map_spaces(_widen, spec.observation_space)
-        actions = map_spaces(_to_choices, spec.action_space)
+        task = _read_task(name, arguments)
+        seen = map_spaces(_widen, task.observation_space)
+        actions = map_spaces(_to_choices, task.action_space)
         mask = seen.spaces.get(ACTION_MASK) if isinstance(seen, spaces.Dict) else None
         if isinstance(seen, spaces.Dict) and isinstance(mask, spaces.MultiBinary):
             shape = tuple(mask.shape)
@@ -206,15 +215,15 @@ def make(name: str, request: EnvRequest, env_id: str) -> MadeHostEnv:
     known = list_ids()
     if name not in known:
         raise UnknownNameError(f"EnvPool has no environment {name!r}.{did_you_mean(name, known)}")
-    _check_arguments(env_id, request.context, _read_spec(name, {}).config._asdict())
+    _check_arguments(env_id, request.context, _read_task(name, {}).config._asdict())
     create = PoolCreator(name=name, max_episode_steps=request.max_episode_steps)
-    spec = _read_spec(name, {**request.context, **create.limit})
-    if spec.config.max_num_players > 1:
+    task = _read_task(name, {**request.context, **create.limit})
+    if task.config.max_num_players > 1:
         raise EnvError(
-            f"{env_id} has {spec.config.max_num_players} players, and environments of EnvPool have a single agent "
+            f"{env_id} has {task.config.max_num_players} players, and environments of EnvPool have a single agent "
             "here: 'pgx:' has the board games, 'pettingzoo:' and 'openspiel:' others."
         )
-    for _, leaf in get_leaf_spaces(spec.action_space):
+    for _, leaf in get_leaf_spaces(task.action_space):
         if isinstance(leaf, spaces.Box) and float(np.max(leaf.high)) > _WIDEST:
             raise EnvError(
                 f"{env_id} has {leaf.shape[0]} buttons without bounds as its action: set "
@@ -223,7 +232,7 @@ def make(name: str, request: EnvRequest, env_id: str) -> MadeHostEnv:
     _check_rendering(env_id, name, request.context)
     made = describe_env(env_id, create, request, vector=create.vector)
     assert isinstance(made, MadeHostEnv)
-    limit, is_atari = spec.config.max_episode_steps, _get_module(name) == "envpool.atari"
+    limit, is_atari = task.config.max_episode_steps, _get_module(name) == "envpool.atari"
     return dataclasses.replace(
         made,
         max_episode_steps=limit if 0 < limit < _NO_LIMIT else None,
@@ -256,7 +265,7 @@ def refuse_instance(env: object, env_id: str) -> NoReturn:
         for name, (_, known, own) in _get_specs().items()
         if known == type(spec).__name__
     )
-    own = _read_spec(name, {}).config._asdict()
+    own = _read_task(name, {}).config._asdict()
     changed = {key: value for key, value in config.items() if value != own[key]}
     limit = changed.get("max_episode_steps")
     dropped = {*_SET_ELSEWHERE, "num_threads"}
@@ -269,15 +278,20 @@ def refuse_instance(env: object, env_id: str) -> NoReturn:
     )
 
 
-def _read_spec(name: str, arguments: Mapping[str, Any]) -> Any:
-    """Return EnvPool's description of a task, with its spaces and arguments; it starts no thread.
+def _read_task(name: str, arguments: Mapping[str, Any]) -> Task:
+    """Return EnvPool's description of a task, which starts no thread.
 
     Raises:
         EnvError: If EnvPool refuses the arguments, or a library of the system is missing.
     """
     try:
         with log_warnings(f"{PREFIX}:{name}"):
-            return _get_package().make_spec(name, **arguments)
+            spec = _get_package().make_spec(name, **arguments)
+            return Task(
+                observation_space=spec.observation_space,
+                action_space=spec.action_space,
+                config=spec.config,
+            )
     except Exception as error:
         raise EnvError(f"{PREFIX}:{name} cannot be made: {summarize_exception(error)}.") from error
 

@@ -20,7 +20,7 @@ from gymnasium import spaces
 from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
-from jaxrl.envs.adapters.jax_packages import call_package, cast, find_state_dtypes
+from jaxrl.envs.adapters.suite_env import call_package, cast, find_state_dtypes
 from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep
 from jaxrl.envs.params import check_bool
 from jaxrl.errors import EnvError

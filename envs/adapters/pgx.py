@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jaxrl.core.types import Key, PyTree
-from jaxrl.envs.adapters.jax_packages import call_package
+from jaxrl.envs.adapters.suite_env import call_package
 from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep, make_no_ends
 
 

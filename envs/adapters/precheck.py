@@ -20,9 +20,8 @@ from jaxrl.envs.adapters.host_spaces import Converter, log_warnings, make_conver
 from jaxrl.envs.adapters.host_state import unwrap_layers
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
-from jaxrl.envs.multi.checked import NonFiniteValueError
+from jaxrl.envs.multi.checked import HostMultiStart, HostMultiStep, NonFiniteValueError
 from jaxrl.envs.multi.host_made import AnyCheckedEnv, MadeMultiHostEnv
-from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.envs.space_checks import check_values
 from jaxrl.errors import EnvError, JaxrlError, summarize_exception
 

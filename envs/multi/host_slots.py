@@ -15,9 +15,8 @@ import gymnasium
 from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.base import ALL, SLOT_MARK
-from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
+from jaxrl.envs.multi.checked import CheckedMultiAgentEnv, HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_env import AgentID
-from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.errors import EnvError, did_you_mean
 
 SpacePair: TypeAlias = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]

@@ -12,11 +12,9 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_state import get_env_state, has_env_state, set_env_state
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, get_entries
-from jaxrl.envs.multi.checked import CheckedMultiAgentEnv, NonFiniteValueError
-from jaxrl.envs.multi.groups import Group, GroupedAgents, GroupReward, Team
+from jaxrl.envs.multi.checked import CheckedMultiAgentEnv, HostMultiStep, NonFiniteValueError
+from jaxrl.envs.multi.groups import Group, GroupedAgents, GroupReward, Team, make_blank
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
-from jaxrl.envs.multi.host_steps import HostMultiStep
-from jaxrl.envs.multi.stacking import make_blank
 
 
 class _Spaces(MultiAgentJaxEnv[Any, None]):

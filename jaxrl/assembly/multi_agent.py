@@ -29,8 +29,8 @@ from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.context import EnvContext
+from jaxrl.envs.contract import check_signatures, find_acting
 from jaxrl.envs.multi.base import Entry, get_entries
-from jaxrl.envs.multi.contract import check_multi_signatures, find_acting
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.multi.vector import MultiVectorEnv
@@ -346,7 +346,7 @@ def make_multi_agent_env(config: "AlgorithmConfig") -> AnyMadeMulti:
     if not isinstance(made, MadeMultiEnv):
         return made
     if not settings.disable_env_checking:
-        check_multi_signatures(made)
+        check_signatures(made)
     if settings.validate_env is not None:
         settings.validate_env(made.env, EnvContext(settings.env_config))
     return made

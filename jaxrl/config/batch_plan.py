@@ -19,7 +19,7 @@ from jaxrl.config.modules import get_rows_per_sample
 from jaxrl.config.multi_agent import make_agents_env, make_module_config, resolve_agents
 from jaxrl.config.offline import count_source_rows
 from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step, resolve_buffer_settings
-from jaxrl.envs.multi.contract import find_acting
+from jaxrl.envs.contract import find_acting
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError

@@ -34,7 +34,7 @@ from jaxrl.envs.adapters.barrier import close_quietly
 from jaxrl.envs.adapters.host_spaces import to_runner_actions, to_runner_space
 from jaxrl.envs.adapters.precheck import make_checked, sample_actions
 from jaxrl.envs.context import EnvContext
-from jaxrl.envs.multi.contract import check_agents
+from jaxrl.envs.contract import check_agents
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.host_slots import AgentSlotPlan, SpacePair
 from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_any, make_multi

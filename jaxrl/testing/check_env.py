@@ -17,7 +17,7 @@ from jaxrl.core.keys import make_key
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, Keys, PyTree
 from jaxrl.envs.base import JaxEnv
-from jaxrl.envs.contract import check_signatures
+from jaxrl.envs.contract import check_signatures, find_acting
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.multi.base import (
     ALL,
@@ -28,7 +28,6 @@ from jaxrl.envs.multi.base import (
     get_entries,
     make_flags,
 )
-from jaxrl.envs.multi.contract import check_multi_signatures, find_acting
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import EnvSpec, Made, MadeEnv, make_any
@@ -103,7 +102,7 @@ def check_env(
         check_host_env(made, num_steps=num_steps, num_envs=num_envs, seed=seed)
         return
     if isinstance(made, MadeMultiEnv):
-        check_multi_signatures(made)
+        check_signatures(made)
     else:
         check_signatures(made)
     check = _Check(made, num_envs=num_envs, num_steps=num_steps, seed=seed)

@@ -15,8 +15,8 @@ from jaxrl.envs.adapters.precheck import make_checked, precheck_env, sample_acti
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.multi.base import ALL
+from jaxrl.envs.multi.checked import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
-from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
 from jaxrl.errors import EnvError
 
 _MAX_STEPS = 2_000

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from jaxrl.envs import EnvContext, MadeHostEnv, make
-from jaxrl.envs.adapters.barrier import SubEnvSpec
+from jaxrl.envs.adapters.barrier import make_specs
 from jaxrl.envs.adapters.gym_vector import GymVector
 from jaxrl.envs.host import HostStep, HostVector
 from jaxrl.envs.host_vector import make_gym_vector
@@ -26,19 +26,8 @@ def host(*arguments: Any, **keywords: Any) -> MadeHostEnv:
 def copies(
     made: MadeHostEnv, count: int, mode: str, autoreset: AutoresetMode | None, restart: bool = False
 ) -> GymVector:
-    plans = [
-        SubEnvSpec(
-            id=made.id,
-            create=made.create,
-            context=EnvContext(made.env_config, vector_index=row),
-            observation_space=made.observation_space,
-            action_space=made.action_space,
-            seed=1,
-            index=row,
-            restart_failed=restart,
-        )
-        for row in range(count)
-    ]
+    context = EnvContext(made.env_config)
+    plans = make_specs(made, context, count, 0, seed=1, restart_failed=restart)
     return make_gym_vector(plans, mode=mode, autoreset_mode=autoreset)
 
 

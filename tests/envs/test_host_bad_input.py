@@ -397,7 +397,7 @@ def test_bad_crashes(config: dict[str, Any], error: type[Exception], message: st
 
 def test_the_crashing_cartpole_stalls_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("jaxrl.envs.host_faults.time.sleep", pauses.append)
+    monkeypatch.setattr("jaxrl.envs.faults.time.sleep", pauses.append)
     config = {
         "stall_after_n_steps": 2,
         "stall_time_sec": (3.0, 4.0),

@@ -12,12 +12,13 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
-from jaxrl.envs.multi.particles.base import ParticleEnv, Values
-from jaxrl.envs.multi.particles.world import (
+from jaxrl.envs.multi.particles.base import (
     Body,
     Disc,
+    ParticleEnv,
     ParticleParams,
     ParticleState,
+    Values,
     World,
     draw_discs,
 )

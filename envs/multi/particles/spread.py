@@ -9,8 +9,17 @@ from jaxtyping import Array, Float
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.multi.base import number_agents
-from jaxrl.envs.multi.particles.base import ParticleEnv, Values, measure_distances, see_others
-from jaxrl.envs.multi.particles.world import Body, ParticleParams, ParticleState, World, draw_discs
+from jaxrl.envs.multi.particles.base import (
+    Body,
+    ParticleEnv,
+    ParticleParams,
+    ParticleState,
+    Values,
+    World,
+    draw_discs,
+    measure_distances,
+    see_others,
+)
 from jaxrl.envs.params import check_count, scalar
 
 AGENT = Body(radius=0.15, color=(70, 70, 170))

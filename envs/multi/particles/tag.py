@@ -8,8 +8,17 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.multi.base import number_agents
-from jaxrl.envs.multi.particles.base import ParticleEnv, Values, measure_distances, see_others
-from jaxrl.envs.multi.particles.world import Body, ParticleParams, ParticleState, World, draw_discs
+from jaxrl.envs.multi.particles.base import (
+    Body,
+    ParticleEnv,
+    ParticleParams,
+    ParticleState,
+    Values,
+    World,
+    draw_discs,
+    measure_distances,
+    see_others,
+)
 from jaxrl.envs.params import check_count
 
 ADVERSARY = Body(radius=0.075, color=(170, 70, 70), acceleration=3.0, max_speed=1.0)

@@ -15,9 +15,8 @@ from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.core.hparams import get_abstract_values
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.host import HostFault
-from jaxrl.envs.multi.host_copy import CopyStep
-from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
-from jaxrl.envs.multi.host_vector import MultiHostVector
+from jaxrl.envs.multi.checked import HostMultiStart, HostMultiStep
+from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
 from jaxrl.runners.episode_sampling import RandomActions

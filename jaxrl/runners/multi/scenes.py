@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.types import CentralObs, PyTree
-from jaxrl.envs.multi.host_copy import CopyStep
-from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
+from jaxrl.envs.multi.checked import HostMultiStart, HostMultiStep
+from jaxrl.envs.multi.host_vector import CopyStep
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.runners.host_policy import get_cpu_device
 from jaxrl.runtime.program import Program

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from jaxrl.core.types import PyTree, TreeStructure
 from jaxrl.envs.multi.base import ALL
-from jaxrl.envs.multi.host_steps import HostMultiStep
+from jaxrl.envs.multi.checked import HostMultiStep
 from jaxrl.runners.host_policy import PrevStep
 from jaxrl.runners.multi.rows import Pending, RowStep
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.multi.base import ALL
-from jaxrl.envs.multi.host_copy import CopyStep
+from jaxrl.envs.multi.checked import HostMultiStart, HostMultiStep
 from jaxrl.envs.multi.host_env import AgentID
-from jaxrl.envs.multi.host_steps import HostMultiStart, HostMultiStep
+from jaxrl.envs.multi.host_vector import CopyStep
 from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.runners.episode_tracker import TrackerBase
 from jaxrl.runners.hooks import RunnerHooks

@@ -10,8 +10,8 @@ import pytest
 
 from jaxrl import PPOConfig
 from jaxrl.core.types import PyTree
+from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.multi.base import ALL
-from jaxrl.envs.multi.contract import check_multi_signatures
 from jaxrl.envs.registry import is_multi_agent_spec, make_multi
 from jaxrl.errors import EnvError, JaxrlError, UnknownNameError
 
@@ -28,7 +28,7 @@ def test_games_are_pgxs_own_in_every_position(game: str) -> None:
     """Random games of 64 copies, with an illegal action now and then."""
     pgx = import_package("pgx")
     env, own = make_multi(f"pgx:{game}").env, pgx.make(game)
-    check_multi_signatures(make_multi(f"pgx:{game}"))
+    check_signatures(make_multi(f"pgx:{game}"))
     keys = jax.random.split(jax.random.key(1), 64)
     words = jax.vmap(jax.random.key_data)(keys)
     with jax.numpy_rank_promotion("allow"):
@@ -85,7 +85,7 @@ def step_both(name: str, num_steps: int) -> tuple[Any, list[PyTree], list[PyTree
 @pytest.mark.parametrize("name", ["MPE_simple_speaker_listener_v4"])
 def test_steps_are_jaxmarls_own_and_truncate_at_its_limit(name: str) -> None:
     env, found, expected = step_both(name, 30)
-    check_multi_signatures(make_multi(f"jaxmarl:{name}"))
+    check_signatures(make_multi(f"jaxmarl:{name}"))
     for result, (obs, rewards, dones, _) in zip(found, expected, strict=True):
         for agent in env.possible_agents:
             observed = result.obs[agent]

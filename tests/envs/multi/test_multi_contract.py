@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from jaxrl.core.struct import replace
 from jaxrl.envs import MultiStart, MultiTimeLimit, make, make_any, make_multi, register_env
-from jaxrl.envs.multi.contract import check_multi_signatures, find_acting
+from jaxrl.envs.contract import check_signatures, find_acting
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import EnvError
 from tests.envs.multi.comers import Comers
@@ -20,7 +20,7 @@ CROWD_IDS = ("crowd_0", "crowd_1", "crowd_2")
 
 def check(env: Any) -> None:
     made = MadeMultiEnv(env=env, params=Comers().default_params, id="Mine")
-    check_multi_signatures(made)
+    check_signatures(made)
 
 
 def test_a_sound_environment_passes_with_and_without_a_limit() -> None:
@@ -264,7 +264,7 @@ def say_that_one_is_idle() -> Any:
 )
 def test_who_acts_is_found_by_tracing_unless_declared(env: Any, expected: str) -> None:
     made = MadeMultiEnv(env=env, params=Comers().default_params, id="Mine")
-    check_multi_signatures(made)
+    check_signatures(made)
     assert find_acting(made) == expected
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl.envs import MultiTimeLimit, list_multi_envs, make_multi
-from jaxrl.envs.multi.hidden_probes import ProbeOpponent
-from jaxrl.envs.multi.probes import LEGAL, MultiProbe, ProbeCut
+from jaxrl.envs.multi.probes import LEGAL, MultiProbe, ProbeCut, ProbeOpponent
 from jaxrl.testing import check_env
 from tests.helpers import slow_but
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl.envs import make_multi_agent, make_multi_host
-from jaxrl.envs.multi.copies import Copies
-from jaxrl.envs.multi.host_copies import HostCopies
+from jaxrl.envs.multi.copies import Copies, HostCopies
 from jaxrl.errors import EnvError, UnknownNameError
 
 
