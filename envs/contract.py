@@ -12,8 +12,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from jaxrl.core.spaces import is_same_space
-from jaxrl.core.types import Key, PyTree, TimeStep
-from jaxrl.envs.base import JaxEnv
+from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.multi.base import (
     ALL,
     Acting,
@@ -24,63 +23,62 @@ from jaxrl.envs.multi.base import (
     get_entries,
     number_agents,
 )
-from jaxrl.envs.multi.made import MadeMultiEnv, MultiTimeLimit
+from jaxrl.envs.multi.made import (
+    ONLY_AGENT,
+    MadeMultiEnv,
+    MultiTimeLimit,
+    OneAgentEnv,
+    describe_type,
+)
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.envs.space_checks import abstract_value, check_space, check_struct
 from jaxrl.envs.wrappers import TimeLimit
 from jaxrl.errors import TRACING_ERRORS, EnvError, locate_in_user_code, summarize_exception
 
 
-def check_signatures(made: MadeEnv) -> None:
-    """Check spaces, states and time steps against the contract by tracing; nothing is compiled.
+def check_signatures(made: MadeEnv | MadeMultiEnv) -> None:
+    """Check agents, spaces, states and steps against the contract by tracing; nothing is compiled.
+
+    An environment of one agent is checked as one of several with a single entry.
 
     Raises:
         EnvError: If the contract is violated; the message names the first violation and its place.
     """
-    name = made.id
-    _check_class(made.env, name)
-    observation_space, action_space = made.env.get_spaces(made.params)
-    check_space(f"{name}: observation_space", observation_space)
-    check_space(f"{name}: action_space", action_space, for_actions=True)
-    action = abstract_value(action_space)
-    env = made.env.env if isinstance(made.env, TimeLimit) else made.env
+    name, params = made.id, made.params
+    _check_hashable(made.env, name)
+    if isinstance(made, MadeMultiEnv):
+        check_agents(made.env, name)
+        env = made.env.env if isinstance(made.env, MultiTimeLimit) else made.env
+    else:
+        env = OneAgentEnv(made.env.env if isinstance(made.env, TimeLimit) else made.env, name)
+    entries = get_entries(env)
+    _check_spaces(name, env, params)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    reset_output = trace_abstractly(f"{name}: reset", env.reset, key, made.params)
-    if not (isinstance(reset_output, tuple) and len(reset_output) == 2):
-        raise EnvError(
-            f"{name}: reset must return (state, obs), got {describe_type(reset_output)}."
-        )
-    state, obs = reset_output
-    check_struct(f"{name}: reset's observation", observation_space, obs)
-    check_no_weak_types(f"{name}: reset's state", state)
+    state, start = _trace_reset(name, env, params)
+    _check_obs(f"{name}: reset's", env, entries, start.obs, params)
+    _check_flags(f"{name}: reset's acts", entries, start.acts)
+    _check_no_weak_types(f"{name}: reset's state", state)
 
-    step_output = trace_abstractly(f"{name}: step", env.step, key, state, action, made.params)
-    if not (
-        isinstance(step_output, tuple)
-        and len(step_output) == 2
-        and isinstance(step_output[1], TimeStep)
-    ):
-        raise EnvError(
-            f"{name}: step must return (state, TimeStep), got {describe_type(step_output)}."
-        )
-    next_state, step = step_output
-    check_struct(f"{name}: step's observation", observation_space, step.obs)
-    check_reward(f"{name}: the reward", step.reward)
-    check_flag(f"{name}: terminated", step.terminated)
-    check_flag(f"{name}: truncated", step.truncated)
+    actions = _make_abstract_actions(env, params)
+    step_output = trace_abstractly(f"{name}: step", env.step, key, state, actions, params)
+    step = _get_second(f"{name}: step must return (state, MultiStep)", step_output, MultiStep)
+    _check_obs(f"{name}: step's", env, entries, step.obs, params)
+    _check_flags(f"{name}: step's acts", entries, step.acts)
+    _check_keys(f"{name}: reward", [entry.key for entry in entries], step.reward)
+    for entry in entries:
+        label = "the reward" if entry.key == ONLY_AGENT else f"reward[{entry.key!r}]"
+        check_reward(f"{name}: {label}", step.reward[entry.key], entry.shape)
+    ends = (*entries, Entry(key=ALL, agents=()))
+    _check_flags(f"{name}: terminated", ends, step.terminated)
+    _check_flags(f"{name}: truncated", ends, step.truncated)
     if not isinstance(step.info, dict):
         raise EnvError(f"{name}: info must be a dictionary, got {describe_type(step.info)}.")
-    check_same_state(name, state, next_state)
-    check_no_weak_types(f"{name}: step's state", next_state)
+    _check_same_state(name, state, step_output[0])
+    _check_no_weak_types(f"{name}: step's state", step_output[0])
+    _check_global_state(name, env, state, params)
 
 
-def _check_class(env: object, name: str) -> None:
-    if not isinstance(env, JaxEnv):
-        raise EnvError(f"{name}: expected a JaxEnv, got {env!r}.")
-    check_hashable(env, name)
-
-
-def check_hashable(env: object, name: str) -> None:
+def _check_hashable(env: object, name: str) -> None:
     """Check that programs can be cached by the environment."""
     try:
         hash(env)
@@ -124,7 +122,7 @@ def check_flag(label: str, value: object, shape: tuple[int, ...] = ()) -> None:
         raise EnvError(f"{label} must be {what}, got {value.dtype} of shape {value.shape}.")
 
 
-def check_no_weak_types(label: str, tree: PyTree) -> None:
+def _check_no_weak_types(label: str, tree: PyTree) -> None:
     """Check that no leaf has the weak type of a Python number."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.weak_type:
@@ -134,7 +132,7 @@ def check_no_weak_types(label: str, tree: PyTree) -> None:
             )
 
 
-def check_same_state(name: str, first: PyTree, second: PyTree) -> None:
+def _check_same_state(name: str, first: PyTree, second: PyTree) -> None:
     """Check that both states have the structure, shapes and dtypes that a scan's carry requires."""
     if jax.tree.structure(first) != jax.tree.structure(second):
         raise EnvError(
@@ -150,50 +148,7 @@ def check_same_state(name: str, first: PyTree, second: PyTree) -> None:
             )
 
 
-def describe_type(value: object) -> str:
-    """Describe the type of a value for messages."""
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)}"
-    return f"a {type(value).__name__}"
-
-
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-
-
-def check_signatures(made: MadeMultiEnv) -> None:
-    """Check agents, spaces, states and steps against the contract by tracing; nothing is compiled.
-
-    Raises:
-        EnvError: If the contract is violated; the message names the first violation and its place.
-    """
-    name, params = made.id, made.params
-    check_hashable(made.env, name)
-    check_agents(made.env, name)
-    env = made.env.env if isinstance(made.env, MultiTimeLimit) else made.env
-    entries = get_entries(env)
-    _check_spaces(name, env, params)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state, start = _trace_reset(name, env, params)
-    _check_obs(f"{name}: reset's obs", env, entries, start.obs, params)
-    _check_flags(f"{name}: reset's acts", entries, start.acts)
-    check_no_weak_types(f"{name}: reset's state", state)
-
-    actions = _make_abstract_actions(env, params)
-    step_output = trace_abstractly(f"{name}: step", env.step, key, state, actions, params)
-    step = _get_second(f"{name}: step must return (state, MultiStep)", step_output, MultiStep)
-    _check_obs(f"{name}: step's obs", env, entries, step.obs, params)
-    _check_flags(f"{name}: step's acts", entries, step.acts)
-    _check_keys(f"{name}: reward", [entry.key for entry in entries], step.reward)
-    for entry in entries:
-        check_reward(f"{name}: reward[{entry.key!r}]", step.reward[entry.key], entry.shape)
-    ends = (*entries, Entry(key=ALL, agents=()))
-    _check_flags(f"{name}: terminated", ends, step.terminated)
-    _check_flags(f"{name}: truncated", ends, step.truncated)
-    if not isinstance(step.info, dict):
-        raise EnvError(f"{name}: info must be a dictionary, got {describe_type(step.info)}.")
-    check_same_state(name, state, step_output[0])
-    check_no_weak_types(f"{name}: step's state", step_output[0])
-    _check_global_state(name, env, state, params)
 
 
 def check_agents(env: object, name: str) -> None:
@@ -344,7 +299,8 @@ def _check_spaces(name: str, env: MultiAgentJaxEnv[Any, Any], params: PyTree) ->
     for entry, (what, get, for_actions) in itertools.product(get_entries(env), kinds):
         first = entry.agents[0]
         space = get(first, params)
-        check_space(f"{name}: {what}({first!r})", space, for_actions=for_actions)
+        label = f"{name}: {what}" if first == ONLY_AGENT else f"{name}: {what}({first!r})"
+        check_space(label, space, for_actions=for_actions)
         other = next(
             (a for a in entry.agents[1:] if not is_same_space(get(a, params), space)), None
         )
@@ -400,7 +356,8 @@ def _check_keys(label: str, names: Sequence[str], value: object) -> None:
 def _check_flags(label: str, entries: Sequence[Entry], value: Any) -> None:
     _check_keys(label, [entry.key for entry in entries], value)
     for entry in entries:
-        check_flag(f"{label}[{entry.key!r}]", value[entry.key], entry.shape)
+        at = "" if entry.key == ONLY_AGENT else f"[{entry.key!r}]"
+        check_flag(f"{label}{at}", value[entry.key], entry.shape)
 
 
 def _check_obs(
@@ -410,10 +367,11 @@ def _check_obs(
     obs: Any,
     params: PyTree,
 ) -> None:
-    _check_keys(label, [entry.key for entry in entries], obs)
+    _check_keys(f"{label} obs", [entry.key for entry in entries], obs)
     for entry in entries:
         space = env.observation_space(entry.agents[0], params)
-        own = f"{label}[{entry.key!r}]"
+        is_only = entry.key == ONLY_AGENT
+        own = f"{label} observation" if is_only else f"{label} obs[{entry.key!r}]"
         check_struct(own, space, _drop_members(own, entry, obs[entry.key]))
 
 

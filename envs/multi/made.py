@@ -1,4 +1,4 @@
-"""A multi-agent environment ready to run, and the wrapper of its time limit."""
+"""A multi-agent environment ready to run, its time limit, and one agent as one of several."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Key, PyTree
-from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep
+from jaxrl.core.types import Key, PyTree, TimeStep
+from jaxrl.envs.base import JaxEnv
+from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep, make_flags
 from jaxrl.envs.wrappers import TimeLimitState, check_max_episode_steps
+from jaxrl.errors import EnvError
 
 
 class MultiAgentWrapper(MultiAgentJaxEnv[Any, Any]):
@@ -38,6 +40,65 @@ class MultiAgentWrapper(MultiAgentJaxEnv[Any, Any]):
 
     def state_space(self, params: PyTree) -> gymnasium.Space[Any] | None:
         return self.env.state_space(params)
+
+
+ONLY_AGENT = ""
+"""Name of the agent of an environment that has one, which messages leave out."""
+
+
+class OneAgentEnv(MultiAgentJaxEnv[Any, Any]):
+    """An environment of one agent as one of several, whose dictionaries have a single entry.
+
+    Args:
+        env: The environment.
+        name: Name for messages.
+    """
+
+    possible_agents = (ONLY_AGENT,)
+
+    def __init__(self, env: JaxEnv[Any, Any], name: str) -> None:
+        self.env, self.name = env, name
+
+    def observation_space(self, agent: str, params: PyTree) -> gymnasium.Space[Any]:
+        return self.env.get_spaces(params)[0]
+
+    def action_space(self, agent: str, params: PyTree) -> gymnasium.Space[Any]:
+        return self.env.get_spaces(params)[1]
+
+    def reset(self, key: Key, params: PyTree) -> tuple[PyTree, MultiStart]:
+        output: object = self.env.reset(key, params)
+        if not (isinstance(output, tuple) and len(output) == 2):
+            raise EnvError(
+                f"{self.name}: reset must return (state, obs), got {describe_type(output)}."
+            )
+        state, obs = output
+        return state, MultiStart(obs={ONLY_AGENT: obs}, acts=make_flags(self, value=True))
+
+    def step(
+        self, key: Key, state: PyTree, actions: dict[str, PyTree], params: PyTree
+    ) -> tuple[PyTree, MultiStep]:
+        output: object = self.env.step(key, state, actions[ONLY_AGENT], params)
+        is_pair = isinstance(output, tuple) and len(output) == 2
+        if not is_pair or not isinstance(output[1], TimeStep):
+            raise EnvError(
+                f"{self.name}: step must return (state, TimeStep), got {describe_type(output)}."
+            )
+        state, step = output
+        return state, MultiStep(
+            obs={ONLY_AGENT: step.obs},
+            acts=make_flags(self, value=True),
+            reward={ONLY_AGENT: step.reward},
+            terminated={ONLY_AGENT: step.terminated, ALL: step.terminated},
+            truncated={ONLY_AGENT: step.truncated, ALL: step.truncated},
+            info=step.info,
+        )
+
+
+def describe_type(value: object) -> str:
+    """Describe the type of a value for messages."""
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return f"a {type(value).__name__}"
 
 
 class MultiTimeLimit(MultiAgentWrapper):

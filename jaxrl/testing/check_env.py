@@ -16,20 +16,16 @@ from jaxrl.buffers.hindsight import ACHIEVED_GOAL, DESIRED_GOAL
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, Keys, PyTree
-from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.contract import check_signatures, find_acting
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.multi.base import (
     ALL,
     Entry,
-    MultiAgentJaxEnv,
-    MultiStart,
     MultiStep,
     get_entries,
-    make_flags,
 )
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
-from jaxrl.envs.multi.made import MadeMultiEnv
+from jaxrl.envs.multi.made import ONLY_AGENT, MadeMultiEnv, OneAgentEnv
 from jaxrl.envs.registry import EnvSpec, Made, MadeEnv, make_any
 from jaxrl.envs.space_checks import check_values
 from jaxrl.envs.wrappers import TimeLimitState, find_compute_reward
@@ -45,8 +41,6 @@ _RTOL = 1e-3
 round differently, and a simulation of many steps within a reset or a step amplifies that."""
 _STATE_RTOL = 1e-2
 """The same of states, which hold forces and accelerations of a solver that stops at a tolerance."""
-_ONLY_AGENT = ""
-"""Name of the agent of an environment that has one, which messages leave out."""
 
 ResultT = TypeVar("ResultT")
 
@@ -101,10 +95,7 @@ def check_env(
     if isinstance(made, MadeHostEnv | MadeMultiHostEnv):
         check_host_env(made, num_steps=num_steps, num_envs=num_envs, seed=seed)
         return
-    if isinstance(made, MadeMultiEnv):
-        check_signatures(made)
-    else:
-        check_signatures(made)
+    check_signatures(made)
     check = _Check(made, num_envs=num_envs, num_steps=num_steps, seed=seed)
     trajectory = check.run(check.acting)
     check.check_values(trajectory)
@@ -143,37 +134,6 @@ class _Actions:
     idle: dict[str, PyTree]
 
 
-class _OneAgent(MultiAgentJaxEnv[Any, Any]):
-    """An environment of one agent as one of several, which acts until the episode ends."""
-
-    possible_agents = (_ONLY_AGENT,)
-
-    def __init__(self, env: JaxEnv[Any, Any]) -> None:
-        self.env = env
-
-    def observation_space(self, agent: str, params: PyTree) -> gymnasium.Space[Any]:
-        return self.env.observation_space(params)
-
-    def action_space(self, agent: str, params: PyTree) -> gymnasium.Space[Any]:
-        return self.env.action_space(params)
-
-    def reset(self, key: Key, params: PyTree) -> tuple[PyTree, MultiStart]:
-        state, obs = self.env.reset(key, params)
-        return state, MultiStart(obs={_ONLY_AGENT: obs}, acts=make_flags(self, value=True))
-
-    def step(
-        self, key: Key, state: PyTree, actions: dict[str, PyTree], params: PyTree
-    ) -> tuple[PyTree, MultiStep]:
-        state, step = self.env.step(key, state, actions[_ONLY_AGENT], params)
-        return state, MultiStep(
-            obs={_ONLY_AGENT: step.obs},
-            acts={_ONLY_AGENT: ~(step.terminated | step.truncated)},
-            reward={_ONLY_AGENT: step.reward},
-            terminated=dict.fromkeys((_ONLY_AGENT, ALL), step.terminated),
-            truncated=dict.fromkeys((_ONLY_AGENT, ALL), step.truncated),
-        )
-
-
 class _Check:
     """Short runs of an environment, without resets, and what has to hold of them.
 
@@ -184,7 +144,7 @@ class _Check:
         self, made: MadeEnv | MadeMultiEnv, *, num_envs: int, num_steps: int, seed: int
     ) -> None:
         self.name, self.params = made.id, made.params
-        self.env = made.env if isinstance(made, MadeMultiEnv) else _OneAgent(made.env)
+        self.env = made.env if isinstance(made, MadeMultiEnv) else OneAgentEnv(made.env, made.id)
         self.entries = get_entries(self.env)
         self.has_limit = made.max_episode_steps is not None
         self.num_envs, self.num_steps, self.seed = num_envs, num_steps, seed
@@ -203,7 +163,7 @@ class _Check:
         for entry in self.entries:
             key = entry.key
             space = self.env.observation_space(entry.agents[0], self.params)
-            is_only = key == _ONLY_AGENT
+            is_only = key == ONLY_AGENT
             what, at = ("observation", "") if is_only else (f"obs[{key!r}]", f"[{key!r}]")
             first = _pick(trajectory.first_obs[key], trajectory.first_acts[key])
             check_values(f"{self.name}: reset's {what}", space, first)
@@ -387,10 +347,10 @@ def _check_compute_reward(made: MadeEnv, trajectory: _Trajectory) -> None:
         return
     steps, live = trajectory.steps, _get_live_mask(trajectory)
     recompute = jax.vmap(jax.vmap(compute, (0, 0, None)), (0, 0, None))
-    obs = steps.obs[_ONLY_AGENT]
+    obs = steps.obs[ONLY_AGENT]
     found = recompute(obs[ACHIEVED_GOAL], obs[DESIRED_GOAL], made.params)
     for name, again in zip(("reward", "terminated"), found, strict=True):
-        before, after = (np.asarray(x)[live] for x in (getattr(steps, name)[_ONLY_AGENT], again))
+        before, after = (np.asarray(x)[live] for x in (getattr(steps, name)[ONLY_AGENT], again))
         differs = ~np.isclose(before, after, rtol=1e-5, atol=1e-6)
         if differs.any():
             raise EnvError(
@@ -508,7 +468,7 @@ def _find_difference(a: PyTree, b: PyTree, *, rtol: float) -> str | None:
         else:
             is_same = np.array_equal(x, y, equal_nan=x.dtype.kind == "f")
         if not is_same:
-            return jax.tree_util.keystr(path).replace(f"[{_ONLY_AGENT!r}]", "")
+            return jax.tree_util.keystr(path).replace(f"[{ONLY_AGENT!r}]", "")
     return None
 
 

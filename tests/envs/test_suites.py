@@ -357,6 +357,7 @@ def test_a_missing_package_is_named(prefix: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     spec = f"{prefix}:{ADAPTERS[prefix].example}"
+    config = {"static_env_params": {}} if prefix == "craftax" else {}  # which is not cached
     with pytest.raises(EnvError, match=f"{spec} needs the package '{package}") as caught:
-        make_any(spec)
+        make_any(spec, config)
     assert str(caught.value).endswith(f"{ADAPTERS[prefix].install}.")
