@@ -19,7 +19,6 @@ from jaxrl.config.markers import (
     uniform,
 )
 from jaxrl.config.pbt import get_mutations
-from jaxrl.config.seed import draw_seed
 from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.errors import ConfigError
 
@@ -75,7 +74,7 @@ def make_lanes(config: "AlgorithmConfig") -> list[Lane]:
     """
     if config.debugging_settings.seed is None:
         config = config.copy(copy_frozen=False)
-        draw_seed(config)
+        config.draw_seed()
     sweep = config.sweep_settings
     marked = list(_find_marked(config))
     for path, marker in marked:

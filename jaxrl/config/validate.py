@@ -205,7 +205,7 @@ _RLLIB_CAPACITY = 100
 """RLlib's default of `policy_map_capacity`, which its saved configs have."""
 
 Kind = Literal["compiled", "host", "compiled team", "host team"]
-"""Where several agents are stepped, and whether they are learned as one."""
+"""Kinds of runs of several agents, by place of the environment and number of learners."""
 
 
 class _Support(NamedTuple):
