@@ -96,6 +96,11 @@ class LookbackBuffer:
         if not self.finalized and self.data:
             self.data, self.finalized = stack_items(self.data), True
 
+    def unstack(self) -> None:
+        """Turn arrays into a list of items, to which others are appended without a copy."""
+        if self.finalized:
+            self.data, self.finalized = unstack_items(self.data), False
+
     def get(
         self,
         indices: Indices = None,

@@ -1,30 +1,33 @@
 """Episode of one agent, or a chunk of one, with RLlib's accessors."""
 
 import copy
-import time
 import uuid
 from collections.abc import Hashable, Mapping
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal, Self, SupportsFloat, Unpack
 
 import gymnasium
 import jax
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.types import PyTree
-from jaxrl.episodes.data import EpisodeData
-from jaxrl.episodes.lookback import LookbackBuffer, unstack_items
-from jaxrl.errors import EpisodeError
+from jaxrl.core.types import Columns, PyTree
+from jaxrl.episodes.episode import DiscreteReading, Episode, Reading, Writing
+from jaxrl.episodes.lookback import Indices, LookbackBuffer
+from jaxrl.errors import EpisodeError, did_you_mean
 
 _REWARDS = spaces.Box(-np.inf, np.inf, (), np.float32)
 
 
-class SingleAgentEpisode(EpisodeData):
+class SingleAgentEpisode(Episode):
     """Observations, actions, rewards and module outputs of an episode chunk.
 
     A chunk returned by `cut` has a lookback buffer: the last steps of the previous chunk precede
     its own and are visible to the accessors only. There is one more observation (and info) than
     actions and rewards.
+
+    The accessors take `indices` (an index, a list, a slice, or None for everything),
+    `neg_index_as_lookback`, `fill` and, for observations and actions, `one_hot_discrete`; see
+    `LookbackBuffer.get`.
 
     Attributes:
         id_: Identifier shared by all chunks of an episode.
@@ -89,7 +92,7 @@ class SingleAgentEpisode(EpisodeData):
                 return data
             return LookbackBuffer(data, lookback, space)
 
-        self.id_ = id_ or uuid.uuid4().hex
+        super().__init__(id_ or uuid.uuid4().hex)
         self.observations = buffer(observations, observation_space)
         self.infos = buffer(infos)
         self.actions = buffer(actions, action_space)
@@ -100,12 +103,71 @@ class SingleAgentEpisode(EpisodeData):
         self.is_terminated, self.is_truncated = terminated, truncated
         self.t_started = t_started or 0
         self.t = self.t_started + len(self.rewards)
-        self.custom_data: dict[str, Any] = {}
         self.agent_id, self.module_id = agent_id, module_id
         self.multi_agent_episode_id = multi_agent_episode_id
-        self._start_time: float | None = None
-        self._last_step_time: float | None = None
         self.validate()
+
+    def __len__(self) -> int:
+        """Return the number of steps of this chunk."""
+        return self.t - self.t_started
+
+    @property
+    def length(self) -> int:
+        """Number of steps of the episode so far, by the name of RLlib's older episodes."""
+        return self.t
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any] | None:
+        """Observation space, used by `fill` and `one_hot_discrete`."""
+        return self.observations.space
+
+    @observation_space.setter
+    def observation_space(self, space: gymnasium.Space[Any] | None) -> None:
+        self.observations.space = space
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any] | None:
+        """Action space, used by `fill` and `one_hot_discrete`."""
+        return self.actions.space
+
+    @action_space.setter
+    def action_space(self, space: gymnasium.Space[Any] | None) -> None:
+        self.actions.space = space
+
+    def validate(self) -> None:
+        """Check that the lengths of the data are consistent.
+
+        Raises:
+            EpisodeError: If they are not.
+        """
+        steps = len(self.rewards)
+        has_begun = self.observations.len_incl_lookback() or self.rewards.len_incl_lookback()
+        states = steps + 1 if has_begun else 0
+        expected = {"observations": states, "infos": states, "actions": steps}
+        lengths = {name: len(vars(self)[name]) for name in expected}
+        for name, data in self.extra_model_outputs.items():
+            expected[name], lengths[name] = steps, len(data)
+        if lengths != expected:
+            raise EpisodeError(
+                f"The episode {self.id_} has {steps} rewards: expected the lengths {expected}, got "
+                f"{lengths}."
+            )
+
+    @property
+    def is_numpy(self) -> bool:
+        """Return whether the data are stored as arrays."""
+        return self.rewards.finalized
+
+    def to_numpy(self) -> Self:
+        """Stack lists to arrays in place; infos remain a list of dictionaries."""
+        self.validate()
+        for buffer in self._buffers():
+            buffer.finalize()
+        return self
+
+    def _buffers(self) -> list[LookbackBuffer]:
+        """Return all buffers except for the infos."""
+        return [self.observations, self.actions, self.rewards, *self.extra_model_outputs.values()]
 
     def add_env_reset(self, observation: PyTree, infos: dict[str, Any] | None = None) -> None:
         """Add the return values of the environment's `reset`.
@@ -113,11 +175,9 @@ class SingleAgentEpisode(EpisodeData):
         Raises:
             EpisodeError: If the episode has already begun.
         """
-        if self.is_reset:
-            raise EpisodeError(f"The episode {self.id_} has already begun; create a new one.")
+        self._begin()
         self.observations.append(observation)
         self.infos.append(infos or {})
-        self._start_time = time.perf_counter()
 
     def add_env_step(
         self,
@@ -155,19 +215,12 @@ class SingleAgentEpisode(EpisodeData):
             self.extra_model_outputs[name].append(value)
         self.t += 1
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
-        self._last_step_time = time.perf_counter()
-        if self._start_time is None:
-            self._start_time = self._last_step_time
+        self._note_step()
 
     @property
     def is_reset(self) -> bool:
         """Return whether the episode has a first observation."""
         return len(self.observations) > 0
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether the episode has ended."""
-        return self.is_terminated or self.is_truncated
 
     def concat_episode(self, other: "SingleAgentEpisode") -> None:
         """Append the next chunk of the same episode.
@@ -175,11 +228,7 @@ class SingleAgentEpisode(EpisodeData):
         Raises:
             EpisodeError: If `other` belongs to another episode or does not follow directly.
         """
-        if other.id_ != self.id_ or self.is_done or other.t_started != self.t:
-            raise EpisodeError(
-                f"The chunk of {other.id_} from step {other.t_started} on cannot be appended to "
-                f"{self.id_}, which {'is done' if self.is_done else 'ends'} at step {self.t}."
-            )
+        self._check_next(other, start=other.t_started, end=self.t)
         first, last = other.get_observations(0), self.get_observations(-1)
         is_same = map(np.array_equal, jax.tree.leaves(first), jax.tree.leaves(last))
         if jax.tree.structure(first) != jax.tree.structure(last) or not all(is_same):
@@ -205,9 +254,7 @@ class SingleAgentEpisode(EpisodeData):
         for name, buffer in other.extra_model_outputs.items():
             self.extra_model_outputs[name].extend(buffer.get())
         self.t = other.t
-        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
-        self._last_step_time = other._last_step_time or self._last_step_time
-        self.custom_data.update(other.custom_data)
+        self._take_over(other)
         self.validate()
 
     def cut(self, len_lookback_buffer: int = 0) -> "SingleAgentEpisode":
@@ -220,35 +267,16 @@ class SingleAgentEpisode(EpisodeData):
         Raises:
             EpisodeError: If the episode is done or has not begun.
         """
-        if self.is_done or not self.is_reset or len_lookback_buffer < 0:
-            raise EpisodeError(
-                f"The episode {self.id_} cannot be cut with a lookback of {len_lookback_buffer}: "
-                "the episode must be ongoing and the lookback at least 0."
-            )
-        lookback = min(len_lookback_buffer, self.rewards.len_incl_lookback())
-
-        def get_last(buffer: LookbackBuffer, number: int) -> list[Any]:
-            total = buffer.len_incl_lookback()
-            items = buffer.get(slice(-number, None)) if number and total else []
-            return items if isinstance(items, list) else unstack_items(items)
-
-        chunk = SingleAgentEpisode(
-            self.id_,
-            observations=get_last(self.observations, lookback + 1),
-            observation_space=self.observation_space,
-            infos=get_last(self.infos, lookback + 1),
-            actions=get_last(self.actions, lookback),
-            action_space=self.action_space,
-            rewards=get_last(self.rewards, lookback),
-            extra_model_outputs={
-                name: get_last(buffer, lookback)
-                for name, buffer in self.extra_model_outputs.items()
-            },
-            t_started=self.t,
-            **self._names(),
-        )
-        chunk.custom_data = copy.deepcopy(self.custom_data)
+        self._check_cut(len_lookback_buffer)
+        chunk = self.slice(slice(len(self), None), len_lookback_buffer=len_lookback_buffer)
+        chunk.continue_from(self)
         return chunk
+
+    def continue_from(self, other: "SingleAgentEpisode") -> None:
+        """Prepare for steps that follow those of the chunk before."""
+        for buffer in (self.infos, *self._buffers()):
+            buffer.unstack()
+        self.custom_data = copy.deepcopy(other.custom_data)
 
     def slice(
         self, slice_: slice, *, len_lookback_buffer: int | None = None
@@ -263,10 +291,7 @@ class SingleAgentEpisode(EpisodeData):
         Raises:
             EpisodeError: If the slice's step is not 1.
         """
-        if slice_.step not in (None, 1):
-            raise EpisodeError(f"An episode has consecutive steps, but the slice is {slice_}.")
-        start, stop, _ = slice_.indices(len(self))
-        stop = max(start, stop)
+        start, stop = self._read_slice(slice_)
         lookback = self.rewards.lookback if len_lookback_buffer is None else len_lookback_buffer
         lookback = min(lookback, self.rewards.lookback + start)
 
@@ -294,24 +319,84 @@ class SingleAgentEpisode(EpisodeData):
     def _names(self) -> dict[str, Any]:
         return {name: vars(self)[name] for name in _NAMES}
 
-    def get_duration_s(self) -> float:
-        """Return the seconds from the first observation to the latest step."""
-        if self._start_time is None or self._last_step_time is None:
-            return 0.0
-        return self._last_step_time - self._start_time
-
-    def env_steps(self) -> int:
-        """Return the number of environment steps of this chunk."""
-        return len(self)
-
     def agent_steps(self) -> int:
         """Return the number of agent steps, which equals that of environment steps."""
         return len(self)
 
-    def __getitem__(self, item: "slice") -> "SingleAgentEpisode":
-        if not isinstance(item, slice):
-            raise EpisodeError(f"Index an episode by a slice such as episode[2:5], got {item!r}.")
-        return self.slice(item)
+    def get_observations(
+        self, indices: Indices = None, **options: Unpack[DiscreteReading]
+    ) -> PyTree:
+        """Return observations; index 0 is the one before the first action."""
+        return self.observations.get(indices, **options)
+
+    def get_infos(self, indices: Indices = None, **options: Unpack[Reading]) -> PyTree:
+        """Return the environment's infos; index 0 belongs to the first observation."""
+        return self.infos.get(indices, **options)
+
+    def get_actions(self, indices: Indices = None, **options: Unpack[DiscreteReading]) -> PyTree:
+        """Return actions."""
+        return self.actions.get(indices, **options)
+
+    def get_rewards(self, indices: Indices = None, **options: Unpack[Reading]) -> PyTree:
+        """Return rewards."""
+        return self.rewards.get(indices, **options)
+
+    def get_extra_model_outputs(
+        self, key: str, indices: Indices = None, **options: Unpack[Reading]
+    ) -> PyTree:
+        """Return the module's outputs of a name, other than actions."""
+        return self._get_extra(key).get(indices, **options)
+
+    def set_observations(self, *, new_data: PyTree, **options: Unpack[Writing]) -> None:
+        """Replace the observations at `at_indices`."""
+        self.observations.set(new_data, **options)
+
+    def set_actions(self, *, new_data: PyTree, **options: Unpack[Writing]) -> None:
+        """Replace the actions at `at_indices`."""
+        self.actions.set(new_data, **options)
+
+    def set_rewards(self, *, new_data: PyTree, **options: Unpack[Writing]) -> None:
+        """Replace the rewards at `at_indices`."""
+        self.rewards.set(new_data, **options)
+
+    def set_extra_model_outputs(
+        self, *, key: str, new_data: PyTree, **options: Unpack[Writing]
+    ) -> None:
+        """Replace the module's outputs of a name at `at_indices`."""
+        self._get_extra(key).set(new_data, **options)
+
+    def _get_extra(self, key: str) -> LookbackBuffer:
+        if key not in self.extra_model_outputs:
+            raise EpisodeError(
+                f"The episode {self.id_} has no model output '{key}'."
+                f"{did_you_mean(key, self.extra_model_outputs)}"
+            )
+        return self.extra_model_outputs[key]
+
+    def get_return(self) -> float:
+        """Return the sum of this chunk's rewards."""
+        return float(np.sum(np.asarray(self.get_rewards(), np.float64)))
+
+    def get_data_dict(self) -> dict[str, Any]:
+        """Return all data with one entry per step, by RLlib's column names."""
+        steps = len(self)
+        not_done = [False] * max(steps - 1, 0)
+        rows: dict[str, Any] = {
+            "eps_id": [self.id_] * steps,
+            "t": list(range(self.t_started, self.t)),
+            Columns.TERMINATEDS: [*not_done, self.is_terminated][:steps],
+            Columns.TRUNCATEDS: [*not_done, self.is_truncated][:steps],
+        }
+        if self.is_numpy:
+            rows = {name: np.asarray(column) for name, column in rows.items()}
+        return {
+            **rows,
+            Columns.OBS: self.get_observations(slice(0, steps)),
+            "infos": self.get_infos(slice(0, steps)),
+            Columns.ACTIONS: self.get_actions(),
+            Columns.REWARDS: self.get_rewards(),
+            **{name: buffer.get() for name, buffer in self.extra_model_outputs.items()},
+        }
 
     def __repr__(self) -> str:
         return (
