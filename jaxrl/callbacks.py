@@ -14,7 +14,6 @@ from jaxrl.config.placement import HOST_ONLY_SETTINGS, HOST_REMEDIES
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxrl.algorithm import Algorithm
     from jaxrl.config.settings.run import CallbacksSettings as CallbackSettings
     from jaxrl.envs.context import EnvContext
     from jaxrl.episodes import SingleAgentEpisode
@@ -55,29 +54,28 @@ class Callbacks:
     If environments are part of the compiled program, hooks run between dispatches; those of
     episodes and samples run after the dispatch that produced them.
 
-    `env_runner` is the `EnvRunner` of the environments, or the `CompiledEnvRunner` that stands in for
-    one between dispatches, `env` its vector environment, and `metrics_logger` a `MetricsLogger`.
+    `algorithm` is the run's `Algorithm`, `env_runner` the `EnvRunner` of the environments, or the
+    `CompiledEnvRunner` that stands in for one between dispatches, `env` its vector environment, and
+    `metrics_logger` a `MetricsLogger`.
     """
 
-    def on_algorithm_init(self, *, algorithm: "Algorithm") -> None:
+    def on_algorithm_init(self, *, algorithm: Any) -> None:
         """Run after the Algorithm has been built."""
 
-    def on_train_result(self, *, algorithm: "Algorithm", result: dict[str, Any]) -> None:
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
         """Run on each result before it is logged; entries added here are logged as well."""
 
-    def on_evaluate_start(self, *, algorithm: "Algorithm") -> None:
+    def on_evaluate_start(self, *, algorithm: Any) -> None:
         """Run before each evaluation."""
 
-    def on_evaluate_end(
-        self, *, algorithm: "Algorithm", evaluation_metrics: dict[str, Any]
-    ) -> None:
+    def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any]) -> None:
         """Run after each evaluation, with its result."""
 
-    def on_evaluate_offline_start(self, *, algorithm: "Algorithm") -> None:
+    def on_evaluate_offline_start(self, *, algorithm: Any) -> None:
         """Run before each evaluation on held-out episodes of recorded data."""
 
     def on_evaluate_offline_end(
-        self, *, algorithm: "Algorithm", evaluation_metrics: dict[str, Any]
+        self, *, algorithm: Any, evaluation_metrics: dict[str, Any]
     ) -> None:
         """Run after each evaluation on held-out episodes, with its result, which it may extend."""
 
@@ -155,14 +153,14 @@ class Callbacks:
     def on_env_runners_recreated(
         self,
         *,
-        algorithm: "Algorithm",
+        algorithm: Any,
         env_runner_group: Any,
         env_runner_indices: list[int],
         is_evaluation: bool,
     ) -> None:
         """Run after failed runners have been restarted."""
 
-    def on_checkpoint_loaded(self, *, algorithm: "Algorithm") -> None:
+    def on_checkpoint_loaded(self, *, algorithm: Any) -> None:
         """Run after a checkpoint has been restored."""
 
 
@@ -176,11 +174,11 @@ class MemoryTrackingCallbacks(Callbacks):
     num_largest = 5
     """Number of source lines listed in `largest_allocations`."""
 
-    def on_algorithm_init(self, *, algorithm: "Algorithm") -> None:
+    def on_algorithm_init(self, *, algorithm: Any) -> None:
         if not tracemalloc.is_tracing():
             tracemalloc.start()
 
-    def on_train_result(self, *, algorithm: "Algorithm", result: dict[str, Any]) -> None:
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
         current, peak = tracemalloc.get_traced_memory()
         largest = tracemalloc.take_snapshot().statistics("lineno")[: self.num_largest]
         result.setdefault("custom_metrics", {})["memory"] = {
