@@ -104,8 +104,8 @@ class NameTable:
     def find_current_name(self, name: str) -> str | None:
         """Return the setting's current name by its old or current name, or None if unknown."""
         if name not in self.group_by_setting:
-            renamed = lookup.load("rllib.settings").RENAMED.get(name)
-            name = name if renamed is None else renamed.new_name
+            setting = lookup.load("rllib.settings").SETTINGS.get(name)
+            name = "" if setting is None else setting.new_name or ""
         return name if name in self.group_by_setting else None
 
     def resolve(
@@ -145,8 +145,9 @@ class NameTable:
 
     def is_neutral(self, name: str, value: object) -> bool:
         """Return whether a value asks for nothing in RLlib, or for what is done anyway."""
-        values, is_setting = lookup.load("rllib.values"), name in self.group_by_setting
-        return values.asks_for_nothing(name, value, self.algo, is_setting=is_setting)
+        asks_for_nothing = lookup.load("rllib.settings").asks_for_nothing
+        is_setting = name in self.group_by_setting
+        return asks_for_nothing(name, value, self.algo, is_setting=is_setting)
 
     def _resolve_known(self, name: str, value: object, group: str | None) -> ResolvedSetting:
         actual_group = self.group_by_setting[name]
@@ -219,8 +220,9 @@ def make_unknown_attribute_error(
         table: Settings of the config.
         methods: Names of the config's methods to suggest from, if an attribute was read.
     """
-    if (reason := lookup.load("rllib.settings").REFUSED.get(name)) is not None:
-        return UnknownNameError(f"The config has no setting '{name}': {reason}.")
+    setting = lookup.load("rllib.settings").SETTINGS.get(name)
+    if setting is not None and setting.new_name is None:
+        return UnknownNameError(f"The config has no setting '{name}': {setting.reason}.")
     known = [*table.group_by_setting, *methods]
     hint = table.describe_counterpart(name) or did_you_mean(name, known)
     kind = "setting or method" if methods else "setting"

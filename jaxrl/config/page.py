@@ -74,8 +74,9 @@ def _render_row(setting: Setting) -> str:
 
 
 def _render_renamed() -> str:
-    renamed = lookup.load("rllib.settings").RENAMED
-    rows = [f"| `{old}` | `{new.new_name}` |" for old, new in sorted(renamed.items())]
+    settings = lookup.load("rllib.settings").SETTINGS
+    renamed = {name: setting.new_name for name, setting in settings.items() if setting.new_name}
+    rows = [f"| `{old}` | `{new}` |" for old, new in sorted(renamed.items())]
     lines = ["## RLlib's other names", "", "Accepted, with a note on the name that jaxrl uses.", ""]
     return "\n".join([*lines, "| RLlib | jaxrl |", "| --- | --- |", *rows, ""])
 

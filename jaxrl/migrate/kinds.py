@@ -19,7 +19,7 @@ from libcst.metadata import (
 
 import jaxrl
 from jaxrl.compat.rllib.imports import RLLIB, find_counterpart
-from jaxrl.compat.rllib.settings import REFUSED, RENAMED
+from jaxrl.compat.rllib.settings import SETTINGS
 from jaxrl.migrate.nodes import (
     Returns,
     SelfAssignments,
@@ -514,4 +514,4 @@ def _has_rllib_setting(node: cst.CSTNode | None) -> bool:
     if not isinstance(node, cst.Dict):
         return True
     keys = [read_string(e.key) for e in node.elements if isinstance(e, cst.DictElement)]
-    return any(key in RENAMED or key in REFUSED or key in ("env", "framework") for key in keys)
+    return any(key in SETTINGS or key in ("env", "framework") for key in keys)

@@ -9,8 +9,7 @@ from typing import Literal, TypeAlias
 from jaxrl.compat.rllib.attributes import RENAMED_KEY_PREFIXES
 from jaxrl.compat.rllib.settings import (
     EXPLORATION_REASON,
-    REFUSED,
-    RENAMED,
+    SETTINGS,
     selects_machinery,
     translate_exploration,
 )
@@ -79,11 +78,12 @@ class SettingsJudge:
             current = table.find_current_name(name)
             if current is not None:
                 return self._judge_known(table, name, current, value, called)
-        if name in REFUSED:
+        setting = SETTINGS.get(name)
+        if setting is not None and setting.new_name is None:
             action = "drop" if selects_machinery(name) else "by hand"
-            return Verdict(action, name, advice=REFUSED[name])
-        if name in RENAMED:
-            advice = f"{RENAMED[name].new_name} is no setting of {self.algo or 'any algorithm'}"
+            return Verdict(action, name, advice=setting.reason)
+        if setting is not None:
+            advice = f"{setting.new_name} is no setting of {self.algo or 'any algorithm'}"
             return Verdict("by hand", name, advice=advice)
         if self.algo is None:
             return Verdict("keep", name)
@@ -123,7 +123,7 @@ class SettingsJudge:
         if called == "training" and current in LEARNER_SETTINGS_IN_TRAINING:
             group = "learners"
         new_value = UNKNOWN
-        old = RENAMED.get(name) if name not in table.group_by_setting else None
+        old = SETTINGS.get(name) if name not in table.group_by_setting else None
         if old is not None:
             if called is None and old.is_quiet:
                 return Verdict("keep", name, group)

@@ -10,10 +10,8 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
 from jaxrl.algorithms.td3 import TD3Config
-from jaxrl.compat.rllib.settings import REFUSED, RENAMED
+from jaxrl.compat.rllib.settings import SETTINGS
 from jaxrl.compat.rllib.values import (
-    DEPRECATED_NAMES,
-    NEUTRAL_VALUES,
     NEUTRAL_VALUES_BY_ALGORITHM,
     NEUTRAL_VALUES_OF_SETTINGS,
     get_rllib_name,
@@ -249,9 +247,9 @@ def test_values_that_ask_for_what_is_not_here_are_refused(
     assert said in str(caught.value)
 
 
-def test_every_neutral_value_belongs_to_a_name_of_rllibs() -> None:
-    assert [name for name in NEUTRAL_VALUES if name not in REFUSED and name not in RENAMED] == []
-    for name in NEUTRAL_VALUES.keys() & REFUSED.keys() - {*PPOConfig()} - ACCEPTED_WHOLE:
+def test_other_values_than_neutral_ones_are_refused() -> None:
+    refused = {name for name, setting in SETTINGS.items() if setting.new_name is None}
+    for name in refused - {*PPOConfig()} - ACCEPTED_WHOLE:
         with pytest.raises(ConfigError, match=rf"'{name}' \(got 'something else'\)"):
             PPOConfig().update_from_dict({name: "something else"})
 
@@ -262,7 +260,7 @@ def test_settings_with_neutral_values_are_listed() -> None:
         for algo in list_algorithms()
     }
     settings = set().union(*algorithms.values())
-    listed = {*NEUTRAL_VALUES_OF_SETTINGS, *DEPRECATED_NAMES} & settings
+    listed = NEUTRAL_VALUES_OF_SETTINGS.keys() & settings
     listed |= {
         algo for algo, own in NEUTRAL_VALUES_BY_ALGORITHM.items() if algorithms[algo].keys() & own
     }
@@ -301,7 +299,7 @@ def test_reading_what_is_not_here_is_answered_with_the_reason() -> None:
         for read_value in (lambda name=name: getattr(config, name), lambda name=name: config[name]):
             with pytest.raises((AttributeError, KeyError)) as caught:
                 read_value()
-            assert f"no setting '{name}': {REFUSED[name]}." in str(caught.value)
+            assert f"no setting '{name}': {SETTINGS[name].reason}." in str(caught.value)
             assert "Did you mean" not in str(caught.value)
 
 

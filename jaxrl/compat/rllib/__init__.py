@@ -1,7 +1,7 @@
 """RLlib's names, values and signatures that differ here.
 
 - `settings`: names of settings, and values that stand for several.
-- `values`: values of settings that ask for nothing.
+- `values`: values of existing settings that ask for nothing, and how they are compared.
 - `attributes`: methods and attributes of objects, hooks of callbacks and keys of results.
 - `imports`: module paths, classes and functions.
 - `connectors`: connector pieces, and arguments of functions that make connectors.

@@ -1,26 +1,57 @@
-"""RLlib's names of settings that differ here: the current name, or the reason for refusing them.
-
-Values that ask for nothing are accepted under any name, see `jaxrl.compat.rllib.values`.
-"""
+"""RLlib's settings that are not here under their names: the current name, or the reason."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, cast
 
 from jaxrl.compat.rllib.attributes import CALLED_HOOKS, REFUSED_HOOKS
-from jaxrl.compat.rllib.values import asks_for_nothing, drop_merged_defaults, get_rllib_name
+from jaxrl.compat.rllib.values import (
+    ANY_VALUE,
+    DEPRECATED_VALUE,
+    NEUTRAL_VALUES_BY_ALGORITHM,
+    NEUTRAL_VALUES_OF_SETTINGS,
+    RllibObject,
+    drop_merged_defaults,
+    get_rllib_name,
+    is_neutral,
+)
 from jaxrl.config.fields import format_value
 from jaxrl.errors import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
-class Renamed:
-    """Setting with another name here: accepted at run time, with a note on the current name."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RLlibSetting:
+    """Setting of RLlib's that has another name here, or none.
 
-    new_name: str
+    Attributes:
+        new_name: Current name; None for a setting that has no effect here.
+        reason: Reason why it has no effect, with the alternative.
+        neutral: Values that ask for nothing or for what is done anyway, and are always accepted.
+        transform: Function that returns the value of the current setting.
+        is_quiet: Whether the name is current in RLlib, so that no note is needed.
+    """
+
+    new_name: str | None = None
+    reason: str = ""
+    neutral: tuple[object, ...] = ()
     transform: Callable[[Any], object] = lambda value: value
     is_quiet: bool = False
-    """True if the name is current in RLlib, so that no note is needed."""
+
+
+def _rename(
+    new_name: str,
+    *neutral: object,
+    transform: Callable[[Any], object] = lambda value: value,
+    is_quiet: bool = False,
+) -> RLlibSetting:
+    return RLlibSetting(new_name=new_name, neutral=neutral, transform=transform, is_quiet=is_quiet)
+
+
+def _refuse(reason: str, *settings: tuple[Any, ...]) -> Iterator[tuple[str, RLlibSetting]]:
+    """Yield settings that have no effect for one reason: tuples of names and their neutral values."""
+    for names, *neutral in settings:
+        for name in names.split():
+            yield name, RLlibSetting(reason=reason, neutral=tuple(neutral))
 
 
 def get_storage(is_in_memory: object) -> object:
@@ -54,396 +85,588 @@ def merge_settings(values: Mapping[str, object]) -> Mapping[str, object]:
     return others | {names[1]: pair[1]}
 
 
-RENAMED: dict[str, Renamed] = {
-    # current aliases in RLlib
-    "lambda": Renamed("lambda_", is_quiet=True),
-    "checkpoint_freq": Renamed("checkpoint_frequency", is_quiet=True),
-    "num_to_keep": Renamed("max_to_keep", is_quiet=True),
-    # attributes of RLlib's config that its own to_dict() has
-    "_env_to_module_connector": Renamed("env_to_module_connector", is_quiet=True),
-    "_learner_class": Renamed("learner_class", is_quiet=True),
-    "_learner_connector": Renamed("learner_connector", is_quiet=True),
-    "_model_config": Renamed("model_config", is_quiet=True),
-    "_module_to_env_connector": Renamed("module_to_env_connector", is_quiet=True),
-    "_rl_module_spec": Renamed("rl_module_spec", is_quiet=True),
-    "_train_batch_size_per_learner": Renamed("train_batch_size_per_learner", is_quiet=True),
-    "_per_module_overrides": Renamed("algorithm_config_overrides_per_module", is_quiet=True),
-    "dataset_num_iters_per_learner": Renamed("num_updates_per_iteration"),
-    "materialize_data": Renamed("dataset_storage", get_storage),
-    "materialize_mapped_data": Renamed("dataset_storage", get_storage),
-    # older names
-    "input": Renamed("input_"),
-    "model": Renamed("model_config", drop_merged_defaults),
-    "num_gpus": Renamed("num_gpus_per_learner"),
-    "num_workers": Renamed("num_env_runners"),
-    "num_rollout_workers": Renamed("num_env_runners"),
-    "num_envs_per_worker": Renamed("num_envs_per_env_runner"),
-    "worker_cls": Renamed("env_runner_cls"),
-    "num_cpus_per_worker": Renamed("num_cpus_per_env_runner"),
-    "custom_resources_per_worker": Renamed("custom_resources_per_env_runner"),
-    "validate_workers_after_construction": Renamed("validate_env_runners_after_construction"),
-    "max_requests_in_flight_per_sampler_worker": Renamed("max_requests_in_flight_per_env_runner"),
-    "num_learner_workers": Renamed("num_learners"),
-    "num_cpus_per_learner_worker": Renamed("num_cpus_per_learner"),
-    "num_gpus_per_learner_worker": Renamed("num_gpus_per_learner"),
-    "local_gpu_idx": Renamed("local_device_idx"),
-    "num_cpus_for_local_worker": Renamed("num_cpus_for_main_process"),
-    "num_cpus_for_driver": Renamed("num_cpus_for_main_process"),
-    "recreate_failed_env_runners": Renamed("restart_failed_env_runners"),
-    "recreate_failed_workers": Renamed("restart_failed_env_runners"),
-    "ignore_worker_failures": Renamed("ignore_env_runner_failures"),
-    "max_num_worker_restarts": Renamed("max_num_env_runner_restarts"),
-    "delay_between_worker_restarts_s": Renamed("delay_between_env_runner_restarts_s"),
-    "num_consecutive_worker_failures_tolerance": Renamed(
-        "num_consecutive_env_runner_failures_tolerance"
-    ),
-    "worker_health_probe_timeout_s": Renamed("env_runner_health_probe_timeout_s"),
-    "worker_restore_timeout_s": Renamed("env_runner_restore_timeout_s"),
-    "evaluation_num_workers": Renamed("evaluation_num_env_runners"),
-    "_is_atari": Renamed("is_atari"),
-    "monitor": Renamed("record_video"),
-    "grad_norm_clipping": Renamed("grad_clip"),
-    "target_update_frequency": Renamed("target_network_update_freq"),
-    "use_huber": Renamed("td_error_loss_fn", lambda value: "huber" if value else "mse"),
-    "num_sgd_iter": Renamed("num_epochs"),
-    "sgd_minibatch_size": Renamed("minibatch_size"),
-    "shuffle_sequences": Renamed("shuffle_batch_per_epoch"),
-    "shuffle": Renamed("shuffle_batch_per_epoch"),
-    "lr_schedule": Renamed("lr"),
-    "entropy_coeff_schedule": Renamed("entropy_coeff"),
-    "horizon": Renamed("max_episode_steps"),
-    "callbacks": Renamed("callbacks_class"),
-    "custom_eval_function": Renamed("custom_evaluation_function"),
-    "evaluation_num_episodes": Renamed("evaluation_duration"),
-    "metrics_smoothing_episodes": Renamed("metrics_num_episodes_for_smoothing"),
-    "min_iter_time_s": Renamed("min_time_s_per_iteration"),
-    "min_time_s_per_reporting": Renamed("min_time_s_per_iteration"),
-    "timesteps_per_iteration": Renamed("min_sample_timesteps_per_iteration"),
-    "min_sample_timesteps_per_reporting": Renamed("min_sample_timesteps_per_iteration"),
-    "min_train_timesteps_per_reporting": Renamed("min_train_timesteps_per_iteration"),
-    "eager_max_retraces": Renamed("max_retraces"),
-    "torch_skip_nan_gradients": Renamed("on_nonfinite", lambda value: "skip" if value else "raise"),
-    "keep_checkpoints_num": Renamed("max_to_keep"),
-    "local_dir": Renamed("results_dir"),
-    "storage_path": Renamed("results_dir"),
-    **{f"callbacks_on_{hook}": Renamed(f"on_{hook}") for hook in CALLED_HOOKS},
-    "on_workers_recreated": Renamed("on_env_runners_recreated"),
-    "callbacks_on_workers_recreated": Renamed("on_env_runners_recreated"),
-}
-
-
-def _refuse_each(names: str, reason: str) -> Iterator[tuple[str, str]]:
-    for name in names.split():
-        yield name, reason
-
-
-_FILTER_STATES_REASON = "the learner updates the statistics from each batch and sends them with the weights: leave it out"
-_LEARNERS_REASON = "each learner receives its batches from the main process, one at a time"
-_FRAMEWORK_REASON = "the framework is JAX and everything is compiled"
-_API_STACK_REASON = (
-    "there is a single API stack, which always uses modules, learners and connectors"
-)
-_DATASET_REASON = (
-    "recorded data are read by input_, and kept where dataset_storage says; input_transform changes "
-    "them"
-)
-_OUTPUT_REASON = "output names a folder of Parquet files, each row a part of an episode"
+_FRAMEWORK = "the framework is JAX and everything is compiled"
+_API_STACK = "there is a single API stack, which always uses modules, learners and connectors"
 EXPLORATION_REASON = (
     "exploration is defined by the module's forward_exploration; explore=False disables it"
 )
 
-_OFFLINE_EVALUATION_REASON = REFUSED_HOOKS["on_offline_eval_runners_recreated"]
-
-REFUSED: dict[str, str] = {
-    **{
-        name: reason
-        for hook, reason in REFUSED_HOOKS.items()
-        for name in (hook, f"callbacks_{hook}")
-    },
-    **dict(
-        _refuse_each(
-            "merge_env_runner_states use_worker_filter_stats update_worker_filter_stats "
-            "sync_filters_on_rollout_workers_timeout_s",
-            _FILTER_STATES_REASON,
-        )
-    ),
-    "broadcast_env_runner_states": _FILTER_STATES_REASON,
-    "use_env_runner_state_server": _FILTER_STATES_REASON,
-    "env_runner_state_server_max_concurrency": _FILTER_STATES_REASON,
-    "create_local_env_runner": (
-        "this process has a runner with num_env_runners=0, and none in addition to actors"
-    ),
-    **dict(
-        _refuse_each(
-            "create_env_on_local_worker create_env_on_driver",
-            "this process creates an environment to determine its spaces, and steps none if there "
-            "are actors",
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "num_gpus_per_env_runner num_gpus_per_worker",
-            "runners act on CPUs; in the compiled program environments act on the learner's devices, "
-            "which learners(num_gpus_per_learner=...) sets",
-        )
-    ),
-    "sample_async": "IMPALA and APPO sample concurrently with updates",
-    "remote_worker_envs": (
-        "gym_env_vectorize_mode='async' steps each environment in a separate process"
-    ),
-    "remote_env_batch_wait_ms": (
-        "with gym_env_vectorize_mode='async' a step waits for all environments of a runner; IMPALA and "
-        "APPO do not wait for other runners"
-    ),
-    "sampler_perf_stats_ema_coef": "timers measure one iteration each and are not smoothed",
-    "episodes_to_numpy": "episodes always hold NumPy arrays",
-    "compress_observations": (
-        "fragments are views of shared memory, and recorded files are compressed: leave it out"
-    ),
-    **dict(
-        _refuse_each(
-            "metrics_episode_collection_timeout_s collect_metrics_timeout",
-            "metrics arrive with the fragments, whose timeout is sample_timeout_s",
-        )
-    ),
-    "num_aggregator_actors_per_learner": _LEARNERS_REASON,
-    "max_requests_in_flight_per_aggregator_actor": _LEARNERS_REASON,
-    "max_requests_in_flight_per_learner": _LEARNERS_REASON,
-    # IMPALA and APPO
-    "use_circular_buffer": (
-        "circular_buffer_num_batches=1 and circular_buffer_iterations_per_batch=1 disable the "
-        "buffer"
-    ),
-    "use_gae": (
-        "advantages are of lambda-returns (in IMPALA and APPO, without vtrace); lambda_=1.0 makes "
-        "them plain returns, and use_critic=False of PPO leaves the values out"
-    ),
-    **dict(
-        _refuse_each(
-            "simple_queue_size learner_queue_timeout timeout_s_sampler_manager "
-            "timeout_s_aggregator_manager num_gpu_loader_threads num_aggregation_workers "
-            "max_requests_in_flight_per_aggregator_worker num_multi_gpu_tower_stacks",
-            "learner_queue_size limits the train batches that wait for the learner, and "
-            "sample_timeout_s the time that a runner may take",
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "replay_proportion replay_buffer_num_slots replay_ratio minibatch_buffer_size",
-            "circular_buffer_num_batches and circular_buffer_iterations_per_batch control the "
-            "reuse of batches",
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "opt_type decay momentum epsilon optim_alpha optim_eps _separate_vf_optimizer _lr_vf",
-            "optimizer takes the name of the optimizer and its arguments, e.g. {'name': 'rmsprop', "
-            "'decay': 0.99, 'eps': 0.1}",
-        )
-    ),
-    # DQN and SAC
-    "hiddens": (
-        "set the heads' hidden layers by rl_module(model_config={'head_fcnet_hiddens': [...]})"
-    ),
-    "adam_epsilon": "set optimizer={'name': 'adam', 'eps': ...}",
-    "categorical_distribution_temperature": (
-        "DQN's actions are greedy, or random with probability epsilon, and other algorithms' are "
-        "drawn from the policy's own probabilities"
-    ),
-    "target_update_grad_intervals": (
-        "target_network_update_freq counts environment steps or rows trained on: set it to the number "
-        "of updates times train_batch_size"
-    ),
-    "before_learn_on_batch": REFUSED_HOOKS["on_learn_on_batch"],
-    "use_local_critic": (
-        "MADDPG's critics see all agents; DDPG with a policy for each agent has critics of what that "
-        "agent observes"
-    ),
-    **dict(
-        _refuse_each(
-            "good_policy adv_policy",
-            "MADDPG trains all agents of one team; opponents are part of the environment's rules, or "
-            "policies of an algorithm such as PPO",
-        )
-    ),
-    "actor_feature_reg": "the policies' loss has no penalty of large outputs",
-    **dict(
-        _refuse_each(
-            "q_model_config policy_model_config actor_hiddens actor_hidden_activation "
-            "critic_hiddens critic_hidden_activation",
-            "rl_module(model_config={'fcnet_hiddens': [...], 'fcnet_activation': ...}) applies to "
-            "the policy and the critics, and 'critic_fcnet_hiddens': [...] to these alone",
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "optimization optimization_config",
-            "actor_lr, critic_lr and alpha_lr are the learning rates",
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "_deterministic_loss _use_beta_distribution use_state_preprocessor "
-            "worker_side_prioritization",
-            "actions are sampled from a squashed Gaussian, and the learner updates priorities",
-        )
-    ),
-    "huber_threshold": "the Huber loss becomes linear at 1",
-    "l2_reg": "set optimizer={'name': 'adamw', 'weight_decay': ...}",
-    "learner_config_dict": (
-        "a Learner reads the settings of training(), to which a config subclass can add others: "
-        "class MyConfig(PPOConfig): my_coeff: float = 0.1"
-    ),
-    **dict(
-        _refuse_each(
-            "eager_tracing tf_session_args local_tf_session_args torch_compile_learner "
-            "torch_compile_learner_what_to_compile torch_compile_learner_dynamo_mode "
-            "torch_compile_learner_dynamo_backend torch_compile_worker "
-            "torch_compile_worker_dynamo_backend torch_compile_worker_dynamo_mode "
-            "torch_ddp_kwargs enable_tf1_exec_eagerly",
-            _FRAMEWORK_REASON + "; debugging(jit=False) runs operation by operation",
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "enable_rl_module_and_learner enable_env_runner_and_connector_v2 enable_connectors "
-            "_enable_new_api_stack _enable_rl_module_api _enable_learner_api",
-            _API_STACK_REASON,
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "_disable_preprocessor_api _disable_action_flattening "
-            "_disable_initialize_loss_from_dummy_batch _disable_execution_plan_api "
-            "synchronize_filters synchronize_filter in_evaluation _env_runners_only _skip_learners",
-            _API_STACK_REASON,
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "_use_msgpack_checkpoints simple_optimizer _dont_auto_sync_env_runner_states",
-            _API_STACK_REASON,
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "_torch_grad_scaler_class _torch_lr_scheduler_classes sample_collector "
-            "preprocessor_pref",
-            _API_STACK_REASON,
-        )
-    ),
-    "_tf_policy_handles_more_than_one_loss": _FRAMEWORK_REASON,
-    **dict(
-        _refuse_each(
-            "policy_map_cache policy_states_are_swappable",
-            "modules are arrays of the compiled program, all of which it holds",
-        )
-    ),
-    "observation_fn": "return what each agent observes from the environment, or use a connector",
-    "replay_mode": (
-        "each module replays its own rows; jaxrl.envs.group_agents makes one agent of a team, whose "
-        "rows stay together"
-    ),
-    "multiagent": "give its settings to multi_agent(...)",
-    **dict(
-        _refuse_each(
-            "input_config offline_data_class input_read_method "
-            "input_read_method_kwargs input_read_episodes input_read_sample_batches "
-            "input_read_batch_size input_filesystem input_filesystem_kwargs "
-            "input_compress_columns input_spaces_jsonable map_batches_kwargs iter_batches_kwargs "
-            "prelearner_class prelearner_buffer_class prelearner_buffer_kwargs "
-            "prelearner_module_synch_period prelearner_use_recorded_module_states "
-            "postprocess_inputs offline_sampling _is_online",
-            _DATASET_REASON,
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "output_config output_compress_columns output_write_remaining_data "
-            "output_write_method output_write_method_kwargs output_filesystem "
-            "output_filesystem_kwargs output_write_episodes",
-            _OUTPUT_REASON,
-        )
-    ),
-    **dict(
-        _refuse_each(
-            "num_offline_eval_runners offline_eval_runner_class "
-            "broadcast_offline_eval_runner_states "
-            "custom_resources_per_offline_eval_runner ignore_offline_eval_runner_failures "
-            "max_num_offline_eval_runner_restarts "
-            "max_requests_in_flight_per_offline_eval_runner "
-            "num_cpus_per_offline_eval_runner num_gpus_per_offline_eval_runner "
-            "offline_eval_rl_module_inference_only "
-            "offline_eval_runner_health_probe_timeout_s "
-            "offline_eval_runner_restore_timeout_s "
-            "offline_evaluation_parallel_to_training offline_evaluation_timeout_s "
-            "restart_failed_offline_eval_runners "
-            "validate_offline_eval_runners_after_construction",
-            _OFFLINE_EVALUATION_REASON,
-        )
-    ),
-    "input_evaluation": (
-        "evaluation(off_policy_estimation_methods={'is': {'type': 'is'}}) names the estimates, every "
-        "offline_evaluation_interval iterations"
-    ),
-    "offline_loss_for_module_fn": (
-        "offline_evaluation_type='eval_loss' has the losses of the learner, which learner_class may "
-        "override"
-    ),
-    "dataset_num_iters_per_eval_runner": "offline_evaluation_duration is the number of batches",
-    **dict(_refuse_each("exploration_config _prior_exploration_config", EXPLORATION_REASON)),
-    "_validate_config": "settings are always validated, before anything is compiled: leave it out",
-    "_fake_gpus": "set XLA_FLAGS=--xla_force_host_platform_device_count=8 before starting Python",
-    "render_env": (
-        "rendering to a window is not supported; evaluation(record_video=True) writes videos"
-    ),
-    "auto_wrap_old_gym_envs": "wrap old gym environments with shimmy",
-    "soft_horizon": "use max_episode_steps; time limits truncate",
-    "no_done_at_end": "use max_episode_steps; time limits truncate",
-    "enable_async_evaluation": (
-        "set evaluation_parallel_to_training=True and evaluation_duration='auto'"
-    ),
-    "evaluation_force_reset_envs_before_iteration": (
-        "every evaluation starts from fresh environments"
-    ),
-    "keep_per_episode_custom_metrics": "collect what you need in an on_episode_end callback",
-    **dict(
-        _refuse_each(
-            "custom_stats_cls_lookup stats_cls_lookup",
-            "add your own reductions in an on_train_result callback",
-        )
-    ),
-    "custom_async_evaluation_function": (
-        "set custom_evaluation_function, or evaluation_parallel_to_training=True"
-    ),
-    "export_native_model_files": (
-        "checkpoints contain the parameters; algorithm.export(folder) writes a policy that NumPy "
-        "runs"
-    ),
-    "checkpoint_trainable_policies_only": (
-        "checkpoints contain the whole run; from_checkpoint(path, policy_ids=[...]) restores modules of it"
-    ),
-    "logger_creator": "pass debugging(loggers=[...]) and results_dir",
-    "logger_config": "pass logger objects with their own options as loggers=[...]",
-    "fake_sampler": "use an environment of negligible cost, such as 'jaxrl:probe-value-v0'",
-    **dict(
-        _refuse_each(
-            "num_epochs minibatch_size shuffle_batch_per_epoch",
-            "every update samples its own train_batch_size rows from the replay buffer",
-        )
-    ),
-    "twin_q": "n_critics is the number of critics",
-    **dict(
-        _refuse_each(
-            "use_critic vf_share_layers",
-            "the module has a value function; rl_module(model_config={'vf_share_layers': True}) "
-            "shares its encoder with the policy",
-        )
-    ),
-    "replay_sequence_length": "rl_module(model_config={'max_seq_len': ...}) is the length",
-    "burn_in_len": "only sequences of a replay buffer have a burn-in",
-    "store_buffer_in_checkpoints": "checkpoints always contain the whole state of the run",
+_HIDDENS = {"fcnet_hiddens": [256, 256], "fcnet_activation": "relu"}
+_MODEL_OF_SAC = {
+    **_HIDDENS,
+    "post_fcnet_hiddens": [],
+    "post_fcnet_activation": None,
+    "custom_model": None,
+    "custom_model_config": {},
 }
+_STATS_CLASSES = {
+    "mean": RllibObject("MeanStats"),
+    "ema": RllibObject("EmaStats"),
+    "min": RllibObject("MinStats"),
+    "max": RllibObject("MaxStats"),
+    "sum": RllibObject("SumStats"),
+    "lifetime_sum": RllibObject("LifetimeSumStats"),
+    "percentiles": RllibObject("PercentilesStats"),
+    "item": RllibObject("ItemStats"),
+    "item_series": RllibObject("ItemSeriesStats"),
+}
+_TF_SESSION = {
+    "intra_op_parallelism_threads": 2,
+    "inter_op_parallelism_threads": 2,
+    "gpu_options": {"allow_growth": True},
+    "log_device_placement": False,
+    "device_count": {"CPU": 1},
+    "allow_soft_placement": True,
+}
+
+_RENAMED: Mapping[str, RLlibSetting] = {
+    # current aliases in RLlib
+    "lambda": _rename("lambda_", is_quiet=True),
+    "checkpoint_freq": _rename("checkpoint_frequency", is_quiet=True),
+    "num_to_keep": _rename("max_to_keep", is_quiet=True),
+    # attributes of RLlib's config that its own to_dict() has
+    "_env_to_module_connector": _rename("env_to_module_connector", None, is_quiet=True),
+    "_learner_class": _rename("learner_class", None, is_quiet=True),
+    "_learner_connector": _rename("learner_connector", None, is_quiet=True),
+    "_model_config": _rename("model_config", {}, None, is_quiet=True),
+    "_module_to_env_connector": _rename("module_to_env_connector", None, is_quiet=True),
+    "_rl_module_spec": _rename("rl_module_spec", None, is_quiet=True),
+    "_train_batch_size_per_learner": _rename("train_batch_size_per_learner", None, is_quiet=True),
+    "_per_module_overrides": _rename(
+        "algorithm_config_overrides_per_module", {}, None, is_quiet=True
+    ),
+    "dataset_num_iters_per_learner": _rename("num_updates_per_iteration", None),
+    "materialize_data": _rename("dataset_storage", False, transform=get_storage),
+    "materialize_mapped_data": _rename("dataset_storage", True, transform=get_storage),
+    # older names
+    "input": _rename("input_", "sampler", None),
+    "model": _rename("model_config", {}, None, transform=drop_merged_defaults),
+    "num_gpus": _rename("num_gpus_per_learner", 0),
+    "num_workers": _rename("num_env_runners"),
+    "num_rollout_workers": _rename("num_env_runners"),
+    "num_envs_per_worker": _rename("num_envs_per_env_runner"),
+    "worker_cls": _rename(
+        "env_runner_cls",
+        None,
+        RllibObject("SingleAgentEnvRunner"),
+        RllibObject("RolloutWorker"),
+        DEPRECATED_VALUE,
+    ),
+    "num_cpus_per_worker": _rename("num_cpus_per_env_runner"),
+    "custom_resources_per_worker": _rename("custom_resources_per_env_runner"),
+    "validate_workers_after_construction": _rename("validate_env_runners_after_construction"),
+    "max_requests_in_flight_per_sampler_worker": _rename("max_requests_in_flight_per_env_runner"),
+    "num_learner_workers": _rename("num_learners"),
+    "num_cpus_per_learner_worker": _rename("num_cpus_per_learner"),
+    "num_gpus_per_learner_worker": _rename("num_gpus_per_learner"),
+    "local_gpu_idx": _rename("local_device_idx", 0),
+    "num_cpus_for_local_worker": _rename("num_cpus_for_main_process"),
+    "num_cpus_for_driver": _rename("num_cpus_for_main_process"),
+    "recreate_failed_env_runners": _rename("restart_failed_env_runners"),
+    "recreate_failed_workers": _rename("restart_failed_env_runners"),
+    "ignore_worker_failures": _rename("ignore_env_runner_failures"),
+    "max_num_worker_restarts": _rename("max_num_env_runner_restarts"),
+    "delay_between_worker_restarts_s": _rename("delay_between_env_runner_restarts_s"),
+    "num_consecutive_worker_failures_tolerance": _rename(
+        "num_consecutive_env_runner_failures_tolerance"
+    ),
+    "worker_health_probe_timeout_s": _rename("env_runner_health_probe_timeout_s"),
+    "worker_restore_timeout_s": _rename("env_runner_restore_timeout_s"),
+    "evaluation_num_workers": _rename("evaluation_num_env_runners"),
+    "_is_atari": _rename("is_atari", None),
+    "monitor": _rename("record_video"),
+    "grad_norm_clipping": _rename("grad_clip"),
+    "target_update_frequency": _rename("target_network_update_freq", DEPRECATED_VALUE),
+    "use_huber": _rename("td_error_loss_fn", transform=lambda value: "huber" if value else "mse"),
+    "num_sgd_iter": _rename("num_epochs"),
+    "sgd_minibatch_size": _rename("minibatch_size", None, DEPRECATED_VALUE),
+    "shuffle_sequences": _rename("shuffle_batch_per_epoch"),
+    "shuffle": _rename("shuffle_batch_per_epoch"),
+    "lr_schedule": _rename("lr", None),
+    "entropy_coeff_schedule": _rename("entropy_coeff", None),
+    "horizon": _rename("max_episode_steps", None),
+    "callbacks": _rename("callbacks_class", None, *NEUTRAL_VALUES_OF_SETTINGS["callbacks_class"]),
+    "custom_eval_function": _rename("custom_evaluation_function", None),
+    "evaluation_num_episodes": _rename("evaluation_duration"),
+    "metrics_smoothing_episodes": _rename("metrics_num_episodes_for_smoothing"),
+    "min_iter_time_s": _rename("min_time_s_per_iteration"),
+    "min_time_s_per_reporting": _rename("min_time_s_per_iteration"),
+    "timesteps_per_iteration": _rename("min_sample_timesteps_per_iteration"),
+    "min_sample_timesteps_per_reporting": _rename("min_sample_timesteps_per_iteration"),
+    "min_train_timesteps_per_reporting": _rename("min_train_timesteps_per_iteration"),
+    "eager_max_retraces": _rename("max_retraces", 20, None),
+    "torch_skip_nan_gradients": _rename(
+        "on_nonfinite", False, transform=lambda value: "skip" if value else "raise"
+    ),
+    "keep_checkpoints_num": _rename("max_to_keep"),
+    "local_dir": _rename("results_dir"),
+    "storage_path": _rename("results_dir"),
+    "on_workers_recreated": _rename("on_env_runners_recreated"),
+    "callbacks_on_workers_recreated": _rename("on_env_runners_recreated", None),
+    **{f"callbacks_on_{hook}": _rename(f"on_{hook}", None) for hook in CALLED_HOOKS},
+}
+
+_REFUSED = (
+    *_refuse(
+        "the learner updates the statistics from each batch and sends them with the weights: "
+        "leave it out",
+        (
+            "merge_env_runner_states use_worker_filter_stats update_worker_filter_stats",
+            "training_only",
+            True,
+        ),
+        ("sync_filters_on_rollout_workers_timeout_s", 10.0, 60.0),
+        ("broadcast_env_runner_states", True),
+        ("use_env_runner_state_server", False, True),
+        ("env_runner_state_server_max_concurrency", 16),
+    ),
+    *_refuse(
+        "this process has a runner with num_env_runners=0, and none in addition to actors",
+        ("create_local_env_runner", True),
+    ),
+    *_refuse(
+        "this process creates an environment to determine its spaces, and steps none if there "
+        "are actors",
+        ("create_env_on_local_worker create_env_on_driver", False),
+    ),
+    *_refuse(
+        "runners act on CPUs; in the compiled program environments act on the learner's devices, "
+        "which learners(num_gpus_per_learner=...) sets",
+        ("num_gpus_per_env_runner num_gpus_per_worker", 0),
+    ),
+    *_refuse(
+        "IMPALA and APPO sample concurrently with updates",
+        ("sample_async", False),
+    ),
+    *_refuse(
+        "gym_env_vectorize_mode='async' steps each environment in a separate process",
+        ("remote_worker_envs", False),
+    ),
+    *_refuse(
+        "with gym_env_vectorize_mode='async' a step waits for all environments of a runner; "
+        "IMPALA and APPO do not wait for other runners",
+        ("remote_env_batch_wait_ms", 0),
+    ),
+    *_refuse(
+        "timers measure one iteration each and are not smoothed",
+        ("sampler_perf_stats_ema_coef", None),
+    ),
+    *_refuse(
+        "episodes always hold NumPy arrays",
+        ("episodes_to_numpy", True),
+    ),
+    *_refuse(
+        "fragments are views of shared memory, and recorded files are compressed: leave it out",
+        ("compress_observations", False),
+    ),
+    *_refuse(
+        "metrics arrive with the fragments, whose timeout is sample_timeout_s",
+        ("metrics_episode_collection_timeout_s collect_metrics_timeout", 60.0, 180.0),
+    ),
+    *_refuse(
+        "each learner receives its batches from the main process, one at a time",
+        ("num_aggregator_actors_per_learner", 0),
+        ("max_requests_in_flight_per_aggregator_actor", 3, 100),
+        ("max_requests_in_flight_per_learner", 3),
+    ),
+    *_refuse(
+        "circular_buffer_num_batches=1 and circular_buffer_iterations_per_batch=1 disable the "
+        "buffer",
+        ("use_circular_buffer", True),
+    ),
+    *_refuse(
+        "advantages are of lambda-returns (in IMPALA and APPO, without vtrace); lambda_=1.0 "
+        "makes them plain returns, and use_critic=False of PPO leaves the values out",
+        ("use_gae", True),
+    ),
+    *_refuse(
+        "learner_queue_size limits the train batches that wait for the learner, and "
+        "sample_timeout_s the time that a runner may take",
+        ("simple_queue_size", 32, 16),
+        ("learner_queue_timeout", 300),
+        ("timeout_s_sampler_manager timeout_s_aggregator_manager", 0),
+        ("num_gpu_loader_threads", 8),
+        ("num_aggregation_workers", 0, DEPRECATED_VALUE),
+        ("max_requests_in_flight_per_aggregator_worker", 2, DEPRECATED_VALUE),
+        ("num_multi_gpu_tower_stacks", 1),
+    ),
+    *_refuse(
+        "circular_buffer_num_batches and circular_buffer_iterations_per_batch control the reuse "
+        "of batches",
+        ("replay_proportion replay_ratio", 0),
+        ("replay_buffer_num_slots", 0, 100),
+        ("minibatch_buffer_size", 0, 1),
+    ),
+    *_refuse(
+        "optimizer takes the name of the optimizer and its arguments, e.g. {'name': 'rmsprop', "
+        "'decay': 0.99, 'eps': 0.1}",
+        ("opt_type", "adam"),
+        ("decay", 0.99),
+        ("momentum", 0),
+        ("epsilon", 0.1),
+        ("optim_alpha optim_eps",),
+        ("_separate_vf_optimizer", False),
+        ("_lr_vf", 0.0005),
+    ),
+    *_refuse(
+        "set the heads' hidden layers by rl_module(model_config={'head_fcnet_hiddens': [...]})",
+        ("hiddens", [256]),
+    ),
+    *_refuse(
+        "set optimizer={'name': 'adam', 'eps': ...}",
+        ("adam_epsilon", 1e-8),
+    ),
+    *_refuse(
+        "DQN's actions are greedy, or random with probability epsilon, and other algorithms' are "
+        "drawn from the policy's own probabilities",
+        ("categorical_distribution_temperature", 1),
+    ),
+    *_refuse(
+        "target_network_update_freq counts environment steps or rows trained on: set it to the "
+        "number of updates times train_batch_size",
+        ("target_update_grad_intervals",),
+    ),
+    *_refuse(
+        REFUSED_HOOKS["on_learn_on_batch"],
+        ("before_learn_on_batch", None),
+    ),
+    *_refuse(
+        "MADDPG's critics see all agents; DDPG with a policy for each agent has critics of what "
+        "that agent observes",
+        ("use_local_critic",),
+    ),
+    *_refuse(
+        "MADDPG trains all agents of one team; opponents are part of the environment's rules, or "
+        "policies of an algorithm such as PPO",
+        ("good_policy adv_policy",),
+    ),
+    *_refuse(
+        "the policies' loss has no penalty of large outputs",
+        ("actor_feature_reg",),
+    ),
+    *_refuse(
+        "rl_module(model_config={'fcnet_hiddens': [...], 'fcnet_activation': ...}) applies to "
+        "the policy and the critics, and 'critic_fcnet_hiddens': [...] to these alone",
+        ("q_model_config policy_model_config", {}, _HIDDENS, _MODEL_OF_SAC),
+        ("actor_hiddens actor_hidden_activation critic_hiddens critic_hidden_activation",),
+    ),
+    *_refuse(
+        "actor_lr, critic_lr and alpha_lr are the learning rates",
+        (
+            "optimization optimization_config",
+            {},
+            {
+                "actor_learning_rate": 3e-4,
+                "critic_learning_rate": 3e-4,
+                "entropy_learning_rate": 3e-4,
+            },
+        ),
+    ),
+    *_refuse(
+        "actions are sampled from a squashed Gaussian, and the learner updates priorities",
+        ("_deterministic_loss _use_beta_distribution", False),
+        ("use_state_preprocessor worker_side_prioritization", False, DEPRECATED_VALUE),
+    ),
+    *_refuse(
+        "the Huber loss becomes linear at 1",
+        ("huber_threshold", 1),
+    ),
+    *_refuse(
+        "set optimizer={'name': 'adamw', 'weight_decay': ...}",
+        ("l2_reg", 0),
+    ),
+    *_refuse(
+        "a Learner reads the settings of training(), to which a config subclass can add others: "
+        "class MyConfig(PPOConfig): my_coeff: float = 0.1",
+        ("learner_config_dict", {}),
+    ),
+    *_refuse(
+        _FRAMEWORK + "; debugging(jit=False) runs operation by operation",
+        ("eager_tracing", True),
+        ("tf_session_args", {}, _TF_SESSION),
+        (
+            "local_tf_session_args",
+            {},
+            {"intra_op_parallelism_threads": 8, "inter_op_parallelism_threads": 8},
+        ),
+        ("torch_compile_learner torch_compile_worker enable_tf1_exec_eagerly", False),
+        (
+            "torch_compile_learner_what_to_compile",
+            None,
+            "forward_train",
+            RllibObject("TorchCompileWhatToCompile.FORWARD_TRAIN"),
+        ),
+        (
+            "torch_compile_learner_dynamo_mode torch_compile_worker_dynamo_mode",
+            None,
+            "reduce-overhead",
+            "max-autotune",
+        ),
+        (
+            "torch_compile_learner_dynamo_backend torch_compile_worker_dynamo_backend",
+            None,
+            "inductor",
+            "onnxrt",
+            "aot_eager",
+        ),
+        ("torch_ddp_kwargs", {}),
+    ),
+    *_refuse(
+        _API_STACK,
+        (
+            (
+                "enable_rl_module_and_learner enable_env_runner_and_connector_v2 "
+                "_enable_new_api_stack synchronize_filter"
+            ),
+            True,
+        ),
+        (
+            (
+                "enable_connectors _enable_rl_module_api _enable_learner_api "
+                "_disable_execution_plan_api synchronize_filters"
+            ),
+            True,
+            DEPRECATED_VALUE,
+        ),
+        (
+            (
+                "_disable_preprocessor_api _disable_action_flattening "
+                "_disable_initialize_loss_from_dummy_batch _dont_auto_sync_env_runner_states"
+            ),
+            True,
+            False,
+        ),
+        ("in_evaluation _env_runners_only _skip_learners _use_msgpack_checkpoints", False),
+        ("simple_optimizer", False, DEPRECATED_VALUE),
+        ("_torch_grad_scaler_class _torch_lr_scheduler_classes", None),
+        ("sample_collector", None, RllibObject("SimpleListCollector")),
+        ("preprocessor_pref", None, "deepmind"),
+    ),
+    *_refuse(
+        _FRAMEWORK,
+        ("_tf_policy_handles_more_than_one_loss", True, False),
+    ),
+    *_refuse(
+        "modules are arrays of the compiled program, all of which it holds",
+        ("policy_map_cache", None, DEPRECATED_VALUE),
+        ("policy_states_are_swappable", False, True),
+    ),
+    *_refuse(
+        "return what each agent observes from the environment, or use a connector",
+        ("observation_fn", None),
+    ),
+    *_refuse(
+        "each module replays its own rows; jaxrl.envs.group_agents makes one agent of a team, "
+        "whose rows stay together",
+        ("replay_mode", "independent"),
+    ),
+    *_refuse(
+        "give its settings to multi_agent(...)",
+        ("multiagent", {}, None),
+    ),
+    *_refuse(
+        "recorded data are read by input_, and kept where dataset_storage says; input_transform "
+        "changes them",
+        (
+            (
+                "input_config input_read_method_kwargs input_filesystem_kwargs map_batches_kwargs "
+                "iter_batches_kwargs prelearner_buffer_kwargs"
+            ),
+            {},
+            None,
+        ),
+        (
+            (
+                "offline_data_class input_read_batch_size input_filesystem prelearner_class "
+                "prelearner_buffer_class"
+            ),
+            None,
+        ),
+        ("input_read_method", "read_parquet"),
+        (
+            (
+                "input_read_episodes input_read_sample_batches prelearner_use_recorded_module_states "
+                "postprocess_inputs offline_sampling"
+            ),
+            False,
+        ),
+        ("input_compress_columns", ["obs", "new_obs"], []),
+        ("input_spaces_jsonable _is_online", True),
+        ("prelearner_module_synch_period", 10),
+    ),
+    *_refuse(
+        "output names a folder of Parquet files, each row a part of an episode",
+        ("output_config output_write_method_kwargs output_filesystem_kwargs", {}, None),
+        ("output_compress_columns", ["obs", "new_obs"], []),
+        ("output_write_remaining_data", False),
+        ("output_write_method", "write_parquet"),
+        ("output_filesystem", None),
+        ("output_write_episodes", True),
+    ),
+    *_refuse(
+        REFUSED_HOOKS["on_offline_eval_runners_recreated"],
+        ("num_offline_eval_runners num_gpus_per_offline_eval_runner", 0),
+        ("offline_eval_runner_class", None),
+        (
+            (
+                "broadcast_offline_eval_runner_states ignore_offline_eval_runner_failures "
+                "offline_eval_rl_module_inference_only offline_evaluation_parallel_to_training"
+            ),
+            False,
+        ),
+        ("custom_resources_per_offline_eval_runner", {}, None),
+        ("max_num_offline_eval_runner_restarts", 1000),
+        ("max_requests_in_flight_per_offline_eval_runner num_cpus_per_offline_eval_runner", 1),
+        ("offline_eval_runner_health_probe_timeout_s", 30.0),
+        ("offline_eval_runner_restore_timeout_s", 1800.0),
+        ("offline_evaluation_timeout_s", 120.0),
+        (
+            "restart_failed_offline_eval_runners validate_offline_eval_runners_after_construction",
+            True,
+        ),
+    ),
+    *_refuse(
+        "evaluation(off_policy_estimation_methods={'is': {'type': 'is'}}) names the estimates, "
+        "every offline_evaluation_interval iterations",
+        ("input_evaluation", [], None, ["is", "wis"]),
+    ),
+    *_refuse(
+        "offline_evaluation_type='eval_loss' has the losses of the learner, which learner_class "
+        "may override",
+        ("offline_loss_for_module_fn", None),
+    ),
+    *_refuse(
+        "offline_evaluation_duration is the number of batches",
+        ("dataset_num_iters_per_eval_runner", 1),
+    ),
+    *_refuse(
+        EXPLORATION_REASON,
+        ("exploration_config",),
+        ("_prior_exploration_config", ANY_VALUE),
+    ),
+    *_refuse(
+        "settings are always validated, before anything is compiled: leave it out",
+        ("_validate_config", True),
+    ),
+    *_refuse(
+        "set XLA_FLAGS=--xla_force_host_platform_device_count=8 before starting Python",
+        ("_fake_gpus", False),
+    ),
+    *_refuse(
+        "rendering to a window is not supported; evaluation(record_video=True) writes videos",
+        ("render_env", False),
+    ),
+    *_refuse(
+        "wrap old gym environments with shimmy",
+        ("auto_wrap_old_gym_envs", True, False, DEPRECATED_VALUE),
+    ),
+    *_refuse(
+        "use max_episode_steps; time limits truncate",
+        ("soft_horizon no_done_at_end", False),
+    ),
+    *_refuse(
+        "set evaluation_parallel_to_training=True and evaluation_duration='auto'",
+        ("enable_async_evaluation", False, DEPRECATED_VALUE),
+    ),
+    *_refuse(
+        "every evaluation starts from fresh environments",
+        ("evaluation_force_reset_envs_before_iteration", True),
+    ),
+    *_refuse(
+        "collect what you need in an on_episode_end callback",
+        ("keep_per_episode_custom_metrics", False),
+    ),
+    *_refuse(
+        "add your own reductions in an on_train_result callback",
+        ("custom_stats_cls_lookup stats_cls_lookup", None, {}, _STATS_CLASSES),
+    ),
+    *_refuse(
+        "set custom_evaluation_function, or evaluation_parallel_to_training=True",
+        ("custom_async_evaluation_function", None, DEPRECATED_VALUE),
+    ),
+    *_refuse(
+        "checkpoints contain the parameters; algorithm.export(folder) writes a policy that NumPy "
+        "runs",
+        ("export_native_model_files", False),
+    ),
+    *_refuse(
+        "checkpoints contain the whole run; from_checkpoint(path, policy_ids=[...]) restores "
+        "modules of it",
+        ("checkpoint_trainable_policies_only", False),
+    ),
+    *_refuse(
+        "pass debugging(loggers=[...]) and results_dir",
+        ("logger_creator", None),
+    ),
+    *_refuse(
+        "pass logger objects with their own options as loggers=[...]",
+        ("logger_config", None),
+    ),
+    *_refuse(
+        "use an environment of negligible cost, such as 'jaxrl:probe-value-v0'",
+        ("fake_sampler", False),
+    ),
+    *_refuse(
+        "every update samples its own train_batch_size rows from the replay buffer",
+        ("num_epochs", 1, None),
+        ("minibatch_size", None),
+        ("shuffle_batch_per_epoch", False),
+    ),
+    *_refuse(
+        "n_critics is the number of critics",
+        ("twin_q", True),
+    ),
+    *_refuse(
+        "the module has a value function; rl_module(model_config={'vf_share_layers': True}) "
+        "shares its encoder with the policy",
+        ("use_critic vf_share_layers", DEPRECATED_VALUE),
+    ),
+    *_refuse(
+        "rl_module(model_config={'max_seq_len': ...}) is the length",
+        ("replay_sequence_length", None),
+    ),
+    *_refuse(
+        "only sequences of a replay buffer have a burn-in",
+        ("burn_in_len", 0),
+    ),
+    *_refuse(
+        "checkpoints always contain the whole state of the run",
+        ("store_buffer_in_checkpoints", False),
+    ),
+    *(
+        refused
+        for hook, reason in REFUSED_HOOKS.items()
+        for refused in _refuse(reason, (f"{hook} callbacks_{hook}", None))
+    ),
+)
+
+SETTINGS: Mapping[str, RLlibSetting] = {**_RENAMED, **dict(_REFUSED)}
+"""Settings of RLlib's that are not here under their names, of its current and former versions."""
+
+
+def asks_for_nothing(name: str, value: object, algo: str, *, is_setting: bool = False) -> bool:
+    """Return whether a value of a setting asks for nothing, or for what is done anyway.
+
+    Args:
+        name: Name of the setting.
+        value: Its value.
+        algo: Name of the algorithm.
+        is_setting: Whether the algorithm has a setting of this name.
+    """
+    if is_setting:
+        general = NEUTRAL_VALUES_OF_SETTINGS.get(name, ())
+    else:
+        general = SETTINGS[name].neutral if name in SETTINGS else ()
+    own = NEUTRAL_VALUES_BY_ALGORITHM.get(algo, {}).get(name, ())
+    return is_neutral(value, (*general, *own), algo)
+
+
+def selects_machinery(name: str) -> bool:
+    """Return whether a refused setting only selects a framework or a stack, of which there is one.
+
+    Without the setting, a run does the same.
+    """
+    return name in SETTINGS and SETTINGS[name].reason.startswith((_FRAMEWORK, _API_STACK))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -473,28 +696,22 @@ def translate_setting(
     Raises:
         ConfigError: If the setting has no effect here.
     """
-    renamed = RENAMED.get(name)
-    if not asks_for_nothing(name, value, algo) and renamed is not None:
-        value = renamed.transform(value)
+    setting = SETTINGS.get(name)
     if asks_for_nothing(name, value, algo):
+        return Translation({})
+    if setting is not None and asks_for_nothing(name, setting.transform(value), algo):
         return Translation({})
     if name == "exploration_config":
         return Translation(translate_exploration(value, known))
-    if renamed is not None and renamed.new_name in known:
-        return Translation({renamed.new_name: value}, renamed.is_quiet)
-    if name in REFUSED:
+    if setting is None:
+        return None
+    if setting.new_name is None:
         raise ConfigError(
-            f"'{name}' (got {format_value(value)}) has no effect here: {REFUSED[name]}."
+            f"'{name}' (got {format_value(value)}) has no effect here: {setting.reason}."
         )
-    return None
-
-
-def selects_machinery(name: str) -> bool:
-    """Return whether a refused setting only selects a framework or a stack, of which there is one.
-
-    Without the setting, a run does the same.
-    """
-    return REFUSED.get(name, "").startswith((_FRAMEWORK_REASON, _API_STACK_REASON))
+    if setting.new_name not in known:
+        return None
+    return Translation({setting.new_name: setting.transform(value)}, setting.is_quiet)
 
 
 _EPSILON_DEFAULTS = {
