@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from jaxrl.compat.rllib.attributes import RENAMED_KEY_PREFIXES
+from jaxrl.compat.rllib.models import has_default
 from jaxrl.compat.rllib.settings import (
     EXPLORATION_REASON,
     SETTINGS,
     selects_machinery,
     translate_exploration,
 )
-from jaxrl.compat.rllib.values import has_default
 from jaxrl.config.imports import Trust
 from jaxrl.config.names import GROUP_METHODS, LEARNER_SETTINGS_IN_TRAINING, NameTable
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms

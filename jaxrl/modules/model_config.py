@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from jaxrl.compat import lookup
-from jaxrl.errors import ConfigError, UnknownSettingError, did_you_mean
+from jaxrl.errors import ConfigError, UnknownSettingError
 from jaxrl.modules import model_checks as check
 from jaxrl.modules.model_checks import Check, InitializerSetting
 from jaxrl.modules.networks import get_initializer
@@ -381,59 +381,6 @@ TORCH_BIASES: Mapping[str, str] = {
 RELU_ACTIVATIONS: Mapping[str, str] = {"fcnet_activation": "relu", "fusionnet_activation": "relu"}
 """Activations of algorithms whose papers do not use tanh."""
 
-RENAMED_MODEL_SETTINGS: dict[str, str] = {
-    "fcnet_weights_initializer": "fcnet_kernel_initializer",
-    "fcnet_weights_initializer_config": "fcnet_kernel_initializer_kwargs",
-    "fcnet_bias_initializer_config": "fcnet_bias_initializer_kwargs",
-    "conv_kernel_initializer_config": "conv_kernel_initializer_kwargs",
-    "conv_bias_initializer_config": "conv_bias_initializer_kwargs",
-    "post_fcnet_hiddens": "head_fcnet_hiddens",
-    "post_fcnet_activation": "head_fcnet_activation",
-    "post_fcnet_weights_initializer": "head_fcnet_kernel_initializer",
-    "post_fcnet_weights_initializer_config": "head_fcnet_kernel_initializer_kwargs",
-    "post_fcnet_bias_initializer": "head_fcnet_bias_initializer",
-    "post_fcnet_bias_initializer_config": "head_fcnet_bias_initializer_kwargs",
-}
-
-_RECURRENT = "recurrent layers have fixed initializers and are time-major inside the module"
-_ATTENTION = "training attends as far back as acting does: set attention_memory_inference"
-_ATARI = "image preprocessing is done by an environment wrapper"
-_CUSTOM = "pass the class to rl_module(rl_module_spec=RLModuleSpec(module_class=...)) instead"
-# Settings of RLlib that have no effect here, so that only its defaults are accepted.
-_REFUSED_PREFIXES = {
-    "lstm_": _RECURRENT,
-    "attention_": _ATTENTION,
-    "conv_transpose_": "no module of this version has transposed convolutions",
-}
-_REFUSED = {
-    "_time_major": _RECURRENT,
-    "framestack": _ATARI,
-    "dim": _ATARI,
-    "grayscale": _ATARI,
-    "zero_mean": _ATARI,
-    "custom_model": _CUSTOM,
-    "custom_model_config": _CUSTOM,
-    "custom_action_dist": _CUSTOM,
-    "custom_preprocessor": "write a connector instead",
-    "no_final_linear": _CUSTOM,
-    "encoder_latent_dim": "set the last entry of fcnet_hiddens instead",
-    "always_check_shapes": "shapes are checked whenever the program is traced",
-    **dict.fromkeys(
-        ("_use_default_native_models", "_disable_preprocessor_api", "_disable_action_flattening"),
-        "there is a single API stack",
-    ),
-}
-
-
-_SYNONYMS = {
-    **dict.fromkeys(
-        ("net_arch", "hidden_sizes", "hidden_layer_sizes", "hidden_size", "hsize", "hiddens"),
-        " Here it is 'fcnet_hiddens', such as [64, 64].",
-    ),
-    **dict.fromkeys(("activation", "activation_fn"), " Here it is 'fcnet_activation'."),
-}
-"""Sentences on the names of other libraries."""
-
 
 def resolve_model_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings under their current names, and the names that replaced old ones.
@@ -451,32 +398,17 @@ def resolve_model_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any],
             raise UnknownSettingError(
                 f"model_config must map names of model settings to values, got the name {name!r}."
             )
-        current = RENAMED_MODEL_SETTINGS.get(name, name)
-        if current not in MODEL_SETTINGS and lookup.load("rllib.values").has_default(name, value):
+        current = name
+        if name not in MODEL_SETTINGS:
+            current = lookup.load("rllib.models").find_model_setting(name, value, MODEL_SETTINGS)
+        if current is None:
             continue
-        _refuse_unsupported(name, value)
-        if current not in MODEL_SETTINGS:
-            raise UnknownSettingError(
-                f"There is no model setting {name!r}."
-                f"{_SYNONYMS.get(name) or did_you_mean(name, MODEL_SETTINGS)}"
-            )
         if current in resolved:
             raise ConfigError(f"The model setting {current!r} is given twice, once by an old name.")
         if current != name:
             renamed[name] = current
         resolved[current] = value
     return resolved, renamed
-
-
-def _refuse_unsupported(name: str, value: object) -> None:
-    if name in MODEL_SETTINGS:
-        return
-    reason = _REFUSED.get(name)
-    for prefix, prefix_reason in _REFUSED_PREFIXES.items():
-        if name.startswith(prefix):
-            reason = prefix_reason
-    if reason is not None:
-        raise ConfigError(f"The model setting {name!r} (got {value!r}) is not supported: {reason}.")
 
 
 def _to_lists(value: object) -> object:

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
+from jaxrl.compat.rllib.models import RENAMED
 from jaxrl.errors import ConfigError, UnknownSettingError
 from jaxrl.modules.model_config import (
     MODEL_SETTINGS,
-    RENAMED_MODEL_SETTINGS,
     DefaultModelConfig,
     resolve_model_settings,
 )
@@ -114,8 +114,8 @@ def test_old_names_are_accepted_and_answered():
 
 
 def test_every_new_name_exists():
-    assert set(RENAMED_MODEL_SETTINGS.values()) <= set(MODEL_SETTINGS)
-    assert not set(RENAMED_MODEL_SETTINGS) & set(MODEL_SETTINGS)
+    assert set(RENAMED.values()) <= set(MODEL_SETTINGS)
+    assert not set(RENAMED) & set(MODEL_SETTINGS)
 
 
 @pytest.mark.parametrize(

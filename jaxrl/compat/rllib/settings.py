@@ -5,13 +5,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, cast
 
 from jaxrl.compat.rllib.attributes import CALLED_HOOKS, REFUSED_HOOKS
+from jaxrl.compat.rllib.models import drop_merged_defaults
 from jaxrl.compat.rllib.values import (
     ANY_VALUE,
     DEPRECATED_VALUE,
     NEUTRAL_VALUES_BY_ALGORITHM,
     NEUTRAL_VALUES_OF_SETTINGS,
     RllibObject,
-    drop_merged_defaults,
     get_rllib_name,
     is_neutral,
 )
