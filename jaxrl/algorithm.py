@@ -54,8 +54,7 @@ from jaxrl.export.methods import ExportMethods
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.plots import preload_matplotlib
 from jaxrl.loggers.python_log import get_system_usage, set_log_level
-from jaxrl.loggers.recorder import Recorder, SaveSchedule, note_close_failure
-from jaxrl.loggers.run_record import RunRecord
+from jaxrl.loggers.recorder import Recorder, RunRecord, SaveSchedule, note_close_failure
 from jaxrl.metrics import DEFAULT_MODULE, HELD_OUT_PARTS, TIMERS
 from jaxrl.policy.agent_actions import make_actions
 from jaxrl.policy.compute_actions import ActionOptions

@@ -12,7 +12,7 @@ from jaxrl.assembly.assemble import Assembly, assemble_run
 from jaxrl.assembly.device_trial import DeviceTrials, open_device_trials
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.evaluation.evaluation import Evaluation
-from jaxrl.loggers.run_record import RunRecord
+from jaxrl.loggers.recorder import RunRecord
 from jaxrl.runners.factories import make_learner_group, make_loop
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.learner_group import LearnerGroup, prune_for_acting

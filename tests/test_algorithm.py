@@ -32,7 +32,7 @@ from jaxrl.errors import (
     UnknownNameError,
 )
 from jaxrl.loggers import RunFolder
-from jaxrl.loggers.json_sink import read_results
+from jaxrl.loggers.sinks import read_results
 from jaxrl.metrics import EMPTY_EPISODE_METRICS
 from jaxrl.runs.checkpoint import list_checkpoints
 from tests.endless import Endless, EndlessState

@@ -24,7 +24,7 @@ def show_league(run: str, picture: Path | None) -> None:
     table = read_league(resolve_checkpoint(find_run(run)))
     print_table(open_console(), make_league_table(table))
     if picture is not None:
-        from jaxrl.loggers.league_picture import draw_league
+        from jaxrl.loggers.plots import draw_league
 
         draw_league(table, picture)
 

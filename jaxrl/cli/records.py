@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxrl.config.imports import Trust
 from jaxrl.config.serialize import deserialize_config
 from jaxrl.errors import CheckpointError, RunFolderError, did_you_mean
-from jaxrl.loggers.json_sink import read_results
+from jaxrl.loggers.sinks import read_results
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import find_checkpoint, list_checkpoints, read_metadata
 from jaxrl.runs.manifest import (

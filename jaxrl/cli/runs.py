@@ -25,7 +25,7 @@ from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.config.stop import find_reached_criterion
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError
 from jaxrl.loggers.display import Display, open_display
-from jaxrl.loggers.json_sink import read_results
+from jaxrl.loggers.sinks import read_results
 from jaxrl.runs import results
 from jaxrl.runs.checkpoint import (
     describe_previous,

@@ -1,4 +1,4 @@
-"""Plots of learning curves."""
+"""Plots of learning curves and leagues."""
 
 import csv
 import dataclasses
@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.loggers.json_sink import parse_line
+import numpy as np
+
+from jaxrl.loggers.sinks import parse_line
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runs import results
 from jaxrl.runs.run_folder import PROGRESS_FILE, RESULT_FILE, RunFolder
@@ -19,8 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from jaxrl.runs.game_table import GameTable
+
 LOSS = f"learners/{DEFAULT_MODULE}/total_loss"
 _MAX_POINTS = 5_000
+
+CELL_INCHES = 0.6
+"""Size of a cell of a league's matrix."""
+MARGIN_INCHES = 2.2
 
 Points = list[tuple[int, float]]
 
@@ -141,6 +149,35 @@ def _draw_returns(axes: "Axes", curve: LearningCurve) -> None:
         curve.steps, curve.low, curve.high, color="C0", alpha=0.15, linewidth=0, label="min to max"
     )
     axes.plot(curve.steps, curve.mean, color="C0", marker=marker, label="training, mean")
+
+
+def draw_league(table: "GameTable", path: Path) -> None:
+    """Draw the matrix of shares with the Elo of each player to an image file.
+
+    Args:
+        table: Games of the league.
+        path: Image file, PNG, SVG or PDF by its suffix.
+    """
+    from matplotlib.figure import Figure
+
+    players, opponents = table.players, table.opponents
+    size = (
+        MARGIN_INCHES + CELL_INCHES * len(opponents),
+        MARGIN_INCHES + CELL_INCHES * len(players),
+    )
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    shares, elo = table.compute_shares(), table.compute_elo()
+    image = axes.imshow(np.ma.masked_invalid(shares), cmap="RdYlGn", vmin=0.0, vmax=1.0)
+    for i, j in np.argwhere(~np.isnan(shares)):
+        axes.text(j, i, f"{shares[i, j]:.2f}", ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(opponents)), opponents, rotation=90)
+    axes.set_yticks(range(len(players)), [f"{name} ({elo[name]:.0f})" for name in players])
+    axes.set_xlabel("opponent")
+    axes.set_ylabel("player (Elo)")
+    figure.colorbar(image, ax=axes, shrink=0.7, label="share of games won")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
 
 
 def save_figure(figure: "Figure", path: Path) -> Path:

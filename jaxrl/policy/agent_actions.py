@@ -12,7 +12,7 @@ from jaxrl.core.spaces import without_parts
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.base import is_slot
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
-from jaxrl.loggers.run_record import RunRecord
+from jaxrl.loggers.recorder import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.policy.compute_actions import ActionOptions, ComputeActions

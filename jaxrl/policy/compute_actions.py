@@ -13,7 +13,7 @@ from jaxrl.core.keys import PurposeKeys, fold_in_uint64
 from jaxrl.core.seeds import check_seed
 from jaxrl.core.types import Key, PyTree
 from jaxrl.errors import UnknownNameError
-from jaxrl.loggers.run_record import RunRecord
+from jaxrl.loggers.recorder import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.policy.inference import Inference

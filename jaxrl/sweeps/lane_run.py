@@ -16,7 +16,7 @@ from jaxrl.errors import DivergenceError, mark_has_checkpoint_path
 from jaxrl.evaluation.compiled import JaxEvaluation
 from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.loggers import RunFolder
-from jaxrl.loggers.run_record import RunRecord
+from jaxrl.loggers.recorder import RunRecord
 from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE
 from jaxrl.run_parts import ActingState, LoadLeaves
 from jaxrl.runners.factories import make_in_graph_loop

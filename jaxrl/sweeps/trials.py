@@ -14,7 +14,7 @@ from jaxrl.config.stop import parse_fit_criteria
 from jaxrl.core.types import Device
 from jaxrl.errors import CheckpointError, ConfigError, DivergenceError
 from jaxrl.loggers import RunFolder
-from jaxrl.loggers.json_sink import read_results
+from jaxrl.loggers.sinks import read_results
 from jaxrl.runs.checkpoint import get_path, list_checkpoints
 from jaxrl.runs.run_folder import is_run_folder, parse_iteration
 from jaxrl.runtime.exclusive import single_threaded, until_stopped

@@ -12,7 +12,7 @@ from jaxrl.cli.app import app
 from jaxrl.cli.comparison import compare_sessions
 from jaxrl.cli.records import read_params
 from jaxrl.errors import RunFolderError
-from jaxrl.loggers.json_sink import read_results
+from jaxrl.loggers.sinks import read_results
 from jaxrl.runs import manifest
 from jaxrl.runs.manifest import check_session, read_sessions
 

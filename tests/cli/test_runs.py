@@ -21,8 +21,8 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.app import app
 from jaxrl.cli.interrupts import Interrupts
 from jaxrl.cli.sweeps import _format_table
+from jaxrl.loggers.display import RunStatus
 from jaxrl.loggers.plots import draw_learning_curve
-from jaxrl.loggers.status import RunStatus
 from jaxrl.runs.run_folder import RunFolder
 from jaxrl.sweeps.points import SweepPoint
 from tests.helpers import slow_but

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.loggers.json_sink import read_results
+from jaxrl.loggers.sinks import read_results
 from jaxrl.runs.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.slow

@@ -16,9 +16,8 @@ from rich.console import Console
 
 from jaxrl.core.wrapping import wrap_line
 from jaxrl.loggers import text
-from jaxrl.loggers.console_sink import ConsoleSink
-from jaxrl.loggers.display import LiveDisplay, PlainDisplay, open_display
-from jaxrl.loggers.status import RunStatus
+from jaxrl.loggers.display import LiveDisplay, PlainDisplay, RunStatus, open_display
+from jaxrl.loggers.sinks import ConsoleSink
 
 STOP = {"num_env_steps_sampled_lifetime": 1000.0, "env_runners/episode_return_mean": 450.0}
 

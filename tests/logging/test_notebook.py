@@ -9,9 +9,8 @@ import pytest
 import rich.console
 
 from jaxrl.loggers import RunFolder
-from jaxrl.loggers.console_sink import ConsoleSink
-from jaxrl.loggers.notebook import REDRAW_INTERVAL_S, NotebookDisplay
-from jaxrl.loggers.sinks import open_all
+from jaxrl.loggers.display import REDRAW_INTERVAL_S, NotebookDisplay
+from jaxrl.loggers.sinks import ConsoleSink, open_all
 from tests.logging.test_display import Clock, result
 
 STOP = {"num_env_steps_sampled_lifetime": 1000.0}

@@ -14,10 +14,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from jaxrl.config.settings.run import LOGGERS
 from jaxrl.errors import ConfigError, RunFolderError, UnknownNameError
 from jaxrl.loggers import RunFolder, Sink
-from jaxrl.loggers.csv_sink import CsvSink
-from jaxrl.loggers.json_sink import JsonSink, read_results
-from jaxrl.loggers.sinks import OPENERS, open_all
-from jaxrl.loggers.tensorboard_sink import TensorBoardSink
+from jaxrl.loggers.sinks import (
+    NAMED_SINKS,
+    CsvSink,
+    JsonSink,
+    TensorBoardSink,
+    open_all,
+    read_results,
+)
 
 
 def result(iteration: int, **more: Any) -> dict[str, Any]:
@@ -291,7 +295,7 @@ class Recorder:
 
 class TestOpenAll:
     def test_every_name_that_a_config_takes_can_be_opened(self) -> None:
-        assert set(OPENERS) == set(LOGGERS)
+        assert set(NAMED_SINKS) == set(LOGGERS)
 
     def test_names_instances_and_classes(self, folder: RunFolder) -> None:
         mine = Recorder()
@@ -339,7 +343,7 @@ class TestOpenAll:
         full._file.close()
         full._path = Path("/dev/full")
         if name == "csv":
-            full._open()
+            full._append()
         else:
             full._file = full._path.open("a")
         with pytest.raises(RunFolderError, match=r"Cannot write .*No space left on device"):

@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.loggers.json_sink import read_results
+from jaxrl.loggers.sinks import read_results
 from jaxrl.runners.ahead import Pace
 from jaxrl.runs.checkpoint import fetch_leaves
 from tests.helpers import small

@@ -21,7 +21,7 @@ from jaxrl.assembly.assemble import assemble_run
 from jaxrl.callbacks import Callbacks
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.envs.registry import register_env
-from jaxrl.loggers.json_sink import read_results
+from jaxrl.loggers.sinks import read_results
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.runtime import commands
 from jaxrl.runtime import kept_programs as kept
