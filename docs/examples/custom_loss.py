@@ -30,7 +30,7 @@ class ImitatingLearner(PPOLearner):
         angle, angular_velocity = batch.obs[..., 2], batch.obs[..., 3]
         rule = (angle + angular_velocity > 0).astype(batch.action.dtype)
         imitation = jnp.mean(batch.weight * -dist.log_prob(rule))
-        return loss + values["imitation_coeff"] * imitation, {**metrics, "imitation": imitation}
+        return loss + values.imitation_coeff * imitation, {**metrics, "imitation": imitation}
 
 
 def main(iterations: int, imitation_coeff: float) -> None:

@@ -16,21 +16,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl.algorithms.impala import IMPALAConfig, compute_vtrace_targets
+from jaxrl.algorithms.impala import IMPALAConfig, VTraceLearner
 from jaxrl.config.fields import field, fluent, non_negative, positive, unit_interval
 from jaxrl.config.settings.asynchronous import AsyncTraining
-from jaxrl.core.hparams import HParams, current_values
+from jaxrl.core.hparams import HParams, Traced
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
-from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.learner import SgdState
-from jaxrl.learners.policy_gradient import (
-    get_kl_metric,
-    init_sgd_and_hparams,
-    policy_gradient_step,
-)
+from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, Rollout
+from jaxrl.learners.gradients import SgdState
+from jaxrl.learners.policy_gradient import PolicyGradientBatch, get_kl_metric
 from jaxrl.learners.target_network import polyak_average
-from jaxrl.modules.rl_module import RLModule
 from jaxrl.modules.sequences import forward_rollout, split_into_sequences
 from jaxrl.ops import losses
 
@@ -39,34 +33,31 @@ from jaxrl.ops import losses
 class APPOTraining(AsyncTraining):
     """Settings of Luo et al. 2020; defaults are RLlib's."""
 
-    clip_param: float = field(
-        default=0.4, doc="Clip range of the probability ratio.", sweepable=True, check=positive
+    clip_param: Traced[float] = field(
+        default=0.4, doc="Clip range of the probability ratio.", check=positive
     )
     use_kl_loss: bool = field(
         default=False, doc="Add the adaptive penalty on KL(target policy, policy)."
     )
-    kl_coeff: float = field(
-        default=1.0, doc="Initial weight of the KL penalty.", sweepable=True, check=non_negative
+    kl_coeff: Traced[float] = field(
+        default=1.0, doc="Initial weight of the KL penalty.", check=non_negative
     )
-    kl_target: float = field(
-        default=0.01, doc="KL divergence that the weight adapts to.", sweepable=True, check=positive
+    kl_target: Traced[float] = field(
+        default=0.01, doc="KL divergence that the weight adapts to.", check=positive
     )
-    target_network_update_freq: float = field(
+    target_network_update_freq: Traced[float] = field(
         default=2.0,
-        sweepable=True,
         check=positive,
         doc="Interval between updates of the target network, in units of "
         "circular_buffer_num_batches x circular_buffer_iterations_per_batch batches learned from.",
     )
-    tau: float = field(
+    tau: Traced[float] = field(
         default=1.0,
-        sweepable=True,
         check=unit_interval,
         doc="Weight of the policy in an update of the target network.",
     )
-    target_worker_clipping: float = field(
+    target_worker_clipping: Traced[float] = field(
         default=2.0,
-        sweepable=True,
         check=positive,
         doc="Upper bound of the ratio of the acting and the target policy (rho in the paper).",
     )
@@ -84,31 +75,22 @@ class APPOState:
 
 
 @pytree
-class APPOBatch:
-    """Train batch, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where a row is not a transition.
+class APPOBatch(PolicyGradientBatch):
+    """Train batch; `log_prob` is the acting policy's, what begins with `target` the target's."""
 
-    `log_prob` is the acting policy's, `target_log_prob` and `target_inputs` are the target's.
-    """
-
-    obs: PyTree
-    action: PyTree
     log_prob: Float[Array, "*batch"]
     target_log_prob: Float[Array, "*batch"]
     target_inputs: Float[Array, "*batch n"] | None
-    advantages: Float[Array, "*batch"]
-    value_targets: Float[Array, "*batch"]
-    weight: Float[Array, "*batch"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class APPOLearner(BaseLearner[APPOState]):
+class APPOLearner(VTraceLearner[APPOState]):
     """Clipped surrogate against a target network, with value loss, entropy bonus and KL penalty."""
 
-    module: RLModule
     settings: APPOTraining
 
     def init(self, key: Key) -> APPOState:
-        sgd, hparams = init_sgd_and_hparams(self, key)
+        sgd, hparams = self.init_sgd(key)
         return APPOState(
             sgd=sgd,
             hparams=hparams,
@@ -126,15 +108,9 @@ class APPOLearner(BaseLearner[APPOState]):
         target_inputs = target[Columns.ACTION_DIST_INPUTS]
         target_log_prob = self.module.action_dist(target_inputs, obs).log_prob(rollout.action)
         out = forward_rollout(self.module, params, rollout)
-        targets, metrics = compute_vtrace_targets(
-            self.module,
-            params,
-            out,
-            target_log_prob,
-            rollout,
-            current_values(state.hparams, progress),
-            self.settings,
-            self.axis_name,
+        values = self.settings.at(state.hparams, progress)
+        targets, metrics = self.compute_vtrace_targets(
+            params, out, target_log_prob, rollout, values
         )
         batch = APPOBatch(
             obs=obs,
@@ -155,7 +131,7 @@ class APPOLearner(BaseLearner[APPOState]):
         self,
         params: Params,
         batch: APPOBatch,
-        values: dict[str, Float[Array, ""]],
+        values: APPOTraining,
         key: Key,
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute L = −L_clip(min(μ / π_target, ρ) π / μ) + c_vf ½ (v − vs)² − c_ent H + c_kl KL.
@@ -166,7 +142,7 @@ class APPOLearner(BaseLearner[APPOState]):
         Args:
             params: Parameters of the module, which the gradient is taken for.
             batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
-            values: Current hyperparameters by name, with the adaptive `kl_coeff`.
+            values: Settings with the values of the moment, with the adaptive `kl_coeff`.
             key: Key for losses that draw; unused here.
         """
         del key
@@ -177,13 +153,13 @@ class APPOLearner(BaseLearner[APPOState]):
             return jnp.mean(batch.weight * x)
 
         is_ratio = jnp.exp(batch.log_prob - batch.target_log_prob)
-        is_ratio = jnp.minimum(is_ratio, values["target_worker_clipping"])
+        is_ratio = jnp.minimum(is_ratio, values.target_worker_clipping)
         ratio = is_ratio * jnp.exp(dist.log_prob(batch.action) - batch.log_prob)
-        clip = values["clip_param"]
+        clip = values.clip_param
         policy_loss = mean(losses.clipped_surrogate(ratio, batch.advantages, clip))
         vf_loss = mean(0.5 * jnp.square(out[Columns.VF_PREDS] - batch.value_targets))
         entropy = mean(dist.entropy())
-        loss = policy_loss + values["vf_loss_coeff"] * vf_loss - values["entropy_coeff"] * entropy
+        loss = policy_loss + values.vf_loss_coeff * vf_loss - values.entropy_coeff * entropy
         metrics = {
             "policy_loss": policy_loss,
             "vf_loss": vf_loss,
@@ -194,28 +170,28 @@ class APPOLearner(BaseLearner[APPOState]):
         if batch.target_inputs is not None:
             target = self.module.action_dist(batch.target_inputs, batch.obs)
             metrics["mean_kl_loss"] = mean(target.kl(dist))
-            loss = loss + values["kl_coeff"] * metrics["mean_kl_loss"]
+            loss = loss + values.kl_coeff * metrics["mean_kl_loss"]
         return loss, metrics
 
     def update(
         self, state: APPOState, batch: APPOBatch, progress: Progress, key: Key
     ) -> tuple[APPOState, Metrics]:
-        values = {**current_values(state.hparams, progress), "kl_coeff": state.kl_coeff}
-        return policy_gradient_step(self, state, batch, values, key)
+        values = replace(self.settings.at(state.hparams, progress), kl_coeff=state.kl_coeff)
+        return self.step(state, batch, values, key)
 
     def finish(self, state: APPOState, metrics: Metrics, progress: Progress) -> APPOState:
         """Update the target network when due, and adapt the KL penalty."""
-        values, settings = current_values(state.hparams, progress), self.settings
+        values, settings = self.settings.at(state.hparams, progress), self.settings
         unit = settings.circular_buffer_num_batches * settings.circular_buffer_iterations_per_batch
         age = state.target_age + 1
-        is_due = age >= values["target_network_update_freq"] * unit
+        is_due = age >= values.target_network_update_freq * unit
         kl_coeff = state.kl_coeff
         if settings.use_kl_loss:
-            kl, kl_target = get_kl_metric(metrics), values["kl_target"]
+            kl, kl_target = get_kl_metric(metrics), values.kl_target
             kl_coeff = losses.adapt_kl_coeff(kl_coeff, kl, kl_target)
         return replace(
             state,
-            target=polyak_average(is_due, values["tau"], state.sgd.params, state.target),
+            target=polyak_average(is_due, values.tau, state.sgd.params, state.target),
             target_age=jnp.where(is_due, 0, age),
             kl_coeff=kl_coeff,
         )

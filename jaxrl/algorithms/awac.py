@@ -12,7 +12,7 @@ divided by their sum over the batch (AWAC's code: they are).
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,26 +21,17 @@ from jaxtyping import Array, Float
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import count, field, fluent, positive
 from jaxrl.config.settings.actor_critic import AdvantageWeightedTraining
-from jaxrl.core.hparams import HParams, build_hparams, current_values
+from jaxrl.core.hparams import HParams, Traced, build_hparams
+from jaxrl.core.keys import draw_normal_rows
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.distributions.base import Categorical, SquashedGaussian, mask_logits
 from jaxrl.errors import ConfigError
-from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select
-from jaxrl.learners.multi_optimizer import (
-    CRITIC,
-    LR_NAMES,
-    POLICY,
-    combine_metrics,
-    critic_loss,
-    draw_normal_rows,
-    init_parts,
-    step_one,
-)
+from jaxrl.learners.actor_critic import LR_NAMES, ActorCriticLearner, combine_metrics, critic_loss
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES, SgdState, select
 from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
-from jaxrl.modules.policy_and_critics import StochasticPolicyModule
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY, StochasticPolicyModule
 from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.ops.losses import exponential_weight, masked_mean
 
@@ -57,7 +48,7 @@ class AdvantageWeightedState:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AdvantageWeighted(BaseLearner[AdvantageWeightedState], abc.ABC):
+class AdvantageWeighted(ActorCriticLearner[AdvantageWeightedState], abc.ABC):
     """Base of learners whose policy imitates the rows' actions, weighted by their advantages."""
 
     module: StochasticPolicyModule
@@ -70,7 +61,7 @@ class AdvantageWeighted(BaseLearner[AdvantageWeightedState], abc.ABC):
         self,
         state: AdvantageWeightedState,
         batch: Transition,
-        values: dict[str, Float[Array, ""]],
+        values: Any,
         key: Key,
     ) -> tuple[SgdState, list[Metrics]]:
         """Step all parts, and return the metrics of each step. Consumes the key.
@@ -78,15 +69,15 @@ class AdvantageWeighted(BaseLearner[AdvantageWeightedState], abc.ABC):
         Args:
             state: State before the update.
             batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
-            values: Current hyperparameters by name.
+            values: Settings with the values of the moment.
             key: Key of actions that are drawn.
         """
 
     def init(self, key: Key) -> AdvantageWeightedState:
         params, hparams = self.module.init(key), build_hparams(self.settings)
-        values = current_values(hparams, Progress.zeros())
+        values = self.settings.at(hparams, Progress.zeros())
         return AdvantageWeightedState(
-            sgd=init_parts(self, params, values),
+            sgd=self.init_parts(params, values),
             target=init_target(params[CRITIC]),
             hparams=hparams,
         )
@@ -95,11 +86,11 @@ class AdvantageWeighted(BaseLearner[AdvantageWeightedState], abc.ABC):
         self, state: AdvantageWeightedState, batch: Transition, progress: Progress, key: Key
     ) -> tuple[AdvantageWeightedState, Metrics]:
         """Step all parts, then the targets. If anything is non-finite, nothing changes."""
-        values = current_values(state.hparams, progress)
+        values = self.settings.at(state.hparams, progress)
         sgd, steps = self.step_parts(state, batch, values, key)
         metrics, critics = combine_metrics(*steps), sgd.params[CRITIC]
         frequency = self.settings.target_network_update_freq
-        target = update_target(state.target, critics, metrics, progress, values["tau"], frequency)
+        target = update_target(state.target, critics, metrics, progress, values.tau, frequency)
         is_finite = metrics[NUM_NONFINITE_UPDATES] < 0.5
         updated = select(is_finite, replace(state, sgd=sgd), state)
         rates = {f"curr_{name}": values[name] for name in self.lr_names.values()}
@@ -115,7 +106,7 @@ class AdvantageWeighted(BaseLearner[AdvantageWeightedState], abc.ABC):
         sgd: SgdState,
         batch: Transition,
         targets: Float[Array, " N"],
-        values: dict[str, Float[Array, ""]],
+        values: AdvantageWeightedTraining,
     ) -> tuple[SgdState, Metrics]:
         """Step the critics towards their targets, which carry no gradient."""
         loss_fn = self.settings.td_error_loss_fn
@@ -124,7 +115,7 @@ class AdvantageWeighted(BaseLearner[AdvantageWeightedState], abc.ABC):
             q = self.module.compute_taken_q_values(critic, batch.obs, batch.action)
             return critic_loss(q, targets, batch.weight, loss_fn, self.axis_name)
 
-        return step_one(self, CRITIC, loss, sgd, values)
+        return self.step_part(CRITIC, loss, sgd, values)
 
     def step_policy(
         self,
@@ -132,7 +123,7 @@ class AdvantageWeighted(BaseLearner[AdvantageWeightedState], abc.ABC):
         batch: Transition,
         advantages: Float[Array, " N"],
         action_weight: Float[Array, " N"],
-        values: dict[str, Float[Array, ""]],
+        values: AdvantageWeightedTraining,
     ) -> tuple[SgdState, Metrics]:
         """Step the policy up E[w f(A) log π(a|s)], f(A) being the weights of the rows' actions."""
         is_row = batch.weight > 0.0
@@ -149,7 +140,7 @@ class AdvantageWeighted(BaseLearner[AdvantageWeightedState], abc.ABC):
             metrics = {name: masked_mean(x, is_row, self.axis_name) for name, x in means.items()}
             return policy_loss, {**metrics, "policy_loss": policy_loss}
 
-        return step_one(self, POLICY, loss, sgd, values)
+        return self.step_part(POLICY, loss, sgd, values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,15 +152,14 @@ class AWACTraining(AdvantageWeightedTraining):
         doc="Weights of the rows' actions: 'exp' is exp(A / temperature), at most max_weight; 'bin' "
         "is 1 where the advantage A is positive, else 0.",
     )
-    temperature: float = field(
+    temperature: Traced[float] = field(
         default=1.0,
-        sweepable=True,
         check=positive,
         doc="Divisor of the advantages in exponential weights, in units of the reward: Nair et al.'s "
         "lambda, Wang et al.'s beta.",
     )
-    max_weight: float = field(
-        default=20.0, sweepable=True, check=positive, doc="Largest exponential weight."
+    max_weight: Traced[float] = field(
+        default=20.0, check=positive, doc="Largest exponential weight."
     )
     advantage_type: Literal["mean", "max"] = field(
         default="mean",
@@ -218,18 +208,18 @@ class AWACLearner(AdvantageWeighted):
         return jnp.mean(q, axis=0), jnp.max(q, axis=0)
 
     def compute_weights(
-        self, advantages: Float[Array, " N"], values: dict[str, Float[Array, ""]]
+        self, advantages: Float[Array, " N"], values: AWACTraining
     ) -> Float[Array, " N"]:
         """Compute the weights of the rows' actions from their advantages."""
         if self.settings.weight_type == "bin":
             return (advantages > 0.0).astype(advantages.dtype)
-        return exponential_weight(advantages, 1.0 / values["temperature"], values["max_weight"])
+        return exponential_weight(advantages, 1.0 / values.temperature, values.max_weight)
 
     def step_parts(
         self,
         state: AdvantageWeightedState,
         batch: Transition,
-        values: dict[str, Float[Array, ""]],
+        values: AWACTraining,
         key: Key,
     ) -> tuple[SgdState, list[Metrics]]:
         """Step the critics, then the policy by the new critics.

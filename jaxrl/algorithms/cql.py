@@ -9,7 +9,7 @@ weight is learned (its new API stack has the setting alone). Deviations of SAC f
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,33 +19,23 @@ from jaxrl.algorithms.sac import LOG_PROB, SACLearner, SoftActorCriticState
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import count, field, finite, fluent, non_negative, positive, step_count
 from jaxrl.config.settings.actor_critic import TwinTraining
-from jaxrl.core.hparams import current_values
+from jaxrl.core.hparams import Traced
+from jaxrl.core.keys import draw_normal_rows, draw_rows
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, Transition
 from jaxrl.distributions.base import SquashedGaussian, mask_logits
 from jaxrl.distributions.from_space import make_action_distribution
 from jaxrl.errors import ConfigError
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select
-from jaxrl.learners.multi_optimizer import (
-    CRITIC,
-    LR_NAMES,
-    POLICY,
-    combine_metrics,
-    draw_normal_rows,
-    draw_rows,
-    init_parts,
-    step_one,
-)
+from jaxrl.learners.actor_critic import LR_NAMES, combine_metrics
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES, SgdState, select
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
-from jaxrl.modules.policy_and_critics import StochasticPolicyModule
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY, StochasticPolicyModule
 from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.ops import value_losses
 from jaxrl.ops.losses import masked_mean
 
 LOG_ALPHA_PRIME = "log_alpha_prime"
 CQL_LOSS = "cql_loss"
-IS_CLONING = "is_cloning"
-"""Value that is True during the first `bc_iters` updates."""
 MAX_ALPHA_PRIME = 1e6
 """Largest weight of the penalty, that of the paper's code and of RLlib's."""
 
@@ -57,16 +47,14 @@ class CQLTraining(TwinTraining):
     # Actions that no row has would be valued by the moments of those that rows have.
     renorms_critics: ClassVar[bool] = False
 
-    bc_iters: int = field(
+    bc_iters: Traced[int] = field(
         default=20_000,
-        sweepable=True,
         is_counter=True,
         check=step_count,
         doc="Number of updates at the start in which the policy imitates the rows' actions.",
     )
-    temperature: float = field(
+    temperature: Traced[float] = field(
         default=1.0,
-        sweepable=True,
         check=positive,
         doc="Temperature of the penalty; towards 0 only the largest value is pushed down.",
     )
@@ -76,17 +64,16 @@ class CQLTraining(TwinTraining):
         doc="In a Box: number of uniform actions, of actions of the policy at the observation, and "
         "of those at the next one, per row, whose values are pushed down. Unused in a Discrete space.",
     )
-    min_q_weight: float = field(
-        default=5.0, sweepable=True, check=non_negative, doc="Weight of the penalty."
+    min_q_weight: Traced[float] = field(
+        default=5.0, check=non_negative, doc="Weight of the penalty."
     )
     lagrangian: bool = field(
         default=False,
         doc="Whether a factor of the penalty is learned, which grows while the penalty is above "
         "lagrangian_thresh; its learning rate is critic_lr.",
     )
-    lagrangian_thresh: float = field(
+    lagrangian_thresh: Traced[float] = field(
         default=5.0,
-        sweepable=True,
         check=finite,
         doc="Penalty, weighted by min_q_weight, that the factor of `lagrangian` aims at.",
     )
@@ -125,20 +112,16 @@ class CQLLearner(SACLearner):
         state = super().init(key)
         if not self.settings.lagrangian:
             return state
-        values = current_values(state.hparams, Progress.zeros())
+        values = self.settings.at(state.hparams, Progress.zeros())
         parts = {**state.temperature.params, LOG_ALPHA_PRIME: jnp.zeros((), jnp.float32)}
-        return replace(state, temperature=init_parts(self, parts, values))
-
-    def collect_values(self, state: SoftActorCriticState, progress: Progress) -> dict[str, Any]:
-        values = super().collect_values(state, progress)
-        return {**values, IS_CLONING: progress.updates.is_below(values["bc_iters"])}
+        return replace(state, temperature=self.init_parts(parts, values))
 
     def step_critics(
         self,
         state: SoftActorCriticState,
         batch: Transition,
         alpha: Float[Array, ""],
-        values: dict[str, Any],
+        values: CQLTraining,
         key: Key,
     ) -> tuple[SgdState, Metrics]:
         """Step the critics towards their targets and against the penalty (eq. 4).
@@ -151,10 +134,10 @@ class CQLLearner(SACLearner):
             drawn = self.draw_valued_actions(state.sgd.params[POLICY], batch, draw_key)
 
         def penalize(critic: Params) -> tuple[Float[Array, ""], Metrics]:
-            penalty = values["min_q_weight"] * self.compute_gaps(critic, batch, drawn, values)
+            penalty = values.min_q_weight * self.compute_gaps(critic, batch, drawn, values)
             metrics = {CQL_LOSS: jnp.mean(penalty)}
             if self.settings.lagrangian:
-                threshold = values["lagrangian_thresh"]
+                threshold = values.lagrangian_thresh
                 factor = self.compute_factor(state.temperature.params[LOG_ALPHA_PRIME])
                 penalty = factor * (penalty - threshold * jnp.mean(batch.weight))
             return jnp.sum(penalty), metrics
@@ -190,7 +173,7 @@ class CQLLearner(SACLearner):
         critic: Params,
         batch: Transition,
         drawn: ValuedActions | None,
-        values: dict[str, Any],
+        values: CQLTraining,
     ) -> Float[Array, " critics"]:
         """Compute E[w (τ log Σⱼ exp(Qₖ(s, aⱼ) / τ) − Qₖ(s, a))] of each critic k.
 
@@ -201,7 +184,7 @@ class CQLLearner(SACLearner):
             critic: Parameters of the critics, which the gradient is taken for.
             batch: Minibatch, `[N, ...]`.
             drawn: Actions of a Box; None for discrete ones.
-            values: Current hyperparameters by name.
+            values: Settings with the values of the moment.
         """
         if drawn is None:
             all_values = self.module.compute_q_values(critic, batch.obs)
@@ -216,7 +199,7 @@ class CQLLearner(SACLearner):
             )(drawn.action)
             corrected = drawn_values - drawn.log_density[:, None]
             all_values = jnp.moveaxis(corrected, 0, -1)
-        gap = value_losses.conservative_gap(all_values, value, values["temperature"])
+        gap = value_losses.conservative_gap(all_values, value, values.temperature)
         return jnp.mean(batch.weight[None] * gap, axis=tuple(range(1, gap.ndim)))
 
     def step_policy(
@@ -224,22 +207,24 @@ class CQLLearner(SACLearner):
         state: SoftActorCriticState,
         batch: Transition,
         alpha: Float[Array, ""],
-        values: dict[str, Any],
+        values: CQLTraining,
+        progress: Progress,
         key: Key,
     ) -> tuple[SgdState, Metrics]:
         """Step the policy by the critics or, in the first updates, by the rows' actions."""
         critics = state.sgd.params[CRITIC]
+        is_cloning = progress.updates.is_below(values.bc_iters)
 
         def loss(policy: Params) -> tuple[Float[Array, ""], Metrics]:
             soft_loss, metrics = self.actor_loss(policy, critics, batch, alpha, key)
             likelihood = self.module.policy_dist(policy, batch.obs).log_prob(batch.action)
             cloned = jnp.mean(batch.weight * (alpha * metrics[LOG_PROB] - likelihood))
-            total = jnp.where(values[IS_CLONING], cloned, soft_loss)
+            total = jnp.where(is_cloning, cloned, soft_loss)
             is_row = batch.weight > 0.0
             bc_logp = masked_mean(likelihood, is_row, self.axis_name)
             return total, {**metrics, "policy_loss": total, "bc_logp_mean": bc_logp}
 
-        return step_one(self, POLICY, loss, state.sgd, values)
+        return self.step_part(POLICY, loss, state.sgd, values)
 
     def compute_factor(self, log_alpha_prime: Float[Array, ""]) -> Float[Array, ""]:
         """Compute α', the learned factor of the penalty."""
@@ -255,15 +240,15 @@ class CQLLearner(SACLearner):
         updated, metrics = super().update(state, batch, progress, key)
         if not self.settings.lagrangian:
             return updated, metrics
-        values, penalty = self.collect_values(state, progress), metrics[CQL_LOSS]
-        threshold = values["lagrangian_thresh"]
+        values, penalty = self.settings.at(state.hparams, progress), metrics[CQL_LOSS]
+        threshold = values.lagrangian_thresh
 
         def loss(log_alpha_prime: Float[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
             factor = self.compute_factor(log_alpha_prime)
             value = -factor * (penalty - threshold * jnp.mean(batch.weight))
             return value, {"alpha_prime_loss": value, "alpha_prime_value": factor}
 
-        temperature, step = step_one(self, LOG_ALPHA_PRIME, loss, updated.temperature, values)
+        temperature, step = self.step_part(LOG_ALPHA_PRIME, loss, updated.temperature, values)
         metrics = combine_metrics(metrics, step)
         updated = replace(updated, temperature=temperature)
         return select(metrics[NUM_NONFINITE_UPDATES] < 0.5, updated, state), metrics

@@ -20,7 +20,7 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
 from jaxrl.config.settings.value import DQNTraining
-from jaxrl.core.hparams import HParams, current_values
+from jaxrl.core.hparams import HParams
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import (
     IS_RECORDED,
@@ -34,10 +34,8 @@ from jaxrl.core.types import (
 )
 from jaxrl.distributions.base import mask_logits
 from jaxrl.errors import ConfigError
-from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.learner import SgdState, sgd_step, validate_loss
-from jaxrl.learners.optimizers import configure_optimizer
-from jaxrl.learners.policy_gradient import init_sgd_and_hparams
+from jaxrl.learners.gradients import SgdState, sgd_step, validate_loss
+from jaxrl.learners.learner import BaseLearner
 from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.exploration import NOISE
 from jaxrl.modules.model_config import TORCH_BIASES
@@ -96,7 +94,7 @@ class DQNLearner(BaseLearner[DQNState]):
     settings: DQNTraining
 
     def init(self, key: Key) -> DQNState:
-        sgd, hparams = init_sgd_and_hparams(self, key)
+        sgd, hparams = self.init_sgd(key)
         return DQNState(sgd=sgd, hparams=hparams, target=init_target(sgd.params))
 
     def compute_td_targets(
@@ -179,7 +177,7 @@ class DQNLearner(BaseLearner[DQNState]):
     def update(
         self, state: DQNState, batch: Transition, progress: Progress, key: Key
     ) -> tuple[DQNState, Metrics]:
-        values, settings = current_values(state.hparams, progress), self.settings
+        values, settings = self.settings.at(state.hparams, progress), self.settings
         target_key, loss_key = jax.random.split(key)
         targets = self.compute_td_targets(state.sgd.params, state.target.params, batch, target_key)
         loss_name = f"{type(self).__name__}.compute_loss"
@@ -187,16 +185,14 @@ class DQNLearner(BaseLearner[DQNState]):
             lambda params: validate_loss(
                 loss_name, self.compute_loss(params, batch, targets, loss_key)
             ),
-            configure_optimizer(self, values, state.sgd.params),
+            self.configure_optimizer(values, state.sgd.params),
             state.sgd,
             self.axis_name,
             self.log_gradients,
         )
         frequency = settings.target_network_update_freq
-        target = update_target(
-            state.target, sgd.params, metrics, progress, values["tau"], frequency
-        )
-        metrics = {**metrics, "curr_lr": values["lr"], "curr_epsilon": values["epsilon"]}
+        target = update_target(state.target, sgd.params, metrics, progress, values.tau, frequency)
+        metrics = {**metrics, "curr_lr": values.lr, "curr_epsilon": values.epsilon}
         return replace(state, sgd=sgd, target=target), metrics
 
 

@@ -71,14 +71,14 @@ class DTLearner(BCLearner):
     needs_returns: ClassVar[bool] = True
 
     def compute_loss(
-        self, params: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+        self, params: Params, batch: Transition, values: DTTraining, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute −E[w log π(aₜ | R̂ₜ₋ₖ, sₜ₋ₖ, aₜ₋ₖ, ..., R̂ₜ, sₜ)]  (section 3).
 
         Args:
             params: Parameters of the module, which the gradient is taken for.
             batch: Windows `[N, L, ...]` of successive rows, with the extras of `ReturnColumns`.
-            values: Current hyperparameters by name.
+            values: Settings with the values of the moment.
             key: Key for losses that draw; unused here.
         """
         del values, key

@@ -7,10 +7,10 @@ one epoch over the whole batch, the default, that is the paper's loss; with seve
 batch the targets are not recomputed.
 """
 
+import abc
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -18,32 +18,17 @@ from jaxtyping import Array, Float
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.asynchronous import AsyncTraining
-from jaxrl.core.hparams import HParams, current_values
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
-from jaxrl.learners.base import BaseLearner
+from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, Rollout
 from jaxrl.learners.bootstrap import compute_successor_values
-from jaxrl.learners.learner import SgdState
-from jaxrl.learners.policy_gradient import (
-    init_sgd_and_hparams,
-    policy_gradient_step,
-    weight_advantages,
-)
-from jaxrl.modules.rl_module import RLModule
+from jaxrl.learners.policy_gradient import AdvantageLearner, PolicyGradientBatch, SgdLearnerState
 from jaxrl.modules.sequences import attach_final_carries, forward_rollout, split_into_sequences
 from jaxrl.ops import losses, returns
 
+S = TypeVar("S")
+
 ROUNDING = 1e-5
 """Relative error up to which a ratio counts as not clipped: on-policy, all would be near 1."""
-
-
-class VTraceSettings(Protocol):
-    """Settings that shape the program of the targets."""
-
-    @property
-    def vtrace(self) -> bool: ...
-    @property
-    def normalize_advantages(self) -> bool | str: ...
 
 
 @pytree
@@ -55,116 +40,92 @@ class VTraceTargets:
     weight: Float[Array, "T B"]
 
 
-def compute_vtrace_targets(
-    module: RLModule,
-    params: Params,
-    out: dict[str, Any],
-    log_prob: Float[Array, "T B"],
-    rollout: Rollout,
-    values: Mapping[str, Float[Array, ""]],
-    settings: VTraceSettings,
-    axis_name: str | None,
-) -> tuple[VTraceTargets, Metrics]:
-    """Compute the targets and advantages of Espeholt et al. 2018 (eq. 1, section 4.2).
+@dataclasses.dataclass(frozen=True, eq=False)
+class VTraceLearner(AdvantageLearner[S], abc.ABC):
+    """Base of IMPALA's and APPO's learners, whose targets are V-trace's."""
 
-    Episodes are cut at terminations and truncations; a truncated row, and the last one, bootstraps
-    from the value of its final observation. Statistics are returned as metrics.
+    settings: AsyncTraining
 
-    Args:
-        module: Module that computes the values of successors.
-        params: Parameters of the module.
-        out: Outputs of `forward_rollout` with the same parameters.
-        log_prob: Log-probability log π(a|s) of the target policy, in ρ = π / μ; that of the acting
-            policy, log μ(a|s), is in the rollout.
-        rollout: Transitions `[T, B, ...]`, holding the module's observations.
-        values: Current gamma, lambda_, vtrace_clip_rho_threshold and vtrace_clip_pg_rho_threshold.
-        settings: Settings; without `vtrace`, ρ is 1, as if the target policy had acted.
-        axis_name: Mesh axis that the environments are divided over, or None.
-    """
-    log_ratio = log_prob - rollout.extras[Columns.ACTION_LOGP]
-    rho = jnp.exp(log_ratio) if settings.vtrace else jnp.ones_like(log_ratio)
-    estimates, seen = out[Columns.VF_PREDS], attach_final_carries(rollout, out)
-    mask, clip_rho = rollout.mask, values["vtrace_clip_rho_threshold"]
-    value_targets, advantages = returns.vtrace(
-        rollout.reward,
-        estimates,
-        compute_successor_values(partial(module.compute_values, params), seen, estimates),
-        rho,
-        rollout.terminated,
-        rollout.truncated,
-        mask,
-        values["gamma"],
-        values["lambda_"],
-        clip_rho,
-        values["vtrace_clip_pg_rho_threshold"],
-    )
-    normalize = settings.normalize_advantages
-    advantages, weight = weight_advantages(advantages, mask, normalize, axis_name)
+    def compute_vtrace_targets(
+        self,
+        params: Params,
+        out: dict[str, Any],
+        log_prob: Float[Array, "T B"],
+        rollout: Rollout,
+        values: AsyncTraining,
+    ) -> tuple[VTraceTargets, Metrics]:
+        """Compute the targets and advantages of Espeholt et al. 2018 (eq. 1, section 4.2).
 
-    def mean(x: Float[Array, "T B"]) -> Float[Array, ""]:
-        return losses.masked_moments(x, mask, axis_name).mean
+        Episodes are cut at terminations and truncations; a truncated row, and the last one, bootstraps
+        from the value of its final observation. Statistics are returned as metrics.
 
-    targets = VTraceTargets(
-        value_targets=value_targets,
-        advantages=advantages,
-        weight=weight,
-    )
-    return targets, {
-        "mean_rho": mean(jnp.minimum(rho, clip_rho)),
-        "rho_clip_fraction": mean((rho > (1.0 + ROUNDING) * clip_rho).astype(jnp.float32)),
-        "vf_explained_var": losses.explained_variance(value_targets, estimates, mask, axis_name),
-        "curr_lr": values["lr"],
-        "curr_entropy_coeff": values["entropy_coeff"],
-    }
+        Args:
+            params: Parameters of the module.
+            out: Outputs of `forward_rollout` with the same parameters.
+            log_prob: Log-probability log π(a|s) of the target policy, in ρ = π / μ; that of the acting
+                policy, log μ(a|s), is in the rollout.
+            rollout: Transitions `[T, B, ...]`, holding the module's observations.
+            values: Settings with the values of the moment; without `vtrace`, ρ is 1, as if the target
+                policy had acted.
+        """
+        log_ratio = log_prob - rollout.extras[Columns.ACTION_LOGP]
+        rho = jnp.exp(log_ratio) if values.vtrace else jnp.ones_like(log_ratio)
+        estimates, seen = out[Columns.VF_PREDS], attach_final_carries(rollout, out)
+        mask, clip_rho = rollout.mask, values.vtrace_clip_rho_threshold
+        value_targets, advantages = returns.vtrace(
+            rollout.reward,
+            estimates,
+            compute_successor_values(partial(self.module.compute_values, params), seen, estimates),
+            rho,
+            rollout.terminated,
+            rollout.truncated,
+            mask,
+            values.gamma,
+            values.lambda_,
+            clip_rho,
+            values.vtrace_clip_pg_rho_threshold,
+        )
+        advantages, weight = self.weight_advantages(advantages, mask)
 
+        def mean(x: Float[Array, "T B"]) -> Float[Array, ""]:
+            return losses.masked_moments(x, mask, self.axis_name).mean
 
-@pytree
-class IMPALAState:
-    """Learner state of IMPALA."""
-
-    sgd: SgdState
-    hparams: HParams
-
-
-@pytree
-class IMPALABatch:
-    """Train batch, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where a row is not a transition."""
-
-    obs: PyTree
-    action: PyTree
-    advantages: Float[Array, "*batch"]
-    value_targets: Float[Array, "*batch"]
-    weight: Float[Array, "*batch"]
+        targets = VTraceTargets(
+            value_targets=value_targets,
+            advantages=advantages,
+            weight=weight,
+        )
+        return targets, {
+            "mean_rho": mean(jnp.minimum(rho, clip_rho)),
+            "rho_clip_fraction": mean((rho > (1.0 + ROUNDING) * clip_rho).astype(jnp.float32)),
+            "vf_explained_var": losses.explained_variance(
+                value_targets, estimates, mask, self.axis_name
+            ),
+            "curr_lr": values.lr,
+            "curr_entropy_coeff": values.entropy_coeff,
+        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IMPALALearner(BaseLearner[IMPALAState]):
+class IMPALALearner(VTraceLearner[SgdLearnerState]):
     """Policy gradient with V-trace advantages, value loss and entropy bonus."""
 
-    module: RLModule
-    settings: AsyncTraining
-
-    def init(self, key: Key) -> IMPALAState:
-        sgd, hparams = init_sgd_and_hparams(self, key)
-        return IMPALAState(sgd=sgd, hparams=hparams)
+    def init(self, key: Key) -> SgdLearnerState:
+        sgd, hparams = self.init_sgd(key)
+        return SgdLearnerState(sgd=sgd, hparams=hparams)
 
     def prepare(
-        self, state: IMPALAState, rollout: Rollout, progress: Progress
-    ) -> tuple[IMPALABatch, Metrics]:
+        self, state: SgdLearnerState, rollout: Rollout, progress: Progress
+    ) -> tuple[PolicyGradientBatch, Metrics]:
         """Compute V-trace targets (eq. 1) and advantages (section 4.2) of a train batch."""
         params, obs = state.sgd.params, rollout.obs
         out = forward_rollout(self.module, params, rollout)
-        targets, metrics = compute_vtrace_targets(
-            self.module,
-            params,
-            out,
-            self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], obs).log_prob(rollout.action),
-            rollout,
-            current_values(state.hparams, progress),
-            self.settings,
-            self.axis_name,
+        dist = self.module.action_dist(out[Columns.ACTION_DIST_INPUTS], obs)
+        values = self.settings.at(state.hparams, progress)
+        targets, metrics = self.compute_vtrace_targets(
+            params, out, dist.log_prob(rollout.action), rollout, values
         )
-        batch = IMPALABatch(
+        batch = PolicyGradientBatch(
             obs=obs,
             action=rollout.action,
             advantages=targets.advantages,
@@ -176,8 +137,8 @@ class IMPALALearner(BaseLearner[IMPALAState]):
     def compute_loss(
         self,
         params: Params,
-        batch: IMPALABatch,
-        values: dict[str, Float[Array, ""]],
+        batch: PolicyGradientBatch,
+        values: AsyncTraining,
         key: Key,
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute L = −log π(a|s) A + c_vf ½ (v − vs)² − c_ent H (section 4.2), averaged over rows.
@@ -188,7 +149,7 @@ class IMPALALearner(BaseLearner[IMPALAState]):
         Args:
             params: Parameters of the module, which the gradient is taken for.
             batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
-            values: Current hyperparameters by name.
+            values: Settings with the values of the moment.
             key: Key for losses that draw; unused here.
         """
         del key
@@ -202,19 +163,13 @@ class IMPALALearner(BaseLearner[IMPALAState]):
         policy_loss = mean(losses.policy_gradient_loss(log_prob, batch.advantages))
         vf_loss = mean(0.5 * jnp.square(out[Columns.VF_PREDS] - batch.value_targets))
         entropy = mean(dist.entropy())
-        loss = policy_loss + values["vf_loss_coeff"] * vf_loss - values["entropy_coeff"] * entropy
+        loss = policy_loss + values.vf_loss_coeff * vf_loss - values.entropy_coeff * entropy
         return loss, {"policy_loss": policy_loss, "vf_loss": vf_loss, "entropy": entropy}
 
     def update(
-        self, state: IMPALAState, batch: IMPALABatch, progress: Progress, key: Key
-    ) -> tuple[IMPALAState, Metrics]:
-        values = current_values(state.hparams, progress)
-        return policy_gradient_step(self, state, batch, values, key)
-
-    def finish(self, state: IMPALAState, metrics: Metrics, progress: Progress) -> IMPALAState:
-        """Return the state unchanged: there is no target network and no adaptive penalty."""
-        del metrics, progress
-        return state
+        self, state: SgdLearnerState, batch: PolicyGradientBatch, progress: Progress, key: Key
+    ) -> tuple[SgdLearnerState, Metrics]:
+        return self.step(state, batch, self.settings.at(state.hparams, progress), key)
 
 
 class IMPALAConfig(AlgorithmConfig):
@@ -235,7 +190,7 @@ class IMPALAConfig(AlgorithmConfig):
     )
     training = fluent("training_settings", AsyncTraining)
 
-    def get_default_learner_class(self) -> type[BaseLearner[Any]]:
+    def get_default_learner_class(self) -> type[VTraceLearner[Any]]:
         return IMPALALearner
 
 

@@ -22,9 +22,9 @@ from jaxrl.algorithms.awac import AdvantageWeighted, AdvantageWeightedState
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, between_zero_and_one, field, fluent, non_negative
 from jaxrl.config.settings.actor_critic import AdvantageWeightedTraining
+from jaxrl.core.hparams import Traced
 from jaxrl.core.types import Key, Metrics, Params, Transition
-from jaxrl.learners.learner import SgdState
-from jaxrl.learners.multi_optimizer import step_one
+from jaxrl.learners.gradients import SgdState
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
 from jaxrl.modules.policy_and_critics import VALUE, PolicyAndValueModule
 from jaxrl.modules.rl_module import RLModuleSpec
@@ -39,22 +39,19 @@ MAX_WEIGHT = 100.0
 class IQLTraining(AdvantageWeightedTraining):
     """Settings of Kostrikov et al. 2021; names and defaults are RLlib's."""
 
-    value_lr: Schedule | Callable[[Any], Any] = field(
+    value_lr: Traced[Schedule | Callable[[Any], Any]] = field(
         default=3e-4,
-        sweepable=True,
         check=non_negative,
         doc="Learning rate of the value function, in the same forms as actor_lr.",
     )
-    expectile: float = field(
+    expectile: Traced[float] = field(
         default=0.8,
-        sweepable=True,
         check=between_zero_and_one,
         doc="Expectile of the critics that the value function estimates: 0.5 is the mean over the "
         "actions of the data, towards 1 the best of them.",
     )
-    beta: float = field(
+    beta: Traced[float] = field(
         default=0.1,
-        sweepable=True,
         check=non_negative,
         doc="Scale of the advantages in the exponential weights of the rows' actions, in units of "
         "1 / reward: 0 is behavior cloning, and RLlib's 0.1 is close to it; the paper has 3 to 10.",
@@ -93,7 +90,7 @@ class IQLLearner(AdvantageWeighted):
         self,
         state: AdvantageWeightedState,
         batch: Transition,
-        values: dict[str, Float[Array, ""]],
+        values: IQLTraining,
         key: Key,
     ) -> tuple[SgdState, list[Metrics]]:
         """Step the value function, then policy and critics by the new one  (algorithm 1).
@@ -103,15 +100,14 @@ class IQLLearner(AdvantageWeighted):
         """
         del key
         taken = self.compute_taken_value(state.target.params, batch)
-        sgd, value = step_one(
-            self,
+        sgd, value = self.step_part(
             VALUE,
-            lambda value: self.value_loss(value, batch, taken, values["expectile"]),
+            lambda value: self.value_loss(value, batch, taken, values.expectile),
             state.sgd,
             values,
         )
         advantages = taken - self.module.compute_values(sgd.params, batch.obs)
-        weight = exponential_weight(advantages, values["beta"], MAX_WEIGHT)
+        weight = exponential_weight(advantages, values.beta, MAX_WEIGHT)
         sgd, actor = self.step_policy(sgd, batch, advantages, weight, values)
         following = self.module.compute_values(sgd.params, batch.next_obs)
         targets = batch.reward + batch.discount * following

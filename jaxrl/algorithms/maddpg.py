@@ -14,7 +14,7 @@ from jaxrl.config.settings.actor_critic import TD3Training
 from jaxrl.config.teams import check_team, describe_team
 from jaxrl.core.types import Columns, Metrics, Params, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.multi_optimizer import critic_loss
+from jaxrl.learners.actor_critic import critic_loss
 from jaxrl.modules.group_policy import GroupPolicyModule
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
 from jaxrl.modules.rl_module import RLModuleSpec

@@ -19,7 +19,7 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
 from jaxrl.config.modules import resolve_default_model_config
 from jaxrl.config.settings.offline import BCTraining, MARWILTraining
-from jaxrl.core.hparams import HParams, HParamValues, current_values
+from jaxrl.core.hparams import HParams
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import (
     Columns,
@@ -33,11 +33,16 @@ from jaxrl.core.types import (
 )
 from jaxrl.distributions.base import DiagGaussian, Distribution, SquashedGaussian
 from jaxrl.errors import ConfigError
-from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.bootstrap import compute_window_returns
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, select, sgd_step, validate_loss
-from jaxrl.learners.optimizers import configure_optimizer
-from jaxrl.learners.policy_gradient import init_sgd_and_hparams
+from jaxrl.learners.gradients import (
+    NUM_NONFINITE_UPDATES,
+    SgdState,
+    select,
+    sgd_step,
+    validate_loss,
+)
+from jaxrl.learners.learner import BaseLearner
+from jaxrl.learners.policy_gradient import SgdLearnerState
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.ops import losses
 
@@ -57,14 +62,6 @@ _ADVANTAGE_SETTINGS = (
 S = TypeVar("S")
 
 
-@pytree
-class ImitationState:
-    """Learner state: parameters, optimizer and hyperparameters."""
-
-    sgd: SgdState
-    hparams: HParams
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImitationLearner(BaseLearner[S], abc.ABC):
     """Base of the learners: one gradient step on the likelihood of the recorded actions."""
@@ -74,7 +71,7 @@ class ImitationLearner(BaseLearner[S], abc.ABC):
 
     @abc.abstractmethod
     def compute_loss(
-        self, params: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+        self, params: Params, batch: Transition, values: Any, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute the mean loss of a minibatch, and metrics.
 
@@ -84,12 +81,12 @@ class ImitationLearner(BaseLearner[S], abc.ABC):
         Args:
             params: Parameters of the module, which the gradient is taken for.
             batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
-            values: Current hyperparameters by name.
+            values: Settings with the values of the moment.
             key: Key for losses that draw.
         """
 
     def init_sgd(self, key: Key) -> tuple[SgdState, HParams]:
-        """Initialize parameters, optimizer state and hyperparameters. Consumes the key.
+        """Initialize as other learners do. Consumes the key.
 
         Raises:
             ConfigError: If actions have no standard deviation that the settings could weigh.
@@ -100,7 +97,7 @@ class ImitationLearner(BaseLearner[S], abc.ABC):
                 f"bc_logstd_coeff={self.settings.bc_logstd_coeff} requires normal actions in a "
                 f"Box, got {self.module.action_space}; leave it out."
             )
-        return init_sgd_and_hparams(self, key)
+        return super().init_sgd(key)
 
     def compute_policy_loss(
         self, dist: Distribution, action: PyTree, weight: Float[Array, " N"]
@@ -115,39 +112,37 @@ class ImitationLearner(BaseLearner[S], abc.ABC):
         return -jnp.mean(weight * likelihood)
 
     def step(
-        self, sgd: SgdState, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+        self, sgd: SgdState, batch: Transition, values: BCTraining, key: Key
     ) -> tuple[SgdState, Metrics]:
         """Take one gradient step; a non-finite one changes nothing."""
-        named_values, loss_name = HParamValues(values), f"{type(self).__name__}.compute_loss"
+        loss_name = f"{type(self).__name__}.compute_loss"
         stepped, metrics = sgd_step(
-            lambda params: validate_loss(
-                loss_name, self.compute_loss(params, batch, named_values, key)
-            ),
-            configure_optimizer(self, values, sgd.params),
+            lambda params: validate_loss(loss_name, self.compute_loss(params, batch, values, key)),
+            self.configure_optimizer(values, sgd.params),
             sgd,
             self.axis_name,
             self.log_gradients,
         )
-        return stepped, {**metrics, "curr_lr": values["lr"]}
+        return stepped, {**metrics, "curr_lr": values.lr}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BCLearner(ImitationLearner[ImitationState]):
+class BCLearner(ImitationLearner[SgdLearnerState]):
     """Likelihood of the recorded actions."""
 
-    def init(self, key: Key) -> ImitationState:
+    def init(self, key: Key) -> SgdLearnerState:
         sgd, hparams = self.init_sgd(key)
-        return ImitationState(sgd=sgd, hparams=hparams)
+        return SgdLearnerState(sgd=sgd, hparams=hparams)
 
     def update(
-        self, state: ImitationState, batch: Transition, progress: Progress, key: Key
-    ) -> tuple[ImitationState, Metrics]:
-        values = current_values(state.hparams, progress)
+        self, state: SgdLearnerState, batch: Transition, progress: Progress, key: Key
+    ) -> tuple[SgdLearnerState, Metrics]:
+        values = self.settings.at(state.hparams, progress)
         sgd, metrics = self.step(state.sgd, batch, values, key)
         return replace(state, sgd=sgd), metrics
 
     def compute_loss(
-        self, params: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+        self, params: Params, batch: Transition, values: Any, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute −E[w log π(a|s)], with the term of `bc_logstd_coeff`; the key is unused."""
         del values, key
@@ -158,7 +153,7 @@ class BCLearner(ImitationLearner[ImitationState]):
 
 
 @pytree
-class MARWILState(ImitationState):
+class MARWILState(SgdLearnerState):
     """Learner state; `sqd_adv_norm` is the moving average of squared advantages.
 
     `sqd_adv_norm_rest` is what a float32 of its size does not hold. At the default rate, an update
@@ -187,7 +182,7 @@ class MARWILLearner(ImitationLearner[MARWILState]):
         )
 
     def compute_loss(
-        self, params: Params, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+        self, params: Params, batch: Transition, values: MARWILTraining, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute −E[w exp(β A / c) log π(a|s)] + c_vf ½ E[w A²], A = G − V(s)  (eq. 6, section 3).
 
@@ -196,7 +191,8 @@ class MARWILLearner(ImitationLearner[MARWILState]):
         Args:
             params: Parameters of the module, which the gradient is taken for.
             batch: Minibatch with the extras of `ReturnColumns`.
-            values: Current hyperparameters by name, with c² before the step.
+            values: Settings with the values of the moment; `moving_average_sqd_adv_norm_start` is c²
+                before the step.
             key: Key for losses that draw; unused here.
         """
         del key
@@ -206,15 +202,16 @@ class MARWILLearner(ImitationLearner[MARWILState]):
         targets = self.compute_value_targets(params, batch, out, values)
         advantages = targets - value
         mean_square = self.compute_mean_square(advantages, is_row)
-        rate, norm = values["moving_average_sqd_adv_norm_update_rate"], values[SQD_ADV_NORM]
+        rate = values.moving_average_sqd_adv_norm_update_rate
+        norm = values.moving_average_sqd_adv_norm_start
         norm = norm + rate * (mean_square - norm)
-        scale = values["beta"] / (1e-8 + jnp.sqrt(norm))
+        scale = values.beta / (1e-8 + jnp.sqrt(norm))
         # Other rows may have any advantage, and 0 times an infinite weight is no number.
         weight = losses.exponential_weight(jnp.where(is_row, advantages, 0.0), scale)
         policy_loss = self.compute_policy_loss(dist, batch.action, batch.weight * weight)
         vf_loss = 0.5 * jnp.mean(batch.weight * jnp.square(advantages))
         explained = losses.explained_variance(targets, value, is_row, self.axis_name)
-        return policy_loss + values["vf_coeff"] * vf_loss, {
+        return policy_loss + values.vf_coeff * vf_loss, {
             "policy_loss": policy_loss,
             "vf_loss": vf_loss,
             "vf_explained_var": explained,
@@ -227,7 +224,7 @@ class MARWILLearner(ImitationLearner[MARWILState]):
         params: Params,
         batch: Transition,
         out: dict[str, PyTree],
-        values: dict[str, Float[Array, ""]],
+        values: MARWILTraining,
     ) -> Float[Array, " N"]:
         """Compute the return of each row, bootstrapped from the end of its recorded part.
 
@@ -237,13 +234,11 @@ class MARWILLearner(ImitationLearner[MARWILState]):
             params: Parameters of the module.
             batch: Minibatch.
             out: Outputs of the module for the minibatch.
-            values: Current hyperparameters by name.
+            values: Settings with the values of the moment.
         """
         if self.settings.lambda_ < 1.0:
             value_fn = partial(self.module.compute_values, jax.lax.stop_gradient(params))
-            return compute_window_returns(
-                value_fn, batch, out, values["gamma"], self.settings.lambda_
-            )
+            return compute_window_returns(value_fn, batch, out, values.gamma, self.settings.lambda_)
         extras = batch.extras
         end_value = self.module.compute_values(params, extras[ReturnColumns.END_OBS])
         return jax.lax.stop_gradient(
@@ -263,10 +258,13 @@ class MARWILLearner(ImitationLearner[MARWILState]):
     def update(
         self, state: MARWILState, batch: Transition, progress: Progress, key: Key
     ) -> tuple[MARWILState, Metrics]:
-        values = {**current_values(state.hparams, progress), SQD_ADV_NORM: state.sqd_adv_norm}
+        values = replace(
+            self.settings.at(state.hparams, progress),
+            moving_average_sqd_adv_norm_start=state.sqd_adv_norm,
+        )
         sgd, metrics = self.step(state.sgd, batch, values, key)
         mean_square = metrics.pop(_SQD_ADV)
-        rate = values["moving_average_sqd_adv_norm_update_rate"]
+        rate = values.moving_average_sqd_adv_norm_update_rate
         moved = move_average(state.sqd_adv_norm, state.sqd_adv_norm_rest, mean_square, rate)
         before = (state.sqd_adv_norm, state.sqd_adv_norm_rest)
         norm, rest = select(metrics[NUM_NONFINITE_UPDATES] < 0.5, moved, before)

@@ -8,7 +8,6 @@ REINFORCE are other values of the same settings.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -16,18 +15,12 @@ from jaxtyping import Array, Float
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, field, fluent, non_negative, positive, unit_interval
 from jaxrl.config.settings.training import ValueTraining
-from jaxrl.core.hparams import HParams, current_values
+from jaxrl.core.hparams import HParams, Traced
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
-from jaxrl.learners.base import BaseLearner
+from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, Rollout
 from jaxrl.learners.bootstrap import compute_rollout_values
-from jaxrl.learners.learner import SgdState
-from jaxrl.learners.policy_gradient import (
-    get_kl_metric,
-    init_sgd_and_hparams,
-    policy_gradient_step,
-    weight_advantages,
-)
+from jaxrl.learners.gradients import SgdState
+from jaxrl.learners.policy_gradient import AdvantageLearner, PolicyGradientBatch, get_kl_metric
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.modules.sequences import forward_rollout, split_into_sequences
 from jaxrl.ops import losses, returns
@@ -38,19 +31,19 @@ from jaxrl.ops.statistics import DebiasedMoments
 class PPOTraining(ValueTraining):
     """Settings of Schulman et al. 2017, section 6.1; defaults are RLlib's."""
 
-    clip_param: float = field(
-        default=0.3, doc="Clip range of the probability ratio.", sweepable=True, check=positive
+    clip_param: Traced[float] = field(
+        default=0.3, doc="Clip range of the probability ratio.", check=positive
     )
-    lambda_: float = field(default=1.0, doc="GAE's lambda.", sweepable=True, check=unit_interval)
+    lambda_: Traced[float] = field(default=1.0, doc="GAE's lambda.", check=unit_interval)
     use_kl_loss: bool = field(default=True, doc="Add the adaptive KL penalty.")
-    kl_coeff: float = field(
-        default=0.2, doc="Initial weight of the KL penalty.", sweepable=True, check=non_negative
+    kl_coeff: Traced[float] = field(
+        default=0.2, doc="Initial weight of the KL penalty.", check=non_negative
     )
-    kl_target: float = field(
-        default=0.01, doc="KL divergence that the weight adapts to.", sweepable=True, check=positive
+    kl_target: Traced[float] = field(
+        default=0.01, doc="KL divergence that the weight adapts to.", check=positive
     )
-    entropy_coeff: Schedule = field(
-        default=0.0, doc="Weight of the entropy bonus, or its schedule.", sweepable=True
+    entropy_coeff: Traced[Schedule] = field(
+        default=0.0, doc="Weight of the entropy bonus, or its schedule."
     )
 
 
@@ -69,27 +62,22 @@ class PPOState:
 
 
 @pytree
-class PPOBatch:
-    """Train batch, `[T, B, ...]` or `[N, ...]`; `weight` is 0 where a row is not a transition."""
+class PPOBatch(PolicyGradientBatch):
+    """Train batch with the log-probability and the distribution that rows were acted with."""
 
-    obs: PyTree
-    action: PyTree
     log_prob: Float[Array, "*batch"]
     dist_inputs: Float[Array, "*batch n"] | None
-    advantages: Float[Array, "*batch"]
-    value_targets: Float[Array, "*batch"]
-    weight: Float[Array, "*batch"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PPOLearner(BaseLearner[PPOState]):
+class PPOLearner(AdvantageLearner[PPOState]):
     """Clipped surrogate with value loss, entropy bonus and adaptive KL penalty."""
 
     module: RLModule
     settings: PPOTraining
 
     def init(self, key: Key) -> PPOState:
-        sgd, hparams = init_sgd_and_hparams(self, key)
+        sgd, hparams = self.init_sgd(key)
         return PPOState(
             sgd=sgd,
             hparams=hparams,
@@ -101,7 +89,7 @@ class PPOLearner(BaseLearner[PPOState]):
         self, state: PPOState, rollout: Rollout, progress: Progress
     ) -> tuple[PPOBatch, Metrics]:
         """Compute advantages (GAE, Schulman et al. 2016, eq. 16) and value targets of a batch."""
-        values = current_values(state.hparams, progress)
+        values = self.settings.at(state.hparams, progress)
         mask, estimates = rollout.mask, jnp.zeros_like(rollout.reward)
         next_estimates = estimates
         module = self.module
@@ -110,16 +98,15 @@ class PPOLearner(BaseLearner[PPOState]):
             estimates, next_estimates = compute_rollout_values(
                 module, state.sgd.params, rollout, out, state.value_moments
             )
-        lambda_ = values["lambda_"] if self.settings.use_critic else 1.0
+        lambda_ = values.lambda_ if self.settings.use_critic else 1.0
         ends = (rollout.terminated, rollout.truncated, mask)
         advantages = returns.gae(
-            rollout.reward, estimates, next_estimates, *ends, values["gamma"], lambda_
+            rollout.reward, estimates, next_estimates, *ends, values.gamma, lambda_
         )
         if not self.settings.use_critic:
             mask = mask & returns.is_return_known(*ends)
         targets = advantages + estimates
-        normalize = self.settings.normalize_advantages
-        advantages, weight = weight_advantages(advantages, mask, normalize, self.axis_name)
+        advantages, weight = self.weight_advantages(advantages, mask)
         batch = PPOBatch(
             obs=rollout.obs,
             action=rollout.action,
@@ -131,12 +118,12 @@ class PPOLearner(BaseLearner[PPOState]):
             value_targets=targets,
             weight=weight,
         )
-        metrics = {"curr_lr": values["lr"], "curr_entropy_coeff": values["entropy_coeff"]}
+        metrics = {"curr_lr": values.lr, "curr_entropy_coeff": values.entropy_coeff}
         if self.settings.use_kl_loss:
             metrics["curr_kl_coeff"] = state.kl_coeff
         if state.value_moments is not None:
-            moments = get_moment_values(state.value_moments)
-            metrics |= {f"curr_{name}": value for name, value in moments.items()}
+            metrics["curr_vf_target_mean"] = state.value_moments.mean
+            metrics["curr_vf_target_std"] = state.value_moments.std
         if self.settings.use_critic:
             metrics["vf_explained_var"] = losses.explained_variance(
                 targets, estimates, mask, self.axis_name
@@ -147,7 +134,7 @@ class PPOLearner(BaseLearner[PPOState]):
         self,
         params: Params,
         batch: PPOBatch,
-        values: dict[str, Float[Array, ""]],
+        values: PPOTraining,
         key: Key,
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute L = −L_clip + c_kl KL + c_vf L_vf − c_ent H (eq. 9, with section 4's penalty).
@@ -158,8 +145,7 @@ class PPOLearner(BaseLearner[PPOState]):
         Args:
             params: Parameters of the module, which the gradient is taken for.
             batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
-            values: Current hyperparameters by name, with the adaptive `kl_coeff`, and with
-                `vf_target_mean` and `vf_target_std` if values are normalized.
+            values: Settings with the values of the moment, with the adaptive `kl_coeff`.
             key: Key for losses that draw; unused here.
         """
         del key
@@ -170,10 +156,10 @@ class PPOLearner(BaseLearner[PPOState]):
             return jnp.mean(batch.weight * x)
 
         log_ratio = dist.log_prob(batch.action) - batch.log_prob
-        ratio, clip = jnp.exp(log_ratio), values["clip_param"]
+        ratio, clip = jnp.exp(log_ratio), values.clip_param
         policy_loss = mean(losses.clipped_surrogate(ratio, batch.advantages, clip))
         entropy = mean(dist.entropy())
-        loss = policy_loss - values["entropy_coeff"] * entropy
+        loss = policy_loss - values.entropy_coeff * entropy
         metrics = {
             "policy_loss": policy_loss,
             "entropy": entropy,
@@ -181,32 +167,46 @@ class PPOLearner(BaseLearner[PPOState]):
             "clip_fraction": mean(jnp.abs(ratio - 1.0) > clip),
         }
         if self.settings.use_critic:
-            value_loss = compute_value_loss(
-                out[Columns.VF_PREDS], batch.value_targets, self.settings, values
-            )
+            value_loss = self.compute_value_loss(out[Columns.VF_PREDS], batch.value_targets, values)
             metrics["vf_loss"] = mean(value_loss)
-            loss = loss + values["vf_loss_coeff"] * metrics["vf_loss"]
+            loss = loss + values.vf_loss_coeff * metrics["vf_loss"]
         if batch.dist_inputs is not None:
             acting_dist = self.module.action_dist(batch.dist_inputs, batch.obs)
             metrics["mean_kl_loss"] = mean(acting_dist.kl(dist))
-            loss = loss + values["kl_coeff"] * metrics["mean_kl_loss"]
+            loss = loss + values.kl_coeff * metrics["mean_kl_loss"]
         return loss, metrics
+
+    def compute_value_loss(
+        self, value: Float[Array, "*n"], target: Float[Array, "*n"], values: PPOTraining
+    ) -> Float[Array, "*n"]:
+        """Compute min(l(v − G), c), the square or Huber's loss bounded by `vf_clip_param`.
+
+        Args:
+            value: Values v of the module.
+            target: Targets G, in units of their moments if values are normalized.
+            values: Settings with the values of the moment.
+        """
+        if values.huber_delta is None:
+            return losses.clipped_value_loss(value, target, values.vf_clip_param)
+        huber = losses.huber_loss(value - target, values.huber_delta)
+        return jnp.minimum(huber, values.vf_clip_param)
 
     def update(
         self, state: PPOState, batch: PPOBatch, progress: Progress, key: Key
     ) -> tuple[PPOState, Metrics]:
-        values = {**current_values(state.hparams, progress), "kl_coeff": state.kl_coeff}
+        values = replace(self.settings.at(state.hparams, progress), kl_coeff=state.kl_coeff)
         if (moments := state.value_moments) is not None:
-            moments = moments.update(batch.value_targets, batch.weight > 0.0, self.axis_name)
+            targets = batch.value_targets
+            moments = moments.update(targets, batch.weight > 0.0, self.axis_name)
             state = replace(state, value_moments=moments)
-            values |= get_moment_values(moments)
-        return policy_gradient_step(self, state, batch, values, key)
+            batch = replace(batch, value_targets=(targets - moments.mean) / moments.std)
+        return self.step(state, batch, values, key)
 
     def finish(self, state: PPOState, metrics: Metrics, progress: Progress) -> PPOState:
         """Adapt the KL penalty (section 4)."""
         if not self.settings.use_kl_loss:
             return state
-        kl_target = current_values(state.hparams, progress)["kl_target"]
+        kl_target = self.settings.at(state.hparams, progress).kl_target
         kl = get_kl_metric(metrics)
         return replace(state, kl_coeff=losses.adapt_kl_coeff(state.kl_coeff, kl, kl_target))
 
@@ -281,34 +281,3 @@ class DDPPOConfig(PPOConfig):
         minibatch_size=50,
         use_kl_loss=False,
     )
-
-
-TARGET_MEAN, TARGET_STD = "vf_target_mean", "vf_target_std"
-"""Names of the targets' moments among the hyperparameters of a loss."""
-
-
-def get_moment_values(moments: DebiasedMoments) -> dict[str, Float[Array, ""]]:
-    """Return the moments of value targets by name, for `compute_value_loss`."""
-    return {TARGET_MEAN: moments.mean, TARGET_STD: moments.std}
-
-
-def compute_value_loss(
-    value: Float[Array, "*n"],
-    target: Float[Array, "*n"],
-    settings: ValueTraining,
-    values: Mapping[str, Float[Array, ""]],
-) -> Float[Array, "*n"]:
-    """Compute min(l(v − G), c), the square or Huber's loss bounded by `vf_clip_param`.
-
-    Args:
-        value: Values v of the module.
-        target: Targets G in units of the rewards.
-        settings: Which loss it is, and whether values are normalized.
-        values: Current hyperparameters by name, with `TARGET_MEAN` and `TARGET_STD` if they are.
-    """
-    if settings.normalize_values:
-        target = (target - values[TARGET_MEAN]) / values[TARGET_STD]
-    if settings.huber_delta is None:
-        return losses.clipped_value_loss(value, target, values["vf_clip_param"])
-    huber = losses.huber_loss(value - target, values["huber_delta"])
-    return jnp.minimum(huber, values["vf_clip_param"])

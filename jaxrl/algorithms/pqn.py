@@ -16,15 +16,13 @@ from jaxtyping import Array, Float, Int
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import Schedule, field, fluent, unit_interval
 from jaxrl.config.settings.training import OnPolicyTraining
-from jaxrl.core.hparams import HParams, current_values
+from jaxrl.core.hparams import Traced
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
-from jaxrl.learners.base import BaseLearner
 from jaxrl.learners.bootstrap import compute_successor_values
-from jaxrl.learners.learner import SgdState
-from jaxrl.learners.policy_gradient import init_sgd_and_hparams, loss_step
+from jaxrl.learners.policy_gradient import LossLearner, SgdLearnerState
 from jaxrl.modules.q_network import QModule
-from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.modules.sequences import attach_final_carries, forward_rollout, split_into_sequences
 from jaxrl.ops import losses, returns
 from jaxrl.ops.value_losses import batched_index
@@ -34,23 +32,12 @@ from jaxrl.ops.value_losses import batched_index
 class PQNTraining(OnPolicyTraining):
     """Settings of Gallici et al. 2024."""
 
-    lambda_: float = field(
-        default=0.65, doc="λ of the Q(λ) targets.", sweepable=True, check=unit_interval
-    )
-    epsilon: Schedule = field(
+    lambda_: Traced[float] = field(default=0.65, doc="λ of the Q(λ) targets.", check=unit_interval)
+    epsilon: Traced[Schedule] = field(
         default=[[0, 1.0], [100_000, 0.05]],
-        sweepable=True,
         check=unit_interval,
         doc="Probability of a random action, or its schedule.",
     )
-
-
-@pytree
-class PQNState:
-    """Learner state of PQN."""
-
-    sgd: SgdState
-    hparams: HParams
 
 
 @pytree
@@ -64,18 +51,17 @@ class PQNBatch:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PQNLearner(BaseLearner[PQNState]):
+class PQNLearner(LossLearner[SgdLearnerState]):
     """Squared error to Q(λ) targets."""
 
-    module: RLModule
     settings: PQNTraining
 
-    def init(self, key: Key) -> PQNState:
-        sgd, hparams = init_sgd_and_hparams(self, key)
-        return PQNState(sgd=sgd, hparams=hparams)
+    def init(self, key: Key) -> SgdLearnerState:
+        sgd, hparams = self.init_sgd(key)
+        return SgdLearnerState(sgd=sgd, hparams=hparams)
 
     def prepare(
-        self, state: PQNState, rollout: Rollout, progress: Progress
+        self, state: SgdLearnerState, rollout: Rollout, progress: Progress
     ) -> tuple[PQNBatch, Metrics]:
         """Compute Peng's Q(λ) targets of a train batch.
 
@@ -84,7 +70,7 @@ class PQNLearner(BaseLearner[PQNState]):
         The maximum is over legal actions. Actions that are not greedy do not cut the return. The
         values of states that were acted in are those computed for acting.
         """
-        values = current_values(state.hparams, progress)
+        values = self.settings.at(state.hparams, progress)
         acting_values, params = rollout.extras[Columns.ACTION_DIST_INPUTS], state.sgd.params
         out = forward_rollout(self.module, params, rollout) if self.module.is_stateful else {}
         next_values = compute_successor_values(
@@ -95,7 +81,7 @@ class PQNLearner(BaseLearner[PQNState]):
         )
         ends = (rollout.terminated, rollout.truncated, rollout.mask)
         targets = returns.lambda_returns(
-            rollout.reward, next_values, *ends, values["gamma"], values["lambda_"]
+            rollout.reward, next_values, *ends, values.gamma, values.lambda_
         )
         moments = losses.masked_moments(targets, rollout.mask, self.axis_name)
         batch = PQNBatch(
@@ -105,8 +91,8 @@ class PQNLearner(BaseLearner[PQNState]):
             weight=rollout.mask.astype(jnp.float32) / jnp.maximum(moments.fraction, 1e-8),
         )
         return split_into_sequences(self.module, batch, rollout, out), {
-            "curr_lr": values["lr"],
-            "curr_epsilon": values["epsilon"],
+            "curr_lr": values.lr,
+            "curr_epsilon": values.epsilon,
             "qf_target_mean": moments.mean,
             "qf_explained_var": losses.explained_variance(
                 targets, batched_index(acting_values, rollout.action), rollout.mask, self.axis_name
@@ -125,7 +111,7 @@ class PQNLearner(BaseLearner[PQNState]):
         self,
         params: Params,
         batch: PQNBatch,
-        values: dict[str, Float[Array, ""]],
+        values: PQNTraining,
         key: Key,
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute L = ½ (Q(s, a) − G)², averaged over the rows.
@@ -136,7 +122,7 @@ class PQNLearner(BaseLearner[PQNState]):
         Args:
             params: Parameters of the module, which the gradient is taken for.
             batch: Minibatch, `[N, ...]`, or `[N, L, ...]` of sequences.
-            values: Current hyperparameters by name.
+            values: Settings with the values of the moment.
             key: Key for losses that draw; unused here.
         """
         del values, key
@@ -146,14 +132,9 @@ class PQNLearner(BaseLearner[PQNState]):
         return loss, {"qf_loss": loss, "qf_mean": jnp.mean(batch.weight * q)}
 
     def update(
-        self, state: PQNState, batch: PQNBatch, progress: Progress, key: Key
-    ) -> tuple[PQNState, Metrics]:
-        return loss_step(self, state, batch, current_values(state.hparams, progress), key)
-
-    def finish(self, state: PQNState, metrics: Metrics, progress: Progress) -> PQNState:
-        """Return the state unchanged: there is no target network."""
-        del metrics, progress
-        return state
+        self, state: SgdLearnerState, batch: PQNBatch, progress: Progress, key: Key
+    ) -> tuple[SgdLearnerState, Metrics]:
+        return self.step(state, batch, self.settings.at(state.hparams, progress), key)
 
 
 class PQNConfig(AlgorithmConfig):

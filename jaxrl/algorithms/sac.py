@@ -26,35 +26,28 @@ from jaxrl.config.settings.actor_critic import (
     SoftActorCriticTraining,
     TwinTraining,
 )
-from jaxrl.core.hparams import HParams, build_hparams, current_values
+from jaxrl.core.hparams import HParams, build_hparams
+from jaxrl.core.keys import draw_normal_rows
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Transition
 from jaxrl.distributions.base import Categorical, SquashedGaussian
-from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.bootstrapped_critics import (
-    choose_critics,
-    compute_smallest_targets,
-    step_critics,
-)
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms, select
-from jaxrl.learners.multi_optimizer import (
+from jaxrl.learners.actor_critic import (
     COMBINED_METRICS,
-    CRITIC,
     LOG_ALPHA,
     LR_NAMES,
-    POLICY,
+    ActorCriticLearner,
+    choose_critics,
     combine_metrics,
+    compute_smallest_targets,
     critic_loss,
-    draw_normal_rows,
     get_part,
-    init_parts,
     replace_part,
-    step_one,
     step_when_due,
 )
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms, select
 from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
-from jaxrl.modules.policy_and_critics import StochasticPolicyModule
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY, StochasticPolicyModule
 from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.ops.losses import masked_mean
 
@@ -119,7 +112,7 @@ class PolicyUpdate:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
+class SoftActorCritic(ActorCriticLearner[SoftActorCriticState], abc.ABC):
     """Base of SAC's and TQC's learners, which define the critics' targets and value estimate."""
 
     module: StochasticPolicyModule
@@ -172,11 +165,11 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
 
     def init(self, key: Key) -> SoftActorCriticState:
         params, hparams = self.module.init(key), build_hparams(self.settings)
-        values = current_values(hparams, Progress.zeros())
+        values = self.settings.at(hparams, Progress.zeros())
         log_alpha = jnp.log(jnp.asarray(self.settings.initial_alpha, jnp.float32))
         return SoftActorCriticState(
-            sgd=init_parts(self, params, values),
-            temperature=init_parts(self, {LOG_ALPHA: log_alpha}, values),
+            sgd=self.init_parts(params, values),
+            temperature=self.init_parts({LOG_ALPHA: log_alpha}, values),
             target=init_target(params[CRITIC] if self.settings.use_target_network else {}),
             hparams=hparams,
             delay=None if self.settings.policy_delay == 1 else self._init_delay(params[POLICY]),
@@ -208,7 +201,7 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
         If anything is non-finite, nothing changes.
         """
         critic_key, actor_key = jax.random.split(key)
-        values = self.collect_values(state, progress)
+        values = self.settings.at(state.hparams, progress)
         log_alpha = state.temperature.params[LOG_ALPHA]
         alpha = jnp.exp(log_alpha)
         sgd, critic = self.step_critics(state, batch, alpha, values, critic_key)
@@ -216,11 +209,10 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
 
         def policy_step() -> PolicyUpdate:
             stepped, actor = self.step_policy(
-                replace(state, sgd=sgd), batch, alpha, values, actor_key
+                replace(state, sgd=sgd), batch, alpha, values, progress, actor_key
             )
             log_prob = actor.pop(LOG_PROB)
-            temperature, entropy = step_one(
-                self,
+            temperature, entropy = self.step_part(
                 LOG_ALPHA,
                 lambda log_alpha: self.alpha_loss(log_alpha, batch, log_prob),
                 state.temperature,
@@ -248,7 +240,7 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
         metrics = combine_metrics(critic, *actor.metrics.values())
         target = state.target
         if settings.use_target_network:
-            frequency, tau = settings.target_network_update_freq, values["tau"]
+            frequency, tau = settings.target_network_update_freq, values.tau
             target = update_target(target, sgd.params[CRITIC], metrics, progress, tau, frequency)
         updated = replace(
             state,
@@ -261,20 +253,16 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
             **metrics,
             "alpha_value": alpha,
             "log_alpha_value": log_alpha,
-            "curr_actor_lr": values["actor_lr"],
-            "curr_critic_lr": values["critic_lr"],
+            "curr_actor_lr": values.actor_lr,
+            "curr_critic_lr": values.critic_lr,
         }
-
-    def collect_values(self, state: SoftActorCriticState, progress: Progress) -> dict[str, Any]:
-        """Return the current hyperparameters by name, for the steps of an update."""
-        return current_values(state.hparams, progress)
 
     def step_critics(
         self,
         state: SoftActorCriticState,
         batch: Transition,
         alpha: Float[Array, ""],
-        values: dict[str, Any],
+        values: Any,
         key: Key,
     ) -> tuple[SgdState, Metrics]:
         """Step the critics towards their targets. Consumes the key."""
@@ -285,7 +273,7 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
         state: SoftActorCriticState,
         batch: Transition,
         alpha: Float[Array, ""],
-        values: dict[str, Any],
+        values: SoftActorCriticTraining,
         key: Key,
         penalty_fn: Callable[[Params], tuple[Float[Array, ""], Metrics]] | None = None,
     ) -> tuple[SgdState, Metrics]:
@@ -295,7 +283,7 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
             state: State before the update.
             batch: Minibatch, `[N, ...]`.
             alpha: Temperature in the targets.
-            values: Current hyperparameters by name.
+            values: Settings with the values of the moment.
             key: Key of the actions after the rows. Consumed.
             penalty_fn: Further loss of the critics' parameters, with metrics; None for no other.
         """
@@ -316,23 +304,24 @@ class SoftActorCritic(BaseLearner[SoftActorCriticState], abc.ABC):
             return value + penalty, {**metrics, **others, **penalized}
 
         target = state.target.params if self.settings.use_target_network else None
-        return step_critics(self, state.sgd, target, batch, drawn.action, loss, values)
+        return self.step_bootstrapped_critics(state.sgd, target, batch, drawn.action, loss, values)
 
     def step_policy(
         self,
         state: SoftActorCriticState,
         batch: Transition,
         alpha: Float[Array, ""],
-        values: dict[str, Any],
+        values: Any,
+        progress: Progress,
         key: Key,
     ) -> tuple[SgdState, Metrics]:
         """Step the policy by the critics of the state. Consumes the key.
 
         The metrics have the log-probability of each row as `LOG_PROB`.
         """
+        del progress
         critics = state.sgd.params[CRITIC]
-        return step_one(
-            self,
+        return self.step_part(
             POLICY,
             lambda policy: self.actor_loss(policy, critics, batch, alpha, key),
             state.sgd,

@@ -20,32 +20,25 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import fluent
 from jaxrl.config.settings.actor_critic import TD3Training
 from jaxrl.config.settings.replay import APEX_REPLAY_BUFFER
-from jaxrl.core.hparams import HParams, build_hparams, current_values
+from jaxrl.core.hparams import HParams, build_hparams
+from jaxrl.core.keys import draw_normal_rows
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Transition
-from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.bootstrapped_critics import (
-    choose_critics,
-    compute_smallest_targets,
-    step_critics,
-)
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms, select
-from jaxrl.learners.multi_optimizer import (
-    CRITIC,
+from jaxrl.learners.actor_critic import (
     LR_NAMES,
-    POLICY,
+    ActorCriticLearner,
+    choose_critics,
     combine_metrics,
+    compute_smallest_targets,
     critic_loss,
-    draw_normal_rows,
     get_part,
-    init_parts,
     replace_part,
-    step_one,
     step_when_due,
 )
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES, SgdState, compute_gradient_norms, select
 from jaxrl.learners.target_network import TargetNetwork, init_target, update_target
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
-from jaxrl.modules.policy_and_critics import DeterministicPolicyModule
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY, DeterministicPolicyModule
 from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.ops.losses import masked_mean
 
@@ -71,7 +64,7 @@ class DelayedUpdate:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class TD3Learner(BaseLearner[TD3State]):
+class TD3Learner(ActorCriticLearner[TD3State]):
     """Critics with clipped double-Q targets at smoothed actions, and a delayed policy."""
 
     module: DeterministicPolicyModule
@@ -80,12 +73,12 @@ class TD3Learner(BaseLearner[TD3State]):
 
     def init(self, key: Key) -> TD3State:
         params, hparams = self.module.init(key), build_hparams(self.settings)
-        values = current_values(hparams, Progress.zeros())
+        values = self.settings.at(hparams, Progress.zeros())
         names = ["total_loss", "grad_norm", NUM_NONFINITE_UPDATES]
         if self.log_gradients:
             names += compute_gradient_norms({POLICY: params[POLICY]})
         return TD3State(
-            sgd=init_parts(self, params, values),
+            sgd=self.init_parts(params, values),
             target=init_target(params if self.settings.use_target_network else {}),
             age=jnp.zeros((), jnp.int32),
             actor={name: jnp.zeros((), jnp.float32) for name in names},
@@ -96,20 +89,20 @@ class TD3Learner(BaseLearner[TD3State]):
         return replace(state, age=jnp.full_like(state.age, self.settings.policy_delay))
 
     def compute_next_action(
-        self, policy: Params, obs: PyTree, values: dict[str, Float[Array, ""]], key: Key
+        self, policy: Params, obs: PyTree, values: TD3Training, key: Key
     ) -> Float[Array, "N ..."]:
         """Compute π'(s') + clip(ε, −c, c), ε ~ N(0, σ²), the action of the targets  (eq. 14).
 
         Args:
             policy: Parameters of the target network's policy, or of the policy itself.
             obs: Observations s', `[N, ...]`.
-            values: Current hyperparameters by name.
+            values: Settings with the values of the moment.
             key: Key of the noise. Consumed.
         """
         action = self.module.compute_policy_action(policy, obs)
         if self.settings.smooth_target_policy:
-            bound = values["target_noise_clip"]
-            noise = values["target_noise"] * draw_normal_rows(key, action.shape, self.axis_name)
+            bound = values.target_noise_clip
+            noise = values.target_noise * draw_normal_rows(key, action.shape, self.axis_name)
             action = self.module.perturb(action, jnp.clip(noise, -bound, bound))
         return action
 
@@ -139,7 +132,7 @@ class TD3Learner(BaseLearner[TD3State]):
         return critic_loss(out, targets, batch.weight, loss_fn, self.axis_name, support)
 
     def step_critics(
-        self, state: TD3State, batch: Transition, values: dict[str, Float[Array, ""]], key: Key
+        self, state: TD3State, batch: Transition, values: TD3Training, key: Key
     ) -> tuple[SgdState, Metrics]:
         """Step the critics towards their targets. Consumes the key."""
         settings, online = self.settings, state.sgd.params
@@ -160,7 +153,7 @@ class TD3Learner(BaseLearner[TD3State]):
             return value, {**metrics, **clipped}
 
         critics = None if target is None else target[CRITIC]
-        return step_critics(self, state.sgd, critics, batch, action, loss, values)
+        return self.step_bootstrapped_critics(state.sgd, critics, batch, action, loss, values)
 
     def compute_policy_values(
         self, critic: Params, obs: PyTree, action: Float[Array, "N ..."]
@@ -205,7 +198,7 @@ class TD3Learner(BaseLearner[TD3State]):
 
         If anything is non-finite, nothing changes.
         """
-        values = current_values(state.hparams, progress)
+        values = self.settings.at(state.hparams, progress)
         sgd, critic = self.step_critics(state, batch, values, key)
         settings = self.settings
         skipped = DelayedUpdate(
@@ -213,16 +206,15 @@ class TD3Learner(BaseLearner[TD3State]):
         )
 
         def actor_loss(policy: Params) -> tuple[Float[Array, ""], Metrics]:
-            if settings.bc_coeff is None:
+            if values.bc_coeff is None:
                 return self.actor_loss(policy, sgd.params[CRITIC], batch)
-            coeff = values["bc_coeff"]
-            return self.imitating_actor_loss(policy, sgd.params[CRITIC], batch, coeff)
+            return self.imitating_actor_loss(policy, sgd.params[CRITIC], batch, values.bc_coeff)
 
         def policy_step() -> DelayedUpdate:
-            stepped, actor = step_one(self, POLICY, actor_loss, sgd, values)
+            stepped, actor = self.step_part(POLICY, actor_loss, sgd, values)
             target = state.target
             if settings.use_target_network:
-                frequency, tau = settings.target_network_update_freq, values["tau"]
+                frequency, tau = settings.target_network_update_freq, values.tau
                 metrics = combine_metrics(critic, actor)
                 target = update_target(target, stepped.params, metrics, progress, tau, frequency)
             actor_metrics = {name: actor[name] for name in state.actor}
@@ -242,8 +234,8 @@ class TD3Learner(BaseLearner[TD3State]):
         return replace(state, target=delayed.target), {
             **metrics,
             "policy_loss": delayed.metrics["total_loss"],
-            "curr_actor_lr": values["actor_lr"],
-            "curr_critic_lr": values["critic_lr"],
+            "curr_actor_lr": values.actor_lr,
+            "curr_critic_lr": values.critic_lr,
         }
 
 

@@ -16,7 +16,7 @@ from jaxrl.config.fields import at_least_one, field, fluent, non_negative
 from jaxrl.config.settings.actor_critic import SAC_REPLAY_BUFFER, SoftActorCriticTraining
 from jaxrl.core.types import Metrics, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.multi_optimizer import compute_critic_metrics
+from jaxrl.learners.actor_critic import compute_critic_metrics
 from jaxrl.ops import value_losses
 from jaxrl.ops.search import smallest_k
 

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl.config.batch_plan import MIN_ROWS_PER_CPU_DEVICE
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, Metrics, PyTree
-from jaxrl.learners.microbatches import accumulate_gradients
+from jaxrl.learners.gradients import accumulate_gradients
 from jaxrl.runtime.compilation_cache import get_cache_file
 from jaxrl.runtime.devices import has_device_per_core
 from jaxrl.runtime.measurements import add_entries, describe_machine, read_entries

@@ -9,7 +9,7 @@ from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.placement import Placement, describe_placement
 from jaxrl.core.space_arrays import count_bytes, get_flat_size
 from jaxrl.core.spaces import without_parts
-from jaxrl.learners.microbatches import get_num_microbatches
+from jaxrl.learners.gradients import get_num_microbatches
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

@@ -20,7 +20,7 @@ from jaxrl.config.coerce import (
 )
 from jaxrl.config.imports import ANYTHING, ImportKind, Trust, load_object
 from jaxrl.config.markers import Marker, as_marker, contains_tune_marker
-from jaxrl.core.hparams import is_hyperparameter
+from jaxrl.core.hparams import is_traced, strip_traced
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.ops.schedules import parse_schedule
 
@@ -99,23 +99,20 @@ def field(
     *,
     default: object,
     doc: str,
-    sweepable: bool = False,
     is_counter: bool = False,
     off: float | None = None,
     check: Check | None = None,
     import_path: bool | ImportKind = False,
     for_number: str = "",
 ) -> Any:
-    """Define a setting of a group.
+    """Define a setting of a group; one annotated as `Traced` is a leaf of the train state.
 
     Args:
         default: Default value; dictionaries and lists are copied for every config.
         doc: One or two sentences for the settings page.
-        sweepable: Whether the setting is a scalar that only enters arithmetic, so that changing it
-            does not recompile.
-        is_counter: Whether a sweepable setting is compared with the run's counters, and must be an
+        is_counter: Whether a traced setting is compared with the run's counters, and must be an
             exact integer.
-        off: Value of a sweepable setting that shapes the program, as None always does.
+        off: Value of a traced setting that shapes the program, as None always does.
         check: Additional condition on values of the right type.
         import_path: Whether a string `"module:name"` stands for an object, or a restriction on
             that object.
@@ -124,9 +121,7 @@ def field(
     Returns:
         A dataclass field.
     """
-    metadata = make_setting_metadata(
-        doc=doc, sweepable=sweepable, check=check, import_path=import_path
-    )
+    metadata = make_setting_metadata(doc=doc, check=check, import_path=import_path)
     metadata.update(is_counter=is_counter, off=off, for_number=for_number)
     if isinstance(default, dict | list):
         return dataclasses.field(
@@ -139,7 +134,6 @@ def field(
 def make_setting_metadata(
     *,
     doc: str,
-    sweepable: bool = False,
     check: Check | None = None,
     import_path: bool | ImportKind = False,
 ) -> dict[str, Any]:
@@ -147,7 +141,7 @@ def make_setting_metadata(
 
     The arguments are those of `field`.
     """
-    return {"doc": doc, "sweepable": sweepable, "check": check, "import_path": import_path}
+    return {"doc": doc, "check": check, "import_path": import_path}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,10 +325,10 @@ def get_settings(group: type[Any]) -> dict[str, Setting]:
     return {
         f.name: Setting(
             name=f.name,
-            annotation=hints[f.name],
+            annotation=strip_traced(hints[f.name]),
             default=getattr(defaults, f.name),
             doc=f.metadata.get("doc", ""),
-            sweepable=is_hyperparameter(f),
+            sweepable=is_traced(f),
             off=f.metadata.get("off"),
             check=f.metadata.get("check"),
             import_path=f.metadata.get("import_path", False),
@@ -416,7 +410,7 @@ class fluent(Generic[P]):  # noqa: N801  (used like a decorator)
 
 def _find_optimizer_problem(setting: object) -> str | None:
     """Return the problem with an optimizer setting as the end of a message, or None if valid."""
-    from jaxrl.learners.learner import get_optimizer
+    from jaxrl.learners.optimizers import get_optimizer
 
     if callable(setting):
         return None

@@ -2,7 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    NoReturn,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +21,7 @@ from jaxtyping import Array, Float
 
 from jaxrl.core.struct import pytree, static
 from jaxrl.core.types import Counter, Progress
-from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
+from jaxrl.errors import ConfigError
 from jaxrl.ops.schedules import Schedule
 
 
@@ -21,6 +32,9 @@ class SettingsGroup(Protocol):
 
 
 S = TypeVar("S", bound=SettingsGroup)
+T = TypeVar("T")
+
+_TRACED = "traced"
 
 
 @pytree
@@ -42,28 +56,52 @@ Hyperparameter: TypeAlias = "Float[Array, ''] | Counter | Schedule | ScheduleFun
 HParams: TypeAlias = dict[str, Hyperparameter]
 
 
-def is_hyperparameter(field: "dataclasses.Field[Any]") -> bool:
-    """Return whether a setting only enters arithmetic.
+if TYPE_CHECKING:
 
-    A field may declare it as `sweepable`; otherwise it is true of fields that are floats.
+    class Traced(Generic[T]):
+        """Field of a settings group that is given as a `T` and read as a number of the state."""
+
+        @overload
+        def __get__(self: "Traced[int]", obj: object, owner: Any = None) -> Counter: ...
+        @overload
+        def __get__(
+            self: "Traced[float | None]", obj: object, owner: Any = None
+        ) -> Float[Array, ""] | None: ...
+        @overload
+        def __get__(self, obj: object, owner: Any = None) -> Float[Array, ""]: ...
+        def __get__(self, obj: object, owner: Any = None) -> Any: ...
+        def __set__(self, obj: object, value: T) -> None: ...
+
+else:
+    Traced = Annotated[T, _TRACED]
+    """Annotation of a setting that only enters arithmetic: a leaf of the train state.
+
+    `clip_param: Traced[float] = field(default=0.3, ...)` is given as a number, and read in a learner
+    as the number of the moment, `values.clip_param`, see `evaluate_settings`. Changing it recompiles
+    nothing, and a sweep may have it as an axis.
     """
+
+
+def is_traced(field: "dataclasses.Field[Any]") -> bool:
+    """Return whether a setting is a leaf of the train state.
+
+    Those of the library are annotated as `Traced`. Of a user's fields without metadata, floats are,
+    too.
+    """
+    if _TRACED in getattr(field.type, "__metadata__", ()):
+        return True
     is_float = field.type in (float, "float") or isinstance(field.default, float)
-    return field.metadata.get("sweepable", is_float)
+    return is_float and "doc" not in field.metadata
 
 
-class HParamValues(dict[str, Any]):
-    """Current hyperparameters passed to a loss; looking up an unknown name raises an error."""
-
-    def __missing__(self, name: str) -> NoReturn:
-        raise UnknownNameError(
-            f"values has no hyperparameter {name!r}.{did_you_mean(name, self)} Known: "
-            f"{', '.join(sorted(self))}. One of your own is a field of a config subclass: "
-            f"class MyConfig(PPOConfig): {name}: float = 0.1"
-        )
+def strip_traced(annotation: object) -> object:
+    """Return the type that a setting is given as."""
+    is_marked = _TRACED in getattr(annotation, "__metadata__", ())
+    return getattr(annotation, "__origin__") if is_marked else annotation  # noqa: B009
 
 
 def build_hparams(settings: SettingsGroup) -> HParams:
-    """Convert the sweepable numbers of a settings group to leaves.
+    """Convert the traced numbers of a settings group to leaves.
 
     A leaf is a float32 scalar, the knots of a schedule, or a `Counter` for counts that are compared
     with counters. Fields that are None or have the value `off` of their metadata are left out: whether
@@ -75,7 +113,7 @@ def build_hparams(settings: SettingsGroup) -> HParams:
     leaves: HParams = {}
     for field in dataclasses.fields(settings):
         value = vars(settings)[field.name]
-        if not is_hyperparameter(field) or _is_off(field, value):
+        if not is_traced(field) or _is_off(field, value):
             continue
         if isinstance(value, Schedule | Counter):  # from `replace_with_traced`
             leaves[field.name] = value
@@ -95,7 +133,7 @@ def list_hparams(settings: SettingsGroup) -> set[str]:
     return {
         field.name
         for field in dataclasses.fields(settings)
-        if is_hyperparameter(field) and not _is_off(field, vars(settings)[field.name])
+        if is_traced(field) and not _is_off(field, vars(settings)[field.name])
     }
 
 
@@ -118,7 +156,7 @@ def to_leaf(value: float, like: Hyperparameter) -> Hyperparameter:
 
 
 def get_numeric_hparams(settings: SettingsGroup) -> HParams:
-    """Return the sweepable settings except functions as leaves, for `replace_with_traced`."""
+    """Return the traced settings except functions as leaves, for `replace_with_traced`."""
     return {
         name: value
         for name, value in build_hparams(settings).items()
@@ -129,7 +167,7 @@ def get_numeric_hparams(settings: SettingsGroup) -> HParams:
 def replace_with_traced(settings: S, hparams: Mapping[str, Any]) -> S:
     """Replace numbers and schedules of the settings by traced ones.
 
-    One trace of `Learner.init` then serves runs that differ in sweepable settings.
+    One trace of `Learner.init` then serves runs that differ in traced settings.
     """
     return dataclasses.replace(settings, **hparams)
 
@@ -156,7 +194,7 @@ class PerLane:
         raise ConfigError(
             f"{self._name} was read from the settings, where it is part of the program, but lanes "
             "with other values share that program; read it from the state, as "
-            f"current_values(state.hparams, progress)['{self._name}']."
+            f"self.settings.at(state.hparams, progress).{self._name}."
         )
 
 
@@ -193,7 +231,7 @@ def get_abstract_values(settings: SettingsGroup) -> dict[str, Any]:
     return {
         field.name: count if _is_counter(field) else number
         for field in dataclasses.fields(settings)
-        if field.metadata.get("sweepable", False) and not _is_off(field, vars(settings)[field.name])
+        if is_traced(field) and not _is_off(field, vars(settings)[field.name])
     }
 
 

@@ -1,9 +1,11 @@
-"""JAX keys: from a seed to a run's key, and from that to the keys of its parts."""
+"""JAX keys: from a seed to a run's key, to the keys of its parts, and to draws of sharded rows."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxrl.core.seeds import split_seed
 from jaxrl.core.struct import pytree
@@ -74,3 +76,35 @@ class PurposeKeys:
         if purpose not in self._keys:
             self._keys[purpose] = fold_in_uint64(make_key(self._seed), purpose)
         return self._keys[purpose]
+
+
+def draw_normal_rows(
+    key: Key, shape: tuple[int, ...], axis_name: str | None
+) -> Float[Array, "N ..."]:
+    """Draw standard normals for this device's rows; see `draw_rows`. Consumes the key."""
+    return draw_rows(jax.random.normal, key, shape, axis_name)
+
+
+def draw_rows(
+    draw: Callable[..., Float[Array, "..."]],
+    key: Key,
+    shape: tuple[int, ...],
+    axis_name: str | None,
+) -> Float[Array, "N ..."]:
+    """Draw float32 numbers for this device's rows. Consumes the key.
+
+    The rows of all devices form one array. Every device draws all of it, which is cheap, so that a
+    row's draw does not depend on the number of devices.
+
+    Args:
+        draw: Function of JAX's that draws numbers, such as `jax.random.uniform`.
+        key: Key, the same on all devices.
+        shape: Shape of this device's draws, rows first.
+        axis_name: Mesh axis that the rows are divided over, or None.
+    """
+    if axis_name is None:
+        return draw(key, shape, jnp.float32)
+    num_rows, first_row = shape[0], jax.lax.axis_index(axis_name) * shape[0]
+    total = num_rows * jax.lax.axis_size(axis_name)
+    rows = draw(key, (total, *shape[1:]), jnp.float32)
+    return jax.lax.dynamic_slice_in_dim(rows, first_row, num_rows)

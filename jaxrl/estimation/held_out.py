@@ -32,8 +32,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, Metrics, Progress, PyTree, Transition
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
-from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.learner import LearnerState
+from jaxrl.learners.learner import BaseLearner, LearnerState
 from jaxrl.metrics import DEFAULT_MODULE, OFF_POLICY_ESTIMATOR, OFFLINE_EVAL_RUNNERS
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.offline.held_out import hash_episode

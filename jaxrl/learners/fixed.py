@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 from jaxrl.core.hparams import HParams, build_hparams
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, Metrics, Progress, Rollout
-from jaxrl.learners.base import BaseLearner
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES, SgdState
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES, SgdState
+from jaxrl.learners.learner import BaseLearner
 from jaxrl.modules.rl_module import RLModule
 
 

@@ -1,22 +1,40 @@
-"""Learner interface, optimizers, and the gradient step that turns a loss into an update."""
+"""Learner interface, and the base class with the methods that a subclass may override."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast, runtime_checkable
+import inspect
+from collections.abc import Hashable, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import optax.contrib
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from jaxrl.core.hparams import HParams
-from jaxrl.core.struct import pytree
-from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.core.hparams import HParams, build_hparams
+from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout, strip_weak_types
 from jaxrl.errors import LossError
-from jaxrl.learners.microbatches import Gradients
+from jaxrl.learners.gradients import SgdState
+from jaxrl.learners.optimizers import (
+    CONFIGURE,
+    Optimizers,
+    build_optimizer,
+    clip_gradients,
+    join_names,
+    label_all,
+    make_base_optimizer,
+)
+from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.modules.rl_module import RLModule
 
 if TYPE_CHECKING:
     from jaxrl.config.settings.training import Training
@@ -25,15 +43,7 @@ S = TypeVar("S")
 B = TypeVar("B")
 B_contra = TypeVar("B_contra", contravariant=True)
 
-NUM_NONFINITE_UPDATES = "num_nonfinite_updates"
-
-MAX_RAVELED = 2**14
-"""Maximum number of parameters that are one vector to their optimizer.
-
-A vector takes a few operations instead of a few for each tensor, but parameters are copied into it
-and out of it, which costs more with networks of two layers of 128 units.
-Measured: docs/performance.md.
-"""
+BEFORE_UPDATE, AFTER_UPDATE = "before_gradient_based_update", "after_gradient_based_update"
 
 
 class LearnerState(Protocol):
@@ -42,7 +52,7 @@ class LearnerState(Protocol):
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     @property
-    def sgd(self) -> "SgdState": ...
+    def sgd(self) -> SgdState: ...
     @property
     def hparams(self) -> HParams: ...
 
@@ -71,7 +81,7 @@ class Learner(Protocol[S, B_contra]):
 
         With replay, the metrics have a `td_error` `[N]`. The key is the same on every device, and the
         draws of a row must not depend on the number of devices
-        (`learners.multi_optimizer.draw_normal_rows`).
+        (`core.keys.draw_normal_rows`).
         """
         ...
 
@@ -95,281 +105,281 @@ class OnPolicyLearner(Learner[S, B], Protocol[S, B]):
         ...
 
 
-@pytree
-class SgdState:
-    """Parameters and their optimizer state."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class BaseLearner(Generic[S]):
+    """Fields and overridable methods of all learners; `S` is the learner's state."""
 
-    params: Params
-    opt_state: PyTree
+    module: RLModule
+    settings: "Training"
+    axis_name: str | None = None
+    log_gradients: bool = False
+
+    lr_names: ClassVar[Mapping[str, str]] = {}
+    """Setting that is the learning rate of each part, for learners with one loss per part."""
+    has_stacked_params: ClassVar[bool] = False
+    """True if parameters of several networks are stacked, `[m, ...]`; each is clipped by itself."""
+    needs_returns: ClassVar[bool] = False
+    """True if rows of recorded data need the extras of `ReturnColumns`."""
+
+    def without_delays(self, state: S) -> S:
+        """Return the state whose next update has the loss of every part, none of which is delayed."""
+        return state
+
+    def configure_optimizers_for_module(self, module_id: str, values: Any) -> Optimizers:
+        """Return the optimizer of the parameters, or several by label.
+
+        Override this method to optimize parts of the parameters differently. Each optimizer
+        receives the gradients of its own parameters, clipped by `grad_clip`.
+
+        Args:
+            module_id: Id of the module, "default_policy".
+            values: Settings with the values of the moment, traced numbers: `values.lr` is the
+                learning rate, also of a schedule or of a sweep.
+
+        Returns:
+            One optax transformation for all parameters, or a dictionary of them by the labels that
+            `label_params` returns; for SAC, TQC and TD3, by part: "policy", "critic" and, except
+            for TD3, "log_alpha".
+        """
+        del module_id
+        if not self.lr_names:
+            return self.make_optimizer(values.lr)
+        return {part: self.make_optimizer(values[name]) for part, name in self.lr_names.items()}
+
+    def label_params(self, params: Params) -> PyTree:
+        """Return the label of each parameter, by default the first name of its path.
+
+        Args:
+            params: Parameters of the module.
+
+        Returns:
+            A tree of strings with the structure of the parameters, or of its upper levels: a label
+            in place of a subtree is that of all its parameters.
+        """
+        if not isinstance(params, Mapping):
+            raise LossError(
+                f"{type(self).__name__} has parameters in a {type(params).__name__}, whose parts "
+                "have no names: override label_params(params) to return a tree of labels."
+            )
+        return {name: name for name in params}
+
+    def make_optimizer(self, lr: float | Float[Array, ""]) -> optax.GradientTransformation:
+        """Build the optimizer of the setting `optimizer`, without clipping, at a learning rate."""
+        return make_base_optimizer(self.settings.optimizer, lr)
+
+    def before_gradient_based_update(self, state: S, progress: Progress) -> S:
+        """Update the state before each train batch that is learned from, targets included.
+
+        With replay, that is before each batch drawn from the buffer.
+
+        Args:
+            state: State of the learner.
+            progress: Progress of the run; `progress.env_steps` are the timesteps.
+        """
+        del progress
+        return state
+
+    def after_gradient_based_update(self, state: S, metrics: Metrics, progress: Progress) -> S:
+        """Update the state after each train batch that was learned from, and after `finish`.
+
+        With replay, that is after each batch drawn from the buffer.
+
+        Args:
+            state: State of the learner.
+            metrics: Metrics of the update, means over the last epoch if it has several minibatches.
+            progress: Progress of the run; `progress.env_steps` are the timesteps.
+        """
+        del metrics, progress
+        return state
+
+    def init_sgd(self, key: Key) -> tuple[SgdState, HParams]:
+        """Initialize parameters, optimizer state and hyperparameters. Consumes the key."""
+        params, hparams = self.module.init(key), build_hparams(self.settings)
+        values = self.settings.at(hparams, Progress.zeros())
+        opt_state = self.configure_optimizer(values, params).init(params)
+        return SgdState(params=params, opt_state=opt_state), hparams
+
+    def configure_optimizer(
+        self, values: "Training", params: Params
+    ) -> optax.GradientTransformation:
+        """Build the optimizer of a learner with one loss, gradient clipping included.
+
+        Args:
+            values: Settings with the values of the moment.
+            params: Parameters to optimize.
+
+        Raises:
+            LossError: If the learner configures anything else than optax transformations, or labels
+                and parameters do not fit.
+        """
+        configured = self._configure(values)
+        if configured is None:
+            return build_optimizer(values, values.lr, is_stacked=self.has_stacked_params)
+        if isinstance(configured, optax.GradientTransformation):
+            return self._with_clipping(configured, values)
+        labels = label_all(type(self).__name__, self.label_params(params), configured, params)
+        clipped: dict[Hashable, optax.GradientTransformation] = {
+            name: self._with_clipping(tx, values) for name, tx in configured.items()
+        }
+        return optax.partition(clipped, labels)
+
+    def configure_part_optimizer(
+        self, part: str, values: "Training"
+    ) -> optax.GradientTransformation:
+        """Build the optimizer of one part of a learner with one loss per part.
+
+        Args:
+            part: Name of the part.
+            values: Settings with the values of the moment.
+
+        Raises:
+            LossError: If the learner configures anything else than an optax transformation per part.
+        """
+        configured = self._configure(values)
+        if configured is None:
+            lr = values[self.lr_names[part]]
+            return build_optimizer(values, lr, is_stacked=self.has_stacked_params)
+        if isinstance(configured, optax.GradientTransformation):
+            return self._with_clipping(configured, values)
+        if set(configured) != set(self.lr_names):
+            raise LossError(
+                f"{type(self).__name__}.{CONFIGURE} must return one optimizer for each of "
+                f"{join_names(self.lr_names)}, got {join_names(configured)}; super()'s are a dictionary "
+                "of all."
+            )
+        return self._with_clipping(configured[part], values)
+
+    def _configure(
+        self, values: "Training"
+    ) -> optax.GradientTransformation | Mapping[str, optax.GradientTransformation] | None:
+        """Return what a subclass configures; None for the optimizer of the settings."""
+        if not overrides(self, CONFIGURE):
+            return None
+        arguments: dict[str, Any] = {"module_id": DEFAULT_MODULE, "values": values}
+        usage = (
+            "must take (module_id, values) and return an optax transformation, or a dictionary of "
+            "them by label; values.lr is the learning rate"
+        )
+        check_arguments(self, CONFIGURE, usage, **arguments)
+        configured: Any = self.configure_optimizers_for_module(**arguments)
+        if isinstance(configured, optax.GradientTransformation):
+            return configured
+        title = f"{type(self).__name__}.{CONFIGURE}"
+        if not isinstance(configured, Mapping):
+            raise LossError(
+                f"{title} must return an optax transformation, such as "
+                "self.make_optimizer(values.lr), or a dictionary of them by label, got "
+                f"{configured!r}."
+            )
+        by_label = cast(Mapping[str, object], configured)
+        for label, optimizer in by_label.items():
+            if not isinstance(optimizer, optax.GradientTransformation):
+                raise LossError(
+                    f"{title} returned {optimizer!r} for {label!r}; it must be an optax "
+                    "transformation, such as self.make_optimizer(values.lr)."
+                )
+        return configured
+
+    def _with_clipping(
+        self, optimizer: optax.GradientTransformation, values: "Training"
+    ) -> optax.GradientTransformation:
+        if values.grad_clip is None:
+            return optimizer
+        clip = clip_gradients(
+            values.grad_clip_by, values.grad_clip, is_stacked=self.has_stacked_params
+        )
+        return optax.chain(clip, optimizer)
 
 
-_NUMBERS = (jax.Array, np.ndarray, np.generic, int, float)
+def overrides(learner: object, name: str) -> bool:
+    """Return whether a learner has its own version of a method of `BaseLearner`."""
+    method = getattr(type(learner), name, None)
+    return method is not None and method is not getattr(BaseLearner, name)
 
 
-def validate_loss(loss_name: str, output: object) -> tuple[Float[Array, ""], Metrics]:
-    """Validate the output of a loss: a scalar and a dictionary of numbers.
+def update_before(learner: object, state: S, progress: Progress) -> S:
+    """Return the state after `before_gradient_based_update`."""
+    return _update_state(learner, BEFORE_UPDATE, state, progress=progress)
+
+
+def update_after(
+    learner: object, state: S, metrics: Metrics, progress: Progress, axis_name: str | None = None
+) -> S:
+    """Return the state after `after_gradient_based_update`.
 
     Args:
-        loss_name: Name of the loss, for the message.
-        output: Traced output of the loss.
+        learner: Learner, with a hook of its own or without.
+        state: State of the learner.
+        metrics: Metrics of the update.
+        progress: Progress of the run.
+        axis_name: Mesh axis to average the metrics over; None if they are those of all devices.
+    """
+    if axis_name is not None and overrides(learner, AFTER_UPDATE):
+        metrics = jax.lax.pmean(metrics, axis_name)
+    return _update_state(learner, AFTER_UPDATE, state, metrics=metrics, progress=progress)
+
+
+def _update_state(learner: object, name: str, state: S, **arguments: PyTree) -> S:
+    """Return the state that a hook returns, of the same structure and types.
 
     Raises:
-        LossError: If the output has any other form.
+        LossError: If the hook takes other arguments, or does not return such a state.
     """
-    if not isinstance(output, tuple):
-        raise LossError(f"{loss_name} must return (loss, metrics), got a {type(output).__name__}.")
-    pair = cast(tuple[Any, ...], output)
-    if len(pair) != 2:
-        raise LossError(f"{loss_name} must return (loss, metrics), got a tuple of {len(pair)}.")
-    loss, metrics = pair
-    if not isinstance(loss, jax.Array):
-        raise LossError(
-            f"{loss_name} must return a loss that is computed from the parameters, got {loss!r}."
-        )
-    if loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
-        raise LossError(
-            f"{loss_name} returned a loss that is {loss.dtype} of shape {loss.shape}; it must be one "
-            "floating number, such as jnp.mean(batch.weight * x)."
-        )
-    if not isinstance(metrics, dict):
-        raise LossError(
-            f"{loss_name} must return its metrics as a dictionary, got a {type(metrics).__name__}."
-        )
-    by_name = cast(dict[Any, Any], metrics)
-    for name, value in by_name.items():
-        if not isinstance(name, str) or not isinstance(value, _NUMBERS):
-            raise LossError(
-                f"{loss_name} must return its metrics as numbers by name, got {name!r}: {value!r}."
-            )
-    return loss, {name: jnp.asarray(value) for name, value in by_name.items()}
-
-
-def check_scalar_metrics(owner: str, metrics: Mapping[str, Any]) -> None:
-    """Raise if a metric is not a scalar.
-
-    Args:
-        owner: Owner of the metrics, for the message.
-        metrics: Traced metrics by name.
-
-    Raises:
-        LossError: If a metric has axes; the message names it.
-    """
-    for name, value in metrics.items():
-        if jnp.shape(value) != ():
-            raise LossError(
-                f"{owner}'s metric {name!r} has shape {jnp.shape(value)}; a metric is one number, "
-                "such as the mean."
-            )
-
-
-def sgd_step(
-    loss_fn: Callable[[Params], tuple[Float[Array, ""], Metrics]],
-    tx: optax.GradientTransformation,
-    state: SgdState,
-    axis_name: str | None = None,
-    log_gradients: bool = False,
-) -> tuple[SgdState, Metrics]:
-    """Take one step of `tx` down the gradient of the mean loss over all shards.
-
-    A non-finite loss or gradient (after the reduction, so that all devices agree) leaves
-    parameters and optimizer unchanged. The metric `num_nonfinite_updates` is then 1, and the
-    others, which may be NaN, are excluded from the means.
-
-    Args:
-        loss_fn: Function from parameters to the mean loss of this device's rows, and metrics.
-        tx: Optimizer, built from the hyperparameters' current values.
-        state: Parameters and optimizer state.
-        axis_name: Mesh axis to average gradients over; None on one device.
-        log_gradients: Whether to report the L2 norm of every gradient tensor as `grad_norm/<path>`.
-    """
-    found = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-    return apply_gradients(found, tx, state, axis_name, log_gradients)
-
-
-def apply_gradients(
-    gradients: Gradients,
-    tx: optax.GradientTransformation,
-    state: SgdState,
-    axis_name: str | None = None,
-    log_gradients: bool = False,
-) -> tuple[SgdState, Metrics]:
-    """Apply gradients that are already computed; otherwise as `sgd_step`.
-
-    Args:
-        gradients: Loss, metrics and gradients of this device's rows.
-        tx: Optimizer, built from the hyperparameters' current values.
-        state: Parameters and optimizer state.
-        axis_name: Mesh axis to average gradients over; None on one device.
-        log_gradients: Whether to report the L2 norm of every gradient tensor as `grad_norm/<path>`.
-    """
-    (loss, metrics), grads = gradients
-    grads, loss, grad_norm = _reduce_gradients(grads, loss, axis_name)
-    if log_gradients:
-        metrics = {**metrics, **compute_gradient_norms(grads)}
-    is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    return select(is_finite, SgdState(params=params, opt_state=opt_state), state), {
-        **jax.lax.stop_gradient(metrics),
-        "total_loss": loss,
-        "grad_norm": grad_norm,
-        NUM_NONFINITE_UPDATES: 1.0 - is_finite.astype(jnp.float32),
-    }
-
-
-def _reduce_gradients(
-    grads: Params, loss: Float[Array, ""], axis_name: str | None
-) -> tuple[Params, Float[Array, ""], Float[Array, ""]]:
-    """Average gradients and loss over all shards, and compute the gradients' L2 norm.
-
-    One collective of one vector takes less than one for each tensor, with networks of every measured
-    size: docs/performance.md.
-    """
-    if axis_name is not None:
-        flat, unravel = ravel_pytree((grads, loss))
-        grads, loss = unravel(jax.lax.pmean(flat, axis_name))
-    if not _is_raveled(grads):
-        return grads, loss, optax.tree.norm(grads)
-    flat, unravel = ravel_pytree(grads)
-    return unravel(flat), loss, jnp.sqrt(jnp.sum(jnp.square(flat)))
-
-
-def compute_gradient_norms(grads: PyTree) -> Metrics:
-    """Compute the L2 norm of every tensor, as `grad_norm/<path>`."""
-    return {
-        f"grad_norm/{jax.tree_util.keystr(path, simple=True, separator='.')}": optax.tree.norm(leaf)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(grads)[0]
-    }
-
-
-def select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    """Select `new` where the scalar condition holds, else `old`, leaf by leaf."""
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
-
-
-def clip_gradients(
-    by: str, limit: Float[Array, ""] | None, *, is_stacked: bool = False
-) -> optax.GradientTransformation:
-    """Build RLlib's gradient clipping of the given kind.
-
-    Args:
-        by: Kind of clipping: "value" clamps each entry to `[-limit, limit]`; "norm" scales each
-            tensor to an L2 norm of at most `limit`; "global_norm" scales all tensors by their
-            common L2 norm.
-        limit: Bound, or None for no clipping.
-        is_stacked: Whether the first axes of all tensors are those of several networks, each of
-            which is clipped by itself.
-    """
-    if limit is None:
-        return optax.identity()
-    clip = _CLIPPING[by](limit)
-    if not is_stacked:
-        return clip
-    return optax.stateless(
-        lambda updates, _: jax.vmap(lambda own: clip.update(own, ())[0])(updates)
+    if not overrides(learner, name):
+        return state
+    usage = (
+        f"must take (state, {', '.join(arguments)}) and return the new state; "
+        "progress.env_steps are the timesteps"
     )
+    check_arguments(learner, name, usage, state, *arguments.values())
+    updated: S = getattr(learner, name)(state, *arguments.values())
+    title = f"{type(learner).__name__}.{name}"
+    if jax.tree.structure(updated) != jax.tree.structure(state):
+        raise LossError(f"{title} {usage}, got {_describe(updated, state)}.")
+    updated = strip_weak_types(jax.tree.map(_as_array, updated, state))
+    before, _ = jax.tree_util.tree_flatten_with_path(state)
+    for (path, old), new in zip(before, jax.tree.leaves(updated), strict=True):
+        if (new.shape, new.dtype) != (old.shape, old.dtype):
+            leaf = jax.tree_util.keystr(path, simple=True, separator=".")
+            raise LossError(
+                f"{title} must keep the state's types: {leaf} was {old.dtype}{list(old.shape)} "
+                f"and became {new.dtype}{list(new.shape)}."
+            )
+    return updated
 
 
-def _clip_by_tensor_norm(limit: float | Array) -> optax.GradientTransformation:
-    def clip(updates: PyTree) -> PyTree:
-        def scale(g: Array) -> Array:
-            return g * jnp.minimum(1.0, limit / (jnp.sqrt(jnp.sum(jnp.square(g))) + 1e-6))
-
-        return jax.tree.map(scale, updates)
-
-    return optax.stateless(lambda updates, _: clip(updates))
+def _as_array(leaf: PyTree, old: Array) -> Array:
+    """Return a leaf as an array; a Python number takes the old one's type, as in arithmetic."""
+    if isinstance(leaf, jax.Array):
+        return leaf
+    return jnp.asarray(leaf, jnp.result_type(old, leaf) if np.ndim(leaf) == 0 else None)
 
 
-_CLIPPING: dict[str, Callable[[Any], optax.GradientTransformation]] = {
-    "value": optax.clip,
-    "norm": _clip_by_tensor_norm,
-    "global_norm": optax.clip_by_global_norm,
-}
+def _describe(updated: object, state: object) -> str:
+    if type(updated) is type(state):
+        return "one with another structure"
+    return "None" if updated is None else f"a {type(updated).__name__}"
 
 
-Optimizers = optax.GradientTransformation | Mapping[str, optax.GradientTransformation]
-"""One optimizer for all parameters, or several by label."""
-OptimizerSetting = str | Mapping[str, Any] | Callable[..., optax.GradientTransformation]
-
-
-def build_optimizer(
-    settings: "Training", values: Mapping[str, Float[Array, ""]], *, is_stacked: bool = False
-) -> optax.GradientTransformation:
-    """Build the optimizer of a training group (`Training`), gradient clipping included.
-
-    If every step is elementwise, it works on one vector of all parameters, if they are few
-    (`MAX_RAVELED`).
-
-    Args:
-        settings: Training settings.
-        values: Current hyperparameters by name.
-        is_stacked: Whether gradients are clipped by network, see `clip_gradients`.
-    """
-    clip = clip_gradients(settings.grad_clip_by, values.get("grad_clip"), is_stacked=is_stacked)
-    optimizer = make_base_optimizer(settings.optimizer, values["lr"])
-    if not _is_elementwise(settings.optimizer):
-        return optax.chain(clip, _apply_to_each(optimizer) if is_stacked else optimizer)
-    if settings.grad_clip_by == "norm" or is_stacked:
-        return optax.chain(clip, _ravel(optimizer))
-    return _ravel(optax.chain(clip, optimizer))
-
-
-def _apply_to_each(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return an optimizer of stacked networks that treats each of them by itself."""
-    return optax.GradientTransformation(jax.vmap(optimizer.init), jax.vmap(optimizer.update))
-
-
-def _is_raveled(tree: PyTree) -> bool:
-    return sum(leaf.size for leaf in jax.tree.leaves(tree)) <= MAX_RAVELED
-
-
-def _ravel(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return an optimizer of one vector of all parameters, if they are few."""
-    raveled = optax.flatten(optimizer)
-
-    def choose(tree: PyTree) -> optax.GradientTransformation:
-        return raveled if _is_raveled(tree) else optimizer
-
-    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
-        return choose(updates).update(updates, state, params)
-
-    return optax.GradientTransformation(lambda params: choose(params).init(params), update)
-
-
-ELEMENTWISE_OPTIMIZERS = frozenset(
-    ("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief")
-)
-"""Optimizers that treat every entry independently."""
-
-
-def _is_elementwise(setting: OptimizerSetting) -> bool:
-    if callable(setting):
-        return False
-    if isinstance(setting, str):
-        return setting in ELEMENTWISE_OPTIMIZERS
-    return setting["name"] in ELEMENTWISE_OPTIMIZERS and "mask" not in setting
-
-
-CONTRIBUTED_OPTIMIZERS = frozenset(("muon",))
-"""Optimizers of `optax.contrib`."""
-
-
-def get_optimizer(name: str) -> Callable[..., optax.GradientTransformation]:
-    """Return the function of the learning rate that optax has under a name."""
-    return vars(optax.contrib if name in CONTRIBUTED_OPTIMIZERS else optax)[name]
-
-
-def make_base_optimizer(
-    setting: OptimizerSetting, lr: float | Float[Array, ""]
-) -> optax.GradientTransformation:
-    """Build the optimizer named by a setting, at a traced learning rate.
+def check_arguments(
+    learner: object, name: str, usage: str, *args: object, **kwargs: object
+) -> None:
+    """Raise if a method of a learner cannot be called with some arguments.
 
     Args:
-        setting: Name in optax, `{"name": ..., **keyword arguments}`, or a function of the learning
-            rate.
-        lr: Current learning rate.
+        learner: Learner with the method.
+        name: Name of the method.
+        usage: Rest of the message's sentence after the method's name.
+        *args: Positional arguments.
+        **kwargs: Arguments by name.
+
+    Raises:
+        LossError: If it cannot.
     """
-    if callable(setting):
-        return setting(lr)
-    kwargs = {"name": setting} if isinstance(setting, str) else dict(setting)
-    return get_optimizer(kwargs.pop("name"))(lr, **kwargs)
+    signature = inspect.signature(getattr(learner, name))
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        raise LossError(
+            f"{type(learner).__name__}.{name} {usage}, got {name}{signature}."
+        ) from None

@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Metrics, Params, Progress, PyTree
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
 
 
 @pytree

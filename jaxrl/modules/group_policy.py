@@ -13,11 +13,10 @@ from jaxtyping import Array, Float
 from jaxrl.core.types import Columns, Key, Params, PyTree
 from jaxrl.distributions.from_space import ActionDistribution, describe_space
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from jaxrl.modules.encoder_module import Encoder
 from jaxrl.modules.group_obs import MEMBER_REWARDS, MemberSpaces, get_parts
 from jaxrl.modules.networks import MLP, MomentRows
-from jaxrl.modules.policy_and_critics import Critic, DeterministicPolicyModule
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY, Critic, DeterministicPolicyModule
 
 
 class GroupPolicyModule(DeterministicPolicyModule):

@@ -22,7 +22,6 @@ from jaxrl.distributions.from_space import (
     make_action_distribution,
 )
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from jaxrl.modules.encoder_module import (
     AnyEncoder,
     Encoder,
@@ -39,8 +38,8 @@ from jaxrl.modules.networks import MLP, MOMENTS, AnyMLP, Head, MomentRows
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.ops.value_losses import batched_index, categorical_mean
 
-VALUE = "value"
-"""Part of the parameters that is a value function."""
+POLICY, CRITIC, VALUE = "policy", "critic", "value"
+"""Parts of the parameters; the last is a value function beside the critics."""
 
 
 class PolicyNetwork(nn.Module):

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
+from jaxrl.core.keys import draw_normal_rows
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Keys, ObsWithCarry, Params, Progress, PyTree
 from jaxrl.distributions.from_space import ActionDistribution, describe_space
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.learners.multi_optimizer import draw_normal_rows
 from jaxrl.modules.encoder_module import AnyEncoder, EncoderModule
 from jaxrl.modules.exploration import (
     NOISE,

@@ -30,8 +30,7 @@ from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.train_state import Summary, TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.learners.base import BaseLearner
-    from jaxrl.learners.learner import Learner
+    from jaxrl.learners.learner import BaseLearner, Learner
 
 LANES_AXIS = "lanes"
 SHARDED, REPLICATED = PartitionSpec(LANES_AXIS), PartitionSpec()

@@ -16,7 +16,7 @@ from jaxrl.core.keys import split_run_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, Metrics, PyTree, Rollout, strip_weak_types
 from jaxrl.envs.vector import VectorState
-from jaxrl.learners.learner import select
+from jaxrl.learners.gradients import select
 from jaxrl.training.batch_loop import BatchLoop
 from jaxrl.training.data_flow import CompiledStep, TracedDataFlow, keep_behaviour
 from jaxrl.training.episode_stats import EpisodeRecord, EpisodeSums, compute_episode_means

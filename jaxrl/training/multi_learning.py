@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int, UInt32
 from jaxrl.core.keys import RunKeys, split_run_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, strip_weak_types
-from jaxrl.learners.learner import select
+from jaxrl.learners.gradients import select
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.episode_stats import (
     AgentStats,

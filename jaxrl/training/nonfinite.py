@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxrl.core.types import Metrics
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
 
 if TYPE_CHECKING:
     from jaxrl.config.settings.run import FaultToleranceSettings

@@ -25,13 +25,8 @@ from jaxrl.core.types import (
     Transition,
     map_obs,
 )
-from jaxrl.learners.base import update_after, update_before
-from jaxrl.learners.learner import (
-    NUM_NONFINITE_UPDATES,
-    Learner,
-    LearnerState,
-    check_scalar_metrics,
-)
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES, check_scalar_metrics
+from jaxrl.learners.learner import Learner, LearnerState, update_after, update_before
 from jaxrl.modules.sequences import attach_state_in
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.nonfinite import mask_nonfinite, prefix_counts

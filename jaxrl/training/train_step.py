@@ -23,14 +23,8 @@ from jaxrl.core.hparams import current_values
 from jaxrl.core.keys import RunKeys, split_run_key
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout, strip_weak_types
-from jaxrl.learners.base import update_after, update_before
-from jaxrl.learners.learner import (
-    NUM_NONFINITE_UPDATES,
-    Learner,
-    OnPolicyLearner,
-    check_scalar_metrics,
-    select,
-)
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES, check_scalar_metrics, select
+from jaxrl.learners.learner import Learner, OnPolicyLearner, update_after, update_before
 from jaxrl.training.episode_stats import (
     init_episode_stats,
     init_fault_log,

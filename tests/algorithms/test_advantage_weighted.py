@@ -14,9 +14,8 @@ from jaxrl.algorithms.iql import IQLConfig
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
-from jaxrl.learners.multi_optimizer import CRITIC, POLICY
-from jaxrl.modules.policy_and_critics import VALUE
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY, VALUE
 from tests import actor_critics as ac
 from tests import recorded
 

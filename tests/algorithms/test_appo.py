@@ -10,7 +10,6 @@ import pytest
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError
@@ -54,10 +53,10 @@ def test_the_loss_equals_a_plain_loop() -> None:
     np.testing.assert_allclose(metrics["mean_rho"], np.minimum(rho, 1)[mask].mean(), rtol=1e-5)
 
     # the loss, row by row
-    values = {**current_values(state.hparams, Progress.zeros()), "kl_coeff": state.kl_coeff}
+    values = replace(learner.settings.at(state.hparams, Progress.zeros()), kl_coeff=state.kl_coeff)
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
-    loss, reported = jax.jit(learner.compute_loss)(
-        state.sgd.params, flat, values, jax.random.key(1)
+    loss, reported = jax.jit(lambda params, key: learner.compute_loss(params, flat, values, key))(
+        state.sgd.params, jax.random.key(1)
     )
     module, rows = learner.module, replace(rollout, obs=flat.obs, action=flat.action)
     now, entropy = (np.asarray(x) for x in log_probs(module, state.sgd.params, rows))
@@ -105,7 +104,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     batch = jax.tree.map(
         lambda x: x.reshape(-1, *x.shape[2:]), prepared(learner, state, recorded())[0]
     )
-    values = {**current_values(state.hparams, Progress.zeros()), "kl_coeff": state.kl_coeff}
+    values = replace(learner.settings.at(state.hparams, Progress.zeros()), kl_coeff=state.kl_coeff)
     forward = learner.module.forward_train
     out, target = (forward(p, {"obs": batch.obs}) for p in (state.sgd.params, state.target))
     found = ac.loss_slopes(learner, out, batch, values)

@@ -14,8 +14,9 @@ from jaxrl.algorithms.sac import SACConfig
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Counter, Progress, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
-from jaxrl.learners.multi_optimizer import CRITIC, LOG_ALPHA, POLICY
+from jaxrl.learners.actor_critic import LOG_ALPHA
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY
 from tests import actor_critics as ac
 from tests import recorded
 

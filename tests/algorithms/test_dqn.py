@@ -15,7 +15,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress, Transition
 from jaxrl.envs.registry import make
 from jaxrl.errors import ConfigError
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
 from jaxrl.modules.exploration import NOISE
 from jaxrl.testing import references
 from jaxrl.training.rollout import RolloutWorker

@@ -27,7 +27,7 @@ from jaxrl.core.types import (
     Transition,
 )
 from jaxrl.errors import ConfigError, UnknownSettingError
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
 from jaxrl.modules.policy_and_critics import StochasticPolicyModule
 from jaxrl.modules.rl_module import RLModuleSpec
 from tests import actor_critics as ac
@@ -138,8 +138,7 @@ def test_gradients_flow_through_log_probabilities_and_values_alone() -> None:
     """Differences of the loop, of which weights, ends and moving average stay as they are."""
     learner, state, batch = marwil()
     params = state.sgd.params
-    values = {"vf_coeff": VF_COEFF, "moving_avg_sqd_adv_norm": START}
-    values |= {"moving_average_sqd_adv_norm_update_rate": RATE, "beta": BETA}
+    values = learner.settings.at(state.hparams, Progress.zeros())
 
     def loss(params: Any) -> Any:
         return learner.compute_loss(params, batch, values, jax.random.key(0))[0]
@@ -206,7 +205,7 @@ def test_the_program_of_behavior_cloning_computes_no_value() -> None:
         learner = BCLearner(module=module, settings=config.training_settings)
 
         def loss(params: Any, learner: Any = learner) -> Any:
-            return learner.compute_loss(params, ac.batch_of(DISCRETE), {}, jax.random.key(0))[0]
+            return learner.compute_loss(params, ac.batch_of(DISCRETE), None, jax.random.key(0))[0]
 
         params = module.init(jax.random.key(0))
         compiled = jax.jit(jax.grad(loss)).lower(params).compile()

@@ -10,7 +10,6 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOBatch, PPOConfig, PPOLearner
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.envs.registry import make
@@ -52,9 +51,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def test_the_loss_equals_a_plain_loop() -> None:
     learner, state, batch = learner_and_batch(vf_clip_param=9.0, kl_coeff=0.3)
-    values = {**current_values(state.hparams, Progress.zeros()), "kl_coeff": state.kl_coeff}
-    loss, metrics = jax.jit(learner.compute_loss)(
-        state.sgd.params, batch, values, jax.random.key(1)
+    values = replace(learner.settings.at(state.hparams, Progress.zeros()), kl_coeff=state.kl_coeff)
+    loss, metrics = jax.jit(lambda params, key: learner.compute_loss(params, batch, values, key))(
+        state.sgd.params, jax.random.key(1)
     )
     out = learner.module.forward_train(state.sgd.params, {"obs": batch.obs})
     logits, vf = np.asarray(out["action_dist_inputs"]), np.asarray(out["vf_preds"])
@@ -85,7 +84,7 @@ def test_the_loss_equals_a_plain_loop() -> None:
 def test_the_gradient_is_that_of_the_formula() -> None:
     """Slopes in logits and values, in float64."""
     learner, state, batch = learner_and_batch(vf_clip_param=9.0, kl_coeff=0.3)
-    values = {**current_values(state.hparams, Progress.zeros()), "kl_coeff": state.kl_coeff}
+    values = replace(learner.settings.at(state.hparams, Progress.zeros()), kl_coeff=state.kl_coeff)
     out = learner.module.forward_train(state.sgd.params, {"obs": batch.obs})
     found = ac.loss_slopes(learner, out, batch, values)
     b, logits = jax.device_get(batch), out["action_dist_inputs"]

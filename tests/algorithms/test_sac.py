@@ -16,8 +16,9 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.envs.registry import make
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
-from jaxrl.learners.multi_optimizer import CRITIC, LOG_ALPHA, POLICY
+from jaxrl.learners.actor_critic import LOG_ALPHA
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY
 from jaxrl.training.rollout import RolloutWorker
 from tests import actor_critics as ac
 

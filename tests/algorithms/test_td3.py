@@ -14,8 +14,8 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
-from jaxrl.learners.multi_optimizer import CRITIC, POLICY
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY
 from tests import actor_critics as ac
 from tests import recorded
 

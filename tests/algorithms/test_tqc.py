@@ -12,7 +12,7 @@ from jaxrl.algorithms.sac import DrawnActions
 from jaxrl.algorithms.tqc import TQCConfig
 from jaxrl.core.types import Columns
 from jaxrl.errors import JaxrlError, SpaceError
-from jaxrl.learners.multi_optimizer import CRITIC, POLICY
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY
 from tests import actor_critics as ac
 
 ALPHA, QUANTILES, CRITICS, DROPPED = 0.7, 5, 3, 2

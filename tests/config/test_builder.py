@@ -14,6 +14,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import AlgorithmConfig, OnPolicyTraining, field, fluent, get_algorithm_config
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.settings.replay import resolve_buffer_settings
+from jaxrl.core.hparams import Traced
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
 from jaxrl.modules.model_config import DefaultModelConfig
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
@@ -289,7 +290,7 @@ def test_custom_modules_get_their_settings_as_they_are() -> None:
 class TinyTraining(OnPolicyTraining):
     """Settings of an algorithm of a user's."""
 
-    strength: float = field(default=0.5, doc="How strong.", sweepable=True)
+    strength: Traced[float] = field(default=0.5, doc="How strong.")
     num_epochs: int = field(default=2, doc="Fewer.")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
 from jaxrl.config.serialize import serialize_config
-from jaxrl.core.hparams import ScheduleFunction, build_hparams, current_values
+from jaxrl.core.hparams import ScheduleFunction, build_hparams, current_values, is_traced
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Progress
 from jaxrl.errors import ConfigError
@@ -31,9 +31,7 @@ def at(steps: int) -> Progress:
 def test_numbers_become_leaves_and_none_is_left_out() -> None:
     settings = PPOTraining(lr=LR, gamma=0.9, grad_clip=None)
     leaves = build_hparams(settings)
-    sweepable = {
-        field.name for field in dataclasses.fields(settings) if field.metadata["sweepable"]
-    }
+    sweepable = {field.name for field in dataclasses.fields(settings) if is_traced(field)}
     assert leaves.keys() == sweepable - {"grad_clip", "huber_delta"}
     assert isinstance(leaves["lr"], Schedule)
     gamma = leaves["gamma"]

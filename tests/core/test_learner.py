@@ -12,28 +12,22 @@ import optax.contrib
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
-from jaxrl.core.hparams import build_hparams, current_values
+from jaxrl.core.hparams import build_hparams
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError
-from jaxrl.learners import learner
-from jaxrl.learners.learner import (
-    NUM_NONFINITE_UPDATES,
-    SgdState,
-    build_optimizer,
-    clip_gradients,
-    select,
-    sgd_step,
-)
+from jaxrl.learners import gradients
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES, SgdState, select, sgd_step
+from jaxrl.learners.optimizers import build_optimizer, clip_gradients
 
 BOTH_LAYOUTS = pytest.mark.usefixtures("max_raveled")
 LR = 0.1
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scale": ()}
 
 
-@pytest.fixture(params=[learner.MAX_RAVELED, 0], ids=["vector", "tensors"])
+@pytest.fixture(params=[gradients.MAX_RAVELED, 0], ids=["vector", "tensors"])
 def max_raveled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters as one vector, and each tensor by itself."""
-    monkeypatch.setattr(learner, "MAX_RAVELED", request.param)
+    monkeypatch.setattr(gradients, "MAX_RAVELED", request.param)
 
 
 def tree(seed: int, size: float = 1.0) -> dict[str, jax.Array]:
@@ -89,8 +83,10 @@ def test_the_three_kinds_differ_and_none_clips_nothing() -> None:
     assert tx.update(grads, tx.init(grads))[0] is grads
 
 
-def values_of(settings: PPOTraining) -> dict[str, jax.Array]:
-    return current_values(build_hparams(settings), Progress.zeros())
+def optimizer_of(settings: PPOTraining, **changes: Any) -> optax.GradientTransformation:
+    """The optimizer of settings at a run's start."""
+    values = settings.at(build_hparams(settings), Progress.zeros())
+    return build_optimizer(values, changes.pop("lr", values.lr), **changes)
 
 
 def two_steps(tx: optax.GradientTransformation) -> Any:
@@ -133,7 +129,7 @@ def test_the_optimizer_is_the_one_that_is_named(
     settings = PPOTraining(optimizer=setting, lr=LR, **clipping)
     clip = optax.identity() if grad_clip_by is None else clip_gradients(grad_clip_by, 0.5)  # pyright: ignore
     want = two_steps(optax.chain(clip, reference(LR)))
-    got = two_steps(build_optimizer(settings, values_of(settings)))
+    got = two_steps(optimizer_of(settings))
     for name, leaf in want.items():
         np.testing.assert_allclose(got[name], leaf, rtol=1e-5, atol=1e-6)
 
@@ -174,7 +170,7 @@ def muon_in_numpy(grads: list[np.ndarray], steps: int = 5) -> np.ndarray:
 
 def test_muon_orthogonalizes_matrices_and_is_nadam_for_the_rest() -> None:
     settings = PPOTraining(optimizer="muon", lr=LR)
-    start, got = tree(1), two_steps(build_optimizer(settings, values_of(settings)))
+    start, got = tree(1), two_steps(optimizer_of(settings))
     nadam = two_steps(optax.nadam(LR))
     for name in ("bias", "scale"):
         np.testing.assert_allclose(got[name], nadam[name], rtol=1e-5)
@@ -189,7 +185,7 @@ def test_stacked_networks_are_optimized_each_by_itself(name: str) -> None:
     settings = PPOTraining(optimizer=name, lr=LR)
 
     def steps(params: Any, grads: Any, *, is_stacked: bool) -> Any:
-        tx = build_optimizer(settings, values_of(settings), is_stacked=is_stacked)
+        tx = optimizer_of(settings, is_stacked=is_stacked)
         updates, _ = tx.update(grads, tx.init(params), params)
         return optax.apply_updates(params, updates)
 
@@ -207,7 +203,7 @@ def test_learning_rates_of_a_sweep_are_one_after_another(name: str) -> None:
     settings, rates = PPOTraining(optimizer=name, lr=LR), jnp.array([0.003, 0.1])
 
     def optimized(lr: Any) -> Any:
-        return two_steps(build_optimizer(settings, {**values_of(settings), "lr": lr}))
+        return two_steps(optimizer_of(settings, lr=lr))
 
     together, alone = jax.vmap(optimized)(rates), [optimized(lr) for lr in rates]
     for leaf, other in zip(jax.tree.leaves(together), jax.tree.leaves(alone[1]), strict=True):
@@ -217,7 +213,7 @@ def test_learning_rates_of_a_sweep_are_one_after_another(name: str) -> None:
 
 def test_parameters_are_a_vector_if_they_are_few() -> None:
     settings = PPOTraining(lr=LR)
-    tx = build_optimizer(settings, values_of(settings))
+    tx = optimizer_of(settings)
     few, many = jnp.zeros((2, 2**13)), jnp.zeros((2, 2**13 + 1))
     assert jax.tree.leaves(tx.init(few))[1].shape == (2**14,)
     assert jax.tree.leaves(tx.init(many))[1].shape == many.shape
@@ -233,7 +229,7 @@ def quadratic(params: Any, factor: Any = 1.0) -> tuple[Any, Any]:
 
 def started() -> tuple[optax.GradientTransformation, SgdState]:
     settings = PPOTraining(lr=LR)
-    tx = build_optimizer(settings, values_of(settings))
+    tx = optimizer_of(settings)
     return tx, SgdState(params=tree(4), opt_state=tx.init(tree(4)))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.errors import ConfigError
-from jaxrl.learners.microbatches import accumulate_gradients, get_num_microbatches
+from jaxrl.learners.gradients import accumulate_gradients, get_num_microbatches
 from tests.helpers import assert_close, slow_but, small
 
 NUM_ROWS = 1024

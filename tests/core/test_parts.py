@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl.learners.learner import NUM_NONFINITE_UPDATES
-from jaxrl.learners.multi_optimizer import combine_metrics, draw_normal_rows
+from jaxrl.core.keys import draw_normal_rows
+from jaxrl.learners.actor_critic import combine_metrics
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
 
 
 def test_metrics_of_steps_are_joined() -> None:

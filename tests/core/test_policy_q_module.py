@@ -11,8 +11,12 @@ from gymnasium import spaces
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress
-from jaxrl.learners.multi_optimizer import CRITIC, POLICY
-from jaxrl.modules.policy_and_critics import DeterministicPolicyModule, StochasticPolicyModule
+from jaxrl.modules.policy_and_critics import (
+    CRITIC,
+    POLICY,
+    DeterministicPolicyModule,
+    StochasticPolicyModule,
+)
 from jaxrl.modules.rl_module import RLModuleSpec
 from tests import actor_critics as ac
 

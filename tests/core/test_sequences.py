@@ -9,9 +9,13 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.core.types import Columns, ObsSequence, ObsWithCarry, SuccessorObs
-from jaxrl.learners.multi_optimizer import CRITIC, POLICY
 from jaxrl.modules.actor_critic import ActorCriticModule
-from jaxrl.modules.policy_and_critics import DeterministicPolicyModule, StochasticPolicyModule
+from jaxrl.modules.policy_and_critics import (
+    CRITIC,
+    POLICY,
+    DeterministicPolicyModule,
+    StochasticPolicyModule,
+)
 from jaxrl.modules.q_network import QModule
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from tests.helpers import slow_but

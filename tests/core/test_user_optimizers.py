@@ -15,12 +15,10 @@ from jaxrl.algorithms.ppo import PPOLearner
 from jaxrl.algorithms.sac import SACConfig, SACLearner
 from jaxrl.assembly.assemble import assemble
 from jaxrl.assembly.learner_checks import check_learner
-from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Progress
 from jaxrl.errors import LossError
-from jaxrl.learners.learner import SgdState, apply_gradients
-from jaxrl.learners.optimizers import configure_optimizer
+from jaxrl.learners.gradients import SgdState, apply_gradients
 from tests.helpers import assert_close, assert_equal, small
 from tests.replays import replaying
 
@@ -33,9 +31,9 @@ class TwoRates(PPOLearner):
     def configure_optimizers_for_module(self, module_id: Any, values: Any) -> Any:
         assert module_id == "default_policy"
         return {
-            "slow": self.make_optimizer(0.1 * values["lr"]),
+            "slow": self.make_optimizer(0.1 * values.lr),
             "frozen": optax.set_to_zero(),
-            "heads": optax.sgd(values["lr"], momentum=0.9),
+            "heads": optax.sgd(values.lr, momentum=0.9),
         }
 
     def label_params(self, params: Any) -> Any:
@@ -65,15 +63,15 @@ def test_every_label_is_optimized_and_clipped_alone() -> None:
     states = {label: make(0.1).init(pick(want, *names)) for label, (names, make) in by_hand.items()}
 
     @jax.jit
-    def apply(grads: Any, values: Any, sgd: SgdState) -> Any:
-        optimizer = configure_optimizer(learner, values, sgd.params)
+    def apply(grads: Any, progress: Progress, sgd: SgdState) -> Any:
+        values = learner.settings.at(state.hparams, progress)
+        optimizer = learner.configure_optimizer(values, sgd.params)
         return apply_gradients(((jnp.zeros(()), {}), grads), optimizer, sgd)
 
     for step, env_steps in enumerate((0, 500)):
         progress = replace(Progress.zeros(), env_steps=Progress.zeros().env_steps.add(env_steps))
-        values = current_values(state.hparams, progress)
         grads = jax.tree.map(lambda x, k=step: jnp.cos(x + k) + k, params)
-        sgd, metrics = apply(grads, values, SgdState(params=params, opt_state=opt_state))
+        sgd, metrics = apply(grads, progress, SgdState(params=params, opt_state=opt_state))
         params, opt_state = sgd.params, sgd.opt_state
         assert metrics["num_nonfinite_updates"] == 0.0
         for label, (names, make) in by_hand.items():
@@ -91,12 +89,12 @@ def test_every_label_is_optimized_and_clipped_alone() -> None:
 def test_one_transformation_and_the_names_of_parts_need_no_labels() -> None:
     class Alone(PPOLearner):
         def configure_optimizers_for_module(self, module_id: Any, values: Any) -> Any:
-            return optax.chain(optax.add_decayed_weights(0.1), self.make_optimizer(values["lr"]))
+            return optax.chain(optax.add_decayed_weights(0.1), self.make_optimizer(values.lr))
 
     class ByName(PPOLearner):
         def configure_optimizers_for_module(self, module_id: Any, values: Any) -> Any:
             names = ("pi_encoder", "pi_head", "vf_encoder", "vf_head")
-            return {name: self.make_optimizer(values["lr"]) for name in names}
+            return {name: self.make_optimizer(values.lr) for name in names}
 
     for learner_class in (Alone, ByName):
         learner = learner_of(learner_class)
@@ -185,7 +183,7 @@ def test_parts_of_actor_critics_can_have_their_own() -> None:
     class Mine(SACLearner):
         def configure_optimizers_for_module(self, module_id: Any, values: Any) -> Any:
             own: Any = super().configure_optimizers_for_module(module_id, values)
-            return {**own, "log_alpha": optax.sgd(10 * values["alpha_lr"], momentum=0.5)}
+            return {**own, "log_alpha": optax.sgd(10 * values.alpha_lr, momentum=0.5)}
 
     def opt_states(learner_class: Any) -> Any:
         config = SACConfig().environment("Pendulum-v1").rl_module(model_config=TINY)

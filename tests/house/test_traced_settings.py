@@ -75,5 +75,5 @@ def test_a_loss_that_reads_one_is_found() -> None:
     ],
 )
 def test_no_way_of_reading_one_gives_a_number(read: Any) -> None:
-    with pytest.raises(ConfigError, match=r"lr was read .* current_values"):
+    with pytest.raises(ConfigError, match=r"lr was read .* self.settings.at"):
         read(PerLane("lr"))

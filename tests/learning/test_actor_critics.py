@@ -12,7 +12,7 @@ from jaxrl.algorithms.sac import SACConfig, SACLearner
 from jaxrl.algorithms.td3 import TD3Learner
 from jaxrl.algorithms.tqc import TQCLearner
 from jaxrl.core.struct import replace
-from jaxrl.learners import bootstrapped_critics
+from jaxrl.learners import actor_critic
 from jaxrl.modules.networks import ResidualMLP
 from tests.learning.test_thresholds import SEEDS, all_seeds, evaluated, interquartile_mean
 
@@ -81,17 +81,17 @@ def targets_of_the_present(patch: pytest.MonkeyPatch) -> None:
 
 def moments_that_never_move(patch: pytest.MonkeyPatch) -> None:
     """The policy sees critics that are normalized by the moments of the start."""
-    patch.setattr(bootstrapped_critics, "_name_leaves", lambda moments: {})
+    patch.setattr(actor_critic, "_name_leaves", lambda moments: {})
 
 
 def targets_without_rewards(patch: pytest.MonkeyPatch) -> None:
     """The atoms are discounted, and no reward shifts them."""
-    honest = bootstrapped_critics.categorical_projection
+    honest = actor_critic.categorical_projection
 
     def broken(reward: Any, *arguments: Any) -> Any:
         return honest(jnp.zeros_like(reward), *arguments)
 
-    patch.setattr(bootstrapped_critics, "categorical_projection", broken)
+    patch.setattr(actor_critic, "categorical_projection", broken)
 
 
 @pytest.mark.parametrize(

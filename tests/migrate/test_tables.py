@@ -16,7 +16,7 @@ from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.envs import list_multi_envs
 from jaxrl.episodes import SingleAgentEpisode
-from jaxrl.learners.base import BaseLearner
+from jaxrl.learners.learner import BaseLearner
 from jaxrl.metrics import KNOWN_KEYS, OPEN_PREFIXES, RENAMED_KEYS
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.env_runner import EnvRunner

@@ -17,7 +17,6 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.mappo import MAPPOConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import CentralObs, ObsSequence, PyTree, Rollout
 from jaxrl.envs.multi.base import Entry
@@ -378,8 +377,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
         lambda x: x + jnp.asarray(rng.normal(size=x.shape) * 0.3, jnp.float32),
         own.learner.sgd.params,
     )
-    values = {**current_values(own.learner.hparams, own.progress), "kl_coeff": own.learner.kl_coeff}
-    values |= {"vf_target_mean": jnp.float32(0.3), "vf_target_std": jnp.float32(1.7)}
+    values = learner.settings.at(own.learner.hparams, own.progress)
     out = learner.module.forward_train(params, {"obs": batch.obs})
     found = ac.loss_slopes(learner, out, batch, values)
     b, logits = jax.device_get(batch), out["action_dist_inputs"]
@@ -389,9 +387,9 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     np.testing.assert_allclose(
         found["action_dist_inputs"], weight[:, None] * slopes, rtol=1e-4, atol=1e-7
     )
-    error = np.asarray(out["vf_preds"], np.float64) - (np.float64(b.value_targets) - 0.3) / 1.7
+    error = np.asarray(out["vf_preds"], np.float64) - b.value_targets
     assert 5 < (np.abs(error) > 0.5).sum() < len(error) - 5
-    expected = weight * np.clip(error, -0.5, 0.5) * float(values["vf_loss_coeff"])
+    expected = weight * np.clip(error, -0.5, 0.5) * float(values.vf_loss_coeff)
     np.testing.assert_allclose(found["vf_preds"], expected, rtol=1e-4, atol=1e-7)
 
 

@@ -17,8 +17,7 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.probes import LEGAL, MultiProbe
 from jaxrl.envs.registry import make_multi
-from jaxrl.learners.multi_optimizer import CRITIC, POLICY
-from jaxrl.modules.policy_and_critics import PolicyQModule
+from jaxrl.modules.policy_and_critics import CRITIC, POLICY, PolicyQModule
 from jaxrl.modules.q_network import QModule
 
 GAMMA = 0.8

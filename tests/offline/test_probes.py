@@ -13,7 +13,7 @@ from jaxrl.algorithms.cql import CQLConfig
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.iql import IQLConfig
 from jaxrl.algorithms.td3 import TD3Config
-from jaxrl.learners.multi_optimizer import CRITIC
+from jaxrl.modules.policy_and_critics import CRITIC
 from tests.recorded_data import make_part, write_data
 
 GAMMA = 0.9

@@ -9,7 +9,6 @@ import pytest
 
 from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.buffers.sequence import SequenceReplayBuffer
-from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace, where_rows
 from jaxrl.core.types import Columns
 from jaxrl.envs.registry import MadeEnv
@@ -131,9 +130,9 @@ def test_the_gradient_of_sequences_is_that_of_rows_one_by_one(algo: str) -> None
     params = jax.tree.map(
         lambda x: x + jnp.asarray(rng.normal(size=x.shape) * 0.2, jnp.float32), acting
     )
-    values = current_values(state.learner.hparams, state.progress)
+    values = learner.settings.at(state.learner.hparams, state.progress)
     if algo == "PPO":
-        values["kl_coeff"] = state.learner.kl_coeff
+        values = replace(values, kl_coeff=state.learner.kl_coeff)
 
     def loss(params: Any) -> Any:
         return learner.compute_loss(params, batch, values, jax.random.key(0))[0]
@@ -165,13 +164,13 @@ def test_the_gradient_of_sequences_is_that_of_rows_one_by_one(algo: str) -> None
     error = np.asarray(out[Columns.VF_PREDS], np.float64) - b.value_targets
     if algo == "PPO":
         slopes = ac.surrogate_slopes(logits, b.action, b.log_prob, b.advantages, 0.3)
-        value_slopes = np.where(np.square(error) > values["vf_clip_param"], 0.0, 2.0 * error)
+        value_slopes = np.where(np.square(error) > values.vf_clip_param, 0.0, 2.0 * error)
     else:
         one = np.eye(2)[b.action]
         policy = np.exp(ac.log_softmax(logits))
         slopes = -np.asarray(b.advantages, np.float64)[..., None] * (one - policy)
         value_slopes = error
-    value_slopes = value_slopes * float(values["vf_loss_coeff"])
+    value_slopes = value_slopes * float(values.vf_loss_coeff)
     slopes = weight[..., None] * (slopes - 0.02 * ac.entropy_slopes(logits))
     expected = pull_back(
         {

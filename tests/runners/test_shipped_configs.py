@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl.assembly.assemble import assemble
 from jaxrl.config.load import load_experiment
-from jaxrl.learners.learner import make_base_optimizer
+from jaxrl.learners.optimizers import make_base_optimizer
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 EXTRAS = {"lunarlander": ("box2d", "Box2D"), "pong": ("atari", "ale_py")}

@@ -18,6 +18,7 @@ from jaxrl.config.fields import (
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto, Training
 from jaxrl.config.settings.value import CategoricalValues
+from jaxrl.core.hparams import Traced
 from jaxrl.errors import ConfigError
 
 TdErrorLoss = Literal["huber", "mse"]
@@ -45,16 +46,14 @@ class ActorCriticTraining(OffPolicyTraining):
         doc="Unused, must be None; the learning rates are actor_lr, critic_lr and, with a "
         "temperature, alpha_lr.",
     )
-    actor_lr: Schedule | Callable[[Any], Any] = field(
+    actor_lr: Traced[Schedule | Callable[[Any], Any]] = field(
         default=3e-5,
-        sweepable=True,
         check=non_negative,
         doc="Learning rate of the policy: a number, a schedule [[timestep, value], ...] over "
         "environment steps, or a function of their number.",
     )
-    critic_lr: Schedule | Callable[[Any], Any] = field(
+    critic_lr: Traced[Schedule | Callable[[Any], Any]] = field(
         default=3e-4,
-        sweepable=True,
         check=non_negative,
         doc="Learning rate of the critics, in the same forms as actor_lr.",
     )
@@ -123,9 +122,8 @@ class AdvantageWeightedTraining(TwinCritics, ActorCriticTraining):
 class SoftActorCriticTraining(BootstrappedTraining):
     """Settings that SAC and TQC have in common, with a learned temperature."""
 
-    alpha_lr: Schedule | Callable[[Any], Any] = field(
+    alpha_lr: Traced[Schedule | Callable[[Any], Any]] = field(
         default=3e-4,
-        sweepable=True,
         check=non_negative,
         doc="Learning rate of the temperature; 0 keeps it at initial_alpha.",
     )
@@ -158,15 +156,13 @@ class TD3Training(EnsembleCritics, BootstrappedTraining):
     smooth_target_policy: bool = field(
         default=True, doc="Whether to add noise to the actions of the targets."
     )
-    target_noise: float = field(
+    target_noise: Traced[float] = field(
         default=0.2,
-        sweepable=True,
         check=non_negative,
         doc="Standard deviation of that noise, in units of half the action range.",
     )
-    target_noise_clip: float = field(
+    target_noise_clip: Traced[float] = field(
         default=0.5,
-        sweepable=True,
         check=non_negative,
         doc="Bound of that noise, in units of half the action range.",
     )
@@ -176,28 +172,24 @@ class TD3Training(EnsembleCritics, BootstrappedTraining):
         doc="Exploration noise on actions: 'gaussian' is independent at every step, 'ou' is an "
         "Ornstein-Uhlenbeck process that starts at 0 in every episode.",
     )
-    exploration_sigma: float = field(
+    exploration_sigma: Traced[float] = field(
         default=0.1,
-        sweepable=True,
         check=non_negative,
         doc="Standard deviation of the exploration noise's draws.",
     )
-    exploration_sigma_max: float | None = field(
+    exploration_sigma_max: Traced[float | None] = field(
         default=None,
-        sweepable=True,
         check=non_negative,
         doc="The deviation of the last of N environments, and that of the i-th is exploration_sigma + i / (N - "
         "1) (exploration_sigma_max - exploration_sigma). None is exploration_sigma for all.",
     )
-    ou_theta: float = field(
+    ou_theta: Traced[float] = field(
         default=0.15,
-        sweepable=True,
         check=unit_interval,
         doc="Fraction by which the Ornstein-Uhlenbeck process decays at every step.",
     )
-    bc_coeff: float | None = field(
+    bc_coeff: Traced[float | None] = field(
         default=None,
-        sweepable=True,
         check=positive,
         doc="TD3+BC: weight of the values, divided by their mean size, relative to the imitation of "
         "the rows' actions; the paper's alpha is 2.5. None leaves the imitation out.",

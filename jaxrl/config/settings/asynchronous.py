@@ -11,6 +11,7 @@ from jaxrl.config.fields import (
     unit_interval,
 )
 from jaxrl.config.settings.training import AdvantageTraining, BatchUse
+from jaxrl.core.hparams import Traced
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,29 +23,26 @@ class AsyncTraining(AdvantageTraining):
         doc="Whether to correct for the difference between behavior and target policy by V-trace; "
         "False sets the ratio to 1, so that targets are lambda-returns of the behavior policy.",
     )
-    vtrace_clip_rho_threshold: float = field(
+    vtrace_clip_rho_threshold: Traced[float] = field(
         default=1.0,
-        sweepable=True,
         check=positive,
         doc="Upper bound of the importance ratio in the value targets (rho bar in the paper).",
     )
-    vtrace_clip_pg_rho_threshold: float = field(
+    vtrace_clip_pg_rho_threshold: Traced[float] = field(
         default=1.0,
-        sweepable=True,
         check=positive,
         doc="Upper bound of the importance ratio in the advantages.",
     )
-    lambda_: float = field(
+    lambda_: Traced[float] = field(
         default=1.0,
-        sweepable=True,
         check=unit_interval,
         doc="Decay of the trace in V-trace (remark 2 of the paper); 1 gives equation 1.",
     )
-    vf_loss_coeff: float = field(
-        default=0.5, sweepable=True, check=non_negative, doc="Weight of the value loss."
+    vf_loss_coeff: Traced[float] = field(
+        default=0.5, check=non_negative, doc="Weight of the value loss."
     )
-    entropy_coeff: Schedule = field(
-        default=0.01, sweepable=True, doc="Weight of the entropy bonus, or a schedule of it."
+    entropy_coeff: Traced[Schedule] = field(
+        default=0.01, doc="Weight of the entropy bonus, or a schedule of it."
     )
     broadcast_interval: int = field(
         default=1,

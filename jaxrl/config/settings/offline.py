@@ -17,7 +17,7 @@ from jaxrl.config.fields import (
 )
 from jaxrl.config.settings.replay import BURN_IN_DOC
 from jaxrl.config.settings.training import Auto, Training
-from jaxrl.core.hparams import list_hparams
+from jaxrl.core.hparams import Traced, list_hparams
 
 SAMPLER = "sampler"
 """Value of `input_` for learning from environments."""
@@ -183,7 +183,6 @@ class OfflineEvaluationSettings:
     )
     offline_evaluation_split: float = field(
         default=0.1,
-        sweepable=False,
         check=between_zero_and_one,
         doc="Share of the episodes that are held out, chosen by a hash of their ids: the same ones in "
         "every run and for any order of files.",
@@ -239,9 +238,8 @@ class BCTraining(OfflineTraining):
 class MARWILTraining(BCTraining):
     """Settings of Wang et al. 2018; names and defaults are RLlib's."""
 
-    beta: float = field(
+    beta: Traced[float] = field(
         default=1.0,
-        sweepable=True,
         off=0.0,
         check=non_negative,
         doc="Scale of the advantages in the exponential weights of actions; 0 is behavior cloning, "
@@ -260,18 +258,16 @@ class MARWILTraining(BCTraining):
         doc="Number of successive rows whose advantages are computed together if lambda_ is below 1; "
         "a module with memory has max_seq_len for it.",
     )
-    vf_coeff: float = field(
-        default=1.0, sweepable=True, check=non_negative, doc="Weight of the value loss."
+    vf_coeff: Traced[float] = field(
+        default=1.0, check=non_negative, doc="Weight of the value loss."
     )
-    moving_average_sqd_adv_norm_start: float = field(
+    moving_average_sqd_adv_norm_start: Traced[float] = field(
         default=100.0,
-        sweepable=True,
         check=positive,
         doc="Initial moving average of squared advantages, whose root divides the advantages.",
     )
-    moving_average_sqd_adv_norm_update_rate: float = field(
+    moving_average_sqd_adv_norm_update_rate: Traced[float] = field(
         default=1e-8,
-        sweepable=True,
         check=unit_interval,
         doc="Weight of a batch's squared advantages in their moving average.",
     )

@@ -22,6 +22,7 @@ from jaxrl.config.fields import (
 )
 from jaxrl.config.imports import REPLAY_BUFFER
 from jaxrl.config.settings.training import Auto, Training
+from jaxrl.core.hparams import Traced
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -102,9 +103,8 @@ class OffPolicyTraining(Training):
         check=non_negative,
         doc="Number of transitions in the buffer before the first update.",
     )
-    initial_random_timesteps: int = field(
+    initial_random_timesteps: Traced[int] = field(
         default=0,
-        sweepable=True,
         is_counter=True,
         check=step_count,
         doc="Number of environment steps with uniformly random actions at the start.",
@@ -127,9 +127,8 @@ class OffPolicyTraining(Training):
         doc="Number of environment steps between updates of the target networks; 0 updates them "
         "with every gradient step.",
     )
-    tau: float = field(
+    tau: Traced[float] = field(
         default=1.0,
-        sweepable=True,
         check=unit_interval,
         doc="Weight of the new parameters in an update of the target networks.",
     )

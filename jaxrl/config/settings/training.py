@@ -1,8 +1,8 @@
 """Groups of settings for the environment, training and module, with RLlib's names."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
 
 from jaxrl.config.fields import (
     OPTIMIZERS,
@@ -16,7 +16,9 @@ from jaxrl.config.fields import (
     unit_interval,
 )
 from jaxrl.config.imports import ENV, RL_MODULE, ImportKind
-from jaxrl.errors import ConfigError
+from jaxrl.core.hparams import Hyperparameter, Traced, current_values
+from jaxrl.core.types import Progress
+from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
 Auto = Literal["auto"]
 CriticKind = Literal["state", "joint", "agent_specific"]
@@ -148,20 +150,18 @@ class BatchUse:
 class Training:
     """Settings of all algorithms."""
 
-    gamma: float = field(
-        default=0.99, sweepable=True, check=unit_interval, doc="Discount factor of future rewards."
+    gamma: Traced[float] = field(
+        default=0.99, check=unit_interval, doc="Discount factor of future rewards."
     )
-    lr: Schedule | Callable[[Any], Any] = field(
+    lr: Traced[Schedule | Callable[[Any], Any]] = field(
         default=0.001,
-        sweepable=True,
         check=non_negative,
         doc="Learning rate: a number, a schedule [[timestep, value], ...] over environment steps, "
         "or a function of their number, such as an optax schedule (a function is not traced, but "
         "part of the program).",
     )
-    grad_clip: float | None = field(
+    grad_clip: Traced[float | None] = field(
         default=None,
-        sweepable=True,
         check=positive,
         doc="Bound for clipping gradients by grad_clip_by; None disables clipping.",
     )
@@ -188,6 +188,29 @@ class Training:
         doc=f"Optimizer: {', '.join(OPTIMIZERS)} of optax, a dictionary {{'name': 'adam', 'eps': "
         "1e-5}, or a function of the learning rate that returns an optax transformation.",
     )
+
+    def at(self, hparams: Mapping[str, Hyperparameter], progress: Progress) -> Self:
+        """Return the group with the values of its traced settings at a point of a run.
+
+        Args:
+            hparams: Leaves of the learner's state.
+            progress: Progress of the run.
+        """
+        return dataclasses.replace(self, **current_values(hparams, progress))
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a setting by its name.
+
+        Raises:
+            UnknownNameError: If there is none.
+        """
+        if name not in (settings := vars(self)):
+            raise UnknownNameError(
+                f"values has no hyperparameter {name!r}.{did_you_mean(name, settings)} Known: "
+                f"{', '.join(sorted(settings))}. One of your own is a field of a config subclass: "
+                f"class MyConfig(PPOConfig): {name}: float = 0.1"
+            )
+        return settings[name]
 
     @property
     def weights_interval(self) -> int:
@@ -269,21 +292,19 @@ class ValueTraining(AdvantageTraining):
     use_critic: bool = field(
         default=True, doc="Whether to learn a value function; without it returns are Monte-Carlo."
     )
-    vf_loss_coeff: float = field(
-        default=1.0, doc="Weight of the value loss.", sweepable=True, check=non_negative
+    vf_loss_coeff: Traced[float] = field(
+        default=1.0, doc="Weight of the value loss.", check=non_negative
     )
-    vf_clip_param: float = field(
+    vf_clip_param: Traced[float] = field(
         default=10.0,
         doc="Bound of the squared value error, or of Huber's loss.",
-        sweepable=True,
         check=positive,
     )
-    huber_delta: float | None = field(
+    huber_delta: Traced[float | None] = field(
         default=None,
         doc="Value error at which the value loss turns from quadratic to linear (Huber): half of the "
         "squared error below it. It is of use with a large vf_clip_param, such as infinity. None is "
         "the squared error.",
-        sweepable=True,
         check=positive,
     )
     normalize_values: bool = field(

@@ -13,6 +13,7 @@ from jaxrl.config.fields import (
     unit_interval,
 )
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.core.hparams import Traced
 from jaxrl.errors import ConfigError
 
 
@@ -42,15 +43,13 @@ class CategoricalValues:
 class DQNTraining(CategoricalValues, OffPolicyTraining):
     """Settings of DQN and its variants."""
 
-    epsilon: Schedule = field(
+    epsilon: Traced[Schedule] = field(
         default=[[0, 1.0], [10000, 0.05]],
-        sweepable=True,
         check=unit_interval,
         doc="Probability of a random action, or a schedule of it.",
     )
-    epsilon_ladder: float | None = field(
+    epsilon_ladder: Traced[float | None] = field(
         default=None,
-        sweepable=True,
         check=positive,
         doc="Ape-X: the i-th of N environments explores with epsilon ** (1 + epsilon_ladder * i / "
         "(N - 1)); the paper's alpha is 7. None uses the same epsilon for all.",
