@@ -342,7 +342,10 @@ def make_multi_agent_env(config: "AlgorithmConfig") -> AnyMadeMulti:
 
     Runners check one in Python.
     """
-    settings, made = config.environment_settings, make_agents_env(config)
+    settings, made = (
+        config.environment_settings,
+        make_agents_env(config.environment_settings, config.multi_agent_settings),
+    )
     if not isinstance(made, MadeMultiEnv):
         return made
     if not settings.disable_env_checking:
@@ -354,7 +357,7 @@ def make_multi_agent_env(config: "AlgorithmConfig") -> AnyMadeMulti:
 
 def make_multi_host_env(config: "AlgorithmConfig") -> MadeMultiHostEnv:
     """Make the environment of a config for several agents that is written in Python."""
-    made = make_agents_env(config)
+    made = make_agents_env(config.environment_settings, config.multi_agent_settings)
     assert isinstance(made, MadeMultiHostEnv)
     return made
 

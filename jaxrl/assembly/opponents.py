@@ -169,7 +169,7 @@ def count_bytes(policy: PolicyStep) -> int:
 def _check_id(config: "AlgorithmConfig", module: str) -> None:
     check_opponent_id(module)
     training = config.get_name_table().group_by_setting
-    for name in get_module_overrides(config, module):
+    for name in get_module_overrides(config.multi_agent_settings, module):
         if training.get(name) == "training_settings":
             raise ConfigError(
                 f"{name} of {module!r} has no effect, because modules that are drawn are not trained: "

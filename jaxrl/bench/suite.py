@@ -321,7 +321,10 @@ class _SuiteReader:
                     reference=numbers.get("reference", task.reference),
                     source=numbers.get("source", task.source),
                     module=module,
-                    data=tuple(name.removeprefix(PREFIX) for name in iter_sources(config)),
+                    data=tuple(
+                        name.removeprefix(PREFIX)
+                        for name in iter_sources(config.offline_data_settings.input_)
+                    ),
                     is_offline=config.is_offline,
                     episodes=numbers.get("episodes", task.episodes or self._episodes),
                 )
@@ -437,12 +440,12 @@ def _check_module(config: AlgorithmConfig, module: str, where: str) -> None:
     """Raise if returns of a module are asked for which the config does not have."""
     if not module:
         return
-    if not has_several_agents(config):
+    if not has_several_agents(config.environment_settings.env, config.multi_agent_settings):
         raise ConfigError(
             f"{where}: module={module!r} counts the returns of a module of several agents, and "
             f"{config.environment_settings.env} has one agent: leave it out."
         )
-    agents = resolve_agents(config)
+    agents = resolve_agents(config.environment_settings, config.multi_agent_settings)
     check_known(f"{where}: module", module, (*agents.modules, *agents.drawn))
 
 
@@ -451,8 +454,8 @@ def _validate_and_serialize(config: AlgorithmConfig) -> dict[str, Any]:
     if is_sweep(config):
         raise ConfigError("a run of a suite cannot be a sweep: give seeds to the suite.")
     config.copy(copy_frozen=False).validate()
-    if has_several_agents(config):
-        make_agents_env(config)
+    if has_several_agents(config.environment_settings.env, config.multi_agent_settings):
+        make_agents_env(config.environment_settings, config.multi_agent_settings)
     else:
         make_env(config)
     return serialize_config(config)

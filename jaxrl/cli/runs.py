@@ -71,7 +71,7 @@ def train(experiment: "Experiment", log_level: int | None = None) -> int:
 
 def _make_datasets(config: "AlgorithmConfig") -> None:
     """Make the data sets that a valid config learns from, if they are missing."""
-    if not any(iter_sources(config)):
+    if not any(iter_sources(config.offline_data_settings.input_)):
         return
     from jaxrl.datasets.make import make_missing
 

@@ -649,7 +649,11 @@ class AlgorithmConfig:
         """
         from jaxrl.config.multi_agent import has_several_agents
 
-        several = not self.groups_agents and self.module_id is None and has_several_agents(self)
+        several = (
+            not self.groups_agents
+            and self.module_id is None
+            and has_several_agents(self.environment_settings.env, self.multi_agent_settings)
+        )
         return cast("bool", Flag(several))
 
     @property
@@ -834,7 +838,7 @@ class AlgorithmConfig:
         from jaxrl.modules.rl_module import MultiRLModuleSpec
 
         del arguments
-        agents = resolve_agents(self)
+        agents = resolve_agents(self.environment_settings, self.multi_agent_settings)
         configs = {m: make_module_config(self, agents, m, {}) for m in agents.modules}
         return MultiRLModuleSpec(
             rl_module_specs={m: own.get_rl_module_spec() for m, own in configs.items()}

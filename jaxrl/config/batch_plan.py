@@ -984,7 +984,7 @@ class MultiAgentPlan(BatchPlan):
 
 def _plan_agents(config: "AlgorithmConfig") -> MultiAgentPlan:
     """Return the plan of a config for several agents; messages name the module."""
-    agents = resolve_agents(config)
+    agents = resolve_agents(config.environment_settings, config.multi_agent_settings)
     replays = isinstance(config.training_settings, OffPolicyTraining)
     common = (_plan_common_replay if replays else _plan_common)(config, agents)
     learners, period = config.learners_settings.num_learners, len(agents.patterns)
@@ -1076,7 +1076,7 @@ def _scale_intensity(
     training, number = config.training_settings, agents.count_agents(module)
     if not isinstance(training, OffPolicyTraining) or training.training_intensity is None:
         return {}
-    made = make_agents_env(config)
+    made = make_agents_env(config.environment_settings, config.multi_agent_settings)
     if isinstance(made, MadeMultiHostEnv):
         return {}
     most = made.env.max_acting
@@ -1094,7 +1094,7 @@ def _count_environment_steps(
         ConfigError: If the number of agents that act at a step is not declared, or does not divide
             the train batch.
     """
-    made = make_agents_env(config)
+    made = make_agents_env(config.environment_settings, config.multi_agent_settings)
     number = None
     if isinstance(made, MadeMultiEnv):
         acts_at_once = find_acting(made) == "all"

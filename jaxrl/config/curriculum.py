@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import numpy as np
 
+from jaxrl.config.settings.training import EnvironmentSettings
 from jaxrl.config.stop import StopCriteria, parse_stop
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 from jaxrl.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    pass
 
 CLOCK_PREFIXES = ("time_", "timers/")
 """Prefixes of result keys that depend on the clock."""
@@ -37,19 +38,18 @@ class Stage:
     until: StopCriteria
 
 
-def check_curriculum(config: "AlgorithmConfig") -> None:
+def check_curriculum(settings: EnvironmentSettings, evaluation_interval: int | None) -> None:
     """Check the settings of the environment's task, as far as they do not depend on it.
 
     Raises:
         ConfigError: If a stage is invalid, or `curriculum` and `env_task_fn` are both set.
     """
-    settings = config.environment_settings
     stages = parse_curriculum(settings.curriculum)
     if stages and settings.env_task_fn is not None:
         raise ConfigError(
             "curriculum and env_task_fn both choose the environment's task: set only one of them."
         )
-    if not config.evaluation_settings.evaluation_interval:
+    if not evaluation_interval:
         for number, stage in enumerate(stages, 1):
             key = next((key for key in stage.until if key.startswith("evaluation/")), None)
             if key is not None:

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxrl.errors import DataError, UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    pass
 
 PREFIX = "dataset:"
 """Start of a source of recorded data that is the name of a data set."""
@@ -112,9 +112,8 @@ def find_dataset(source: str) -> Path:
     return resolve_datasets_dir() / task / quality
 
 
-def iter_sources(config: "AlgorithmConfig") -> Iterator[str]:
-    """Yield the names of the data sets that a config learns from, with the prefix."""
-    given = cast("str | Iterable[object]", config.offline_data_settings.input_)
-    for source in [given] if isinstance(given, str) else given:
+def iter_sources(input_: str | Iterable[object]) -> Iterator[str]:
+    """Yield the names of data sets among the sources of `input_`, with the prefix."""
+    for source in [input_] if isinstance(input_, str) else input_:
         if str(source).startswith(PREFIX):
             yield str(source)

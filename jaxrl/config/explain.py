@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from jaxrl.config.batch_plan import MultiAgentPlan, ReplayPlan, choose_num_devices
+from jaxrl.config.batch_plan import BatchPlan, MultiAgentPlan, ReplayPlan, choose_num_devices
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.placement import Placement, describe_placement
+from jaxrl.config.settings.runners import LearnersSettings
 from jaxrl.core.space_arrays import count_bytes, get_flat_size
 from jaxrl.core.spaces import without_parts
-from jaxrl.learners.gradients import get_num_microbatches
+from jaxrl.learners.gradients import MicrobatchSize, get_num_microbatches
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -41,13 +42,22 @@ def explain(
     Returns:
         The description, of several lines.
     """
-    blocks = [_format_settings(config), _format_batch(config)]
     plan = config.plan()
+    batch = ["Batch", f"  {plan.describe()}", *(f"  {note}" for note in plan.notes)]
+    blocks = [_format_settings(config, plan), "\n".join(batch)]
     if isinstance(plan, MultiAgentPlan):
         blocks.append("Modules\n" + describe_modules(config, plan))
     lines = [
         *describe_placement(config, placement),
-        _format_devices(config, placement, platform, local_device_count, devices),
+        _format_devices(
+            plan,
+            config.learners_settings,
+            config.training_settings.batch_use.microbatch_size,
+            placement,
+            platform,
+            local_device_count,
+            devices,
+        ),
     ]
     blocks.append("\n".join(["Placement", *(f"  {line}" for line in lines)]))
     sentences = [*env_notes, *notes, *config.notes]
@@ -58,9 +68,15 @@ def explain(
     return "\n\n".join(blocks)
 
 
-def _format_settings(config: "AlgorithmConfig") -> str:
+def _format_settings(config: "AlgorithmConfig", plan: BatchPlan) -> str:
     lines = [f"{type(config).__name__}, * = set by you"]
-    adapted = _get_adapted(config)
+    adapted = {
+        "train_batch_size": plan.train_batch_size,
+        "num_envs_per_env_runner": plan.envs_per_runner,
+        "rollout_fragment_length": plan.rollout_fragment_length,
+        "minibatch_size": plan.minibatch_size,
+        "num_shards": plan.num_shards,
+    }
     table = config.get_name_table()
     for attribute, method in GROUP_METHODS.items():
         lines.append(f"{method}()")
@@ -73,31 +89,15 @@ def _format_settings(config: "AlgorithmConfig") -> str:
     return "\n".join(lines)
 
 
-def _get_adapted(config: "AlgorithmConfig") -> dict[str, int]:
-    plan = config.plan()
-    return {
-        "train_batch_size": plan.train_batch_size,
-        "num_envs_per_env_runner": plan.envs_per_runner,
-        "rollout_fragment_length": plan.rollout_fragment_length,
-        "minibatch_size": plan.minibatch_size,
-        "num_shards": plan.num_shards,
-    }
-
-
-def _format_batch(config: "AlgorithmConfig") -> str:
-    plan = config.plan()
-    return "\n".join(["Batch", f"  {plan.describe()}", *(f"  {note}" for note in plan.notes)])
-
-
 def _format_devices(
-    config: "AlgorithmConfig",
+    plan: BatchPlan,
+    learners: LearnersSettings,
+    microbatch_size: MicrobatchSize,
     placement: Placement | None,
     platform: str | None,
     local_device_count: int | None,
     devices: tuple[int, str] | None,
 ) -> str:
-    plan = config.plan()
-    learners = config.learners_settings
     if learners.num_learners > 0:
         return (
             f"{learners.num_learners} learner processes under Ray share the {plan.num_shards} "
@@ -120,17 +120,11 @@ def _format_devices(
         is_on_host=placement not in (None, "in_graph"),
     )
     rows = plan.minibatch_size // (number * (plan.sequence_length or 1))
-    return reason + _format_microbatches(config, platform, rows)
-
-
-def _format_microbatches(config: "AlgorithmConfig", platform: str, num_rows: int) -> str:
-    """Return a sentence on the microbatches of a gradient, or an empty string for a single one."""
-    microbatch_size = config.training_settings.batch_use.microbatch_size
-    parts = get_num_microbatches(num_rows, microbatch_size, platform)
+    parts = get_num_microbatches(rows, microbatch_size, platform)
     if parts == 1:
-        return ""
+        return reason
     return (
-        f" The gradient of its {num_rows} rows (or sequences) of a minibatch is accumulated over "
+        f"{reason} The gradient of its {rows} rows (or sequences) of a minibatch is accumulated over "
         f"{parts} microbatches (microbatch_size={microbatch_size!r})."
     )
 
@@ -147,8 +141,13 @@ def describe_modules(config: "AlgorithmConfig", plan: MultiAgentPlan) -> str:
     Rows are those of a train batch, and of the replay buffer where there is one. What a critic of
     the whole state sees is stored in every row. "all rows" are the bytes of both, once.
     """
-    made = make_agents_env(config)
-    lines = [HEADER, *(_describe_module(config, plan, made, m) for m in plan.modules)]
+    made = make_agents_env(config.environment_settings, config.multi_agent_settings)
+    kind = config.training_settings.central_critic
+    mask_key = config.environment_settings.action_mask_key
+    lines: list[tuple[str, ...]] = [HEADER]
+    for module in plan.modules:
+        seen = _count_critic_bytes(kind, mask_key, made, plan.agents.get_agents(module))
+        lines.append(_describe_module(plan, made, module, seen))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = (
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -158,7 +157,7 @@ def describe_modules(config: "AlgorithmConfig", plan: MultiAgentPlan) -> str:
 
 
 def _describe_module(
-    config: "AlgorithmConfig", plan: MultiAgentPlan, made: AnyMadeMulti, module: str
+    plan: MultiAgentPlan, made: AnyMadeMulti, module: str, critic_bytes: int
 ) -> tuple[str, ...]:
     agents = plan.agents.get_agents(module)
     own = plan.modules[module]
@@ -166,7 +165,7 @@ def _describe_module(
     rows = own.num_envs * own.rollout_fragment_length
     stored = own.buffer_length * own.num_envs if learns and isinstance(own, ReplayPlan) else rows
     observed = count_bytes(made.observation_spaces[agents[0]])
-    seen = _count_critic_bytes(config, made, agents) if learns else 0
+    seen = critic_bytes if learns else 0
     names = ", ".join(agents) if len(agents) <= MAX_NAMES else f"{len(agents)} agents"
     return (
         module,
@@ -180,15 +179,14 @@ def _describe_module(
 
 
 def _count_critic_bytes(
-    config: "AlgorithmConfig", made: AnyMadeMulti, agents: tuple[str, ...]
+    kind: str | None, mask_key: str | None, made: AnyMadeMulti, agents: tuple[str, ...]
 ) -> int:
     """Return the bytes of what a row's critic sees beside its own observation; 0 without."""
-    kind = config.training_settings.central_critic
     if kind is None:
         return 0
     number = len(agents)
     size = number if number > 1 else 0
-    mask_key, state = config.environment_settings.action_mask_key, made.state_space
+    state = made.state_space
     sizes = {
         agent: get_flat_size(without_parts(space, [mask_key]))
         for agent, space in made.observation_spaces.items()

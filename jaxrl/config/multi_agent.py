@@ -27,8 +27,9 @@ from jaxrl.config.agent_mapping import (
     take_first,
 )
 from jaxrl.config.markers import find_markers
-from jaxrl.config.settings.multi_agent import Draw, Player, PolicySpec
+from jaxrl.config.settings.multi_agent import Draw, MultiAgentSettings, Player, PolicySpec
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.config.settings.training import EnvironmentSettings
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.barrier import close_quietly
 from jaxrl.envs.adapters.host_spaces import to_runner_actions, to_runner_space
@@ -52,59 +53,58 @@ LIVE_SETTINGS = ("policies_to_train", "policy_mapping_fn")
 _MODULE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
-def has_several_agents(config: "AlgorithmConfig") -> bool:
-    """Return whether a config is for several agents, by its environment or its modules."""
-    settings = config.multi_agent_settings
+def has_several_agents(env: object, settings: MultiAgentSettings) -> bool:
+    """Return whether a run is of several agents, by its environment or its modules."""
     if settings.mapping is not None or _list_ids(settings.policies) not in ([], [DEFAULT_MODULE]):
         return True
     if settings.policy_mapping_fn is not None:
         return True
-    env = config.environment_settings.env
     return env is not None and is_multi_agent_spec(env)
 
 
 AnyMadeMulti = MadeMultiEnv | MadeMultiHostEnv
 
 
-def make_agents_env(config: "AlgorithmConfig") -> AnyMadeMulti:
-    """Make the environment of a config for several agents, written in JAX or in Python.
+def make_agents_env(environment: EnvironmentSettings, settings: MultiAgentSettings) -> AnyMadeMulti:
+    """Make the environment of several agents, written in JAX or in Python.
 
     Raises:
         JaxrlError: If it cannot be made, or has a single agent.
     """
-    settings = config.environment_settings
-    if settings.env is None:
+    if environment.env is None:
         raise ConfigError(
             "env is not set: name one of several agents with .environment(env=...), or a class that "
             "make_multi_agent makes."
         )
-    limit = settings.max_episode_steps
-    made = make_any(settings.env, settings.env_config, max_episode_steps=limit)
+    limit = environment.max_episode_steps
+    made = make_any(environment.env, environment.env_config, max_episode_steps=limit)
     if isinstance(made, MadeMultiEnv):
         check_agents(made.env, made.id)
-    number = config.multi_agent_settings.max_agents
     if isinstance(made, MadeMultiHostEnv):
-        ids = _list_ids(config.multi_agent_settings.policies)
-        return _give_slots(config, made, {m: _get_policy(config, m) for m in ids})
-    if number is not None and isinstance(made, MadeMultiEnv):
+        return made if settings.max_agents is None else _give_slots(settings, made)
+    if settings.max_agents is not None and isinstance(made, MadeMultiEnv):
         raise ConfigError(
-            f"max_agents={number!r} has no effect: {made.id} is written in JAX and names its agents; "
+            f"max_agents={settings.max_agents!r} has no effect: {made.id} is written in JAX and names its agents; "
             "leave it out."
         )
-    return make_multi(settings.env, settings.env_config, max_episode_steps=limit)
+    return make_multi(environment.env, environment.env_config, max_episode_steps=limit)
 
 
-def resolve_agents(config: "AlgorithmConfig", made: AnyMadeMulti | None = None) -> AgentMapping:
-    """Return the agents of a config, with the module of each.
+def resolve_agents(
+    environment: EnvironmentSettings,
+    settings: MultiAgentSettings,
+    made: AnyMadeMulti | None = None,
+) -> AgentMapping:
+    """Return the agents of a run, with the module of each.
 
     Args:
-        config: Config of the run.
-        made: Its environment; None makes it where the config has no mapping.
+        environment: Settings of the environment.
+        settings: Settings of the agents.
+        made: The environment; None makes it where there is no mapping.
 
     Raises:
         ConfigError: If an agent has no module, or a module is unknown or not a valid id.
     """
-    settings = config.multi_agent_settings
     ids = _list_ids(settings.policies)
     for module in ids:
         check_module_id(module)
@@ -113,12 +113,12 @@ def resolve_agents(config: "AlgorithmConfig", made: AnyMadeMulti | None = None) 
         ids = sorted({*ids, *league.learners})
     agents = find_agents(settings.mapping)
     if made is None and agents is None:
-        made = make_agents_env(config)
+        made = make_agents_env(environment, settings)
     if made is not None:
         agents = made.possible_agents
     assert agents is not None
     check_league_settings(settings, agents)
-    patterns, choices = _map_agents(config, agents, made, ids)
+    patterns, choices = _map_agents(settings, agents, made, ids)
     players = [own for pattern in patterns for own in pattern.values()]
     chosen = {module for names in choices.values() for module in names}
     modules = tuple(sorted(chosen | {own for own in players if not isinstance(own, Draw)}))
@@ -192,10 +192,9 @@ def check_module_id(module: str) -> None:
 
 
 def _map_agents(
-    config: "AlgorithmConfig", agents: tuple[str, ...], made: AnyMadeMulti | None, ids: list[str]
+    settings: MultiAgentSettings, agents: tuple[str, ...], made: AnyMadeMulti | None, ids: list[str]
 ) -> tuple[tuple[Pattern, ...], Choices]:
     """Return the patterns of a mapping, and the modules that a function chooses from by episode."""
-    settings = config.multi_agent_settings
     choices: Choices = {}
     league = settings.learners_league
     if isinstance(made, MadeMultiHostEnv):
@@ -209,7 +208,7 @@ def _map_agents(
                 check_module_id(module)
             return (dict(made.slots.modules),), choices
     if settings.mapping is not None:
-        patterns, choices = _read_mapping(config, agents, made)
+        patterns, choices = _read_mapping(settings, agents, made)
         source = "mapping"
         if league is not None:
             patterns = name_draws(league, patterns)
@@ -241,10 +240,9 @@ def _map_agents(
 
 
 def _read_mapping(
-    config: "AlgorithmConfig", agents: tuple[str, ...], made: AnyMadeMulti | None
+    settings: MultiAgentSettings, agents: tuple[str, ...], made: AnyMadeMulti | None
 ) -> tuple[tuple[Pattern, ...], Choices]:
     """Return what the setting `mapping` says; a list of ids is a Draw, or those of a function."""
-    settings = config.multi_agent_settings
     mapping, has_function = settings.mapping, settings.policy_mapping_fn is not None
     assert mapping is not None
     on_host = isinstance(made, MadeMultiHostEnv)
@@ -327,7 +325,7 @@ def make_agent_setup(
         config = config.copy(copy_frozen=False).multi_agent(policies=policies)
     settings = config.multi_agent_settings
     ids = _list_ids(settings.policies) or [DEFAULT_MODULE]
-    wanted, given = settings.policies_to_train, {m: _get_policy(config, m) for m in ids}
+    wanted, given = settings.policies_to_train, {m: _get_policy(settings.policies, m) for m in ids}
     default = module_class or config.get_rl_module_spec().module_class
     found = dict(spaces) if set(ids) <= set(spaces) else {**_find_spaces(config, ids), **spaces}
 
@@ -362,8 +360,8 @@ def _find_spaces(config: "AlgorithmConfig", ids: Iterable[str]) -> dict[str, tup
                 "env is not set, which has the spaces: name one with .environment(env)."
             )
         return dict.fromkeys(ids, make_any(settings.env, settings.env_config).spaces)
-    made = make_agents_env(config)
-    agents = resolve_agents(config, made)
+    made = make_agents_env(settings, config.multi_agent_settings)
+    agents = resolve_agents(settings, config.multi_agent_settings, made)
     spaces = made.observation_spaces, made.action_spaces
     first = {m: agents.get_agents(m)[0] for m in ids}
     return {m: (spaces[0][agent], spaces[1][agent]) for m, agent in first.items()}
@@ -390,9 +388,9 @@ def is_trained(function: Mapped, module: str) -> bool:
 
 def prepare_agents(config: "AlgorithmConfig") -> None:
     """Replace functions of ids by what they return, so that a config can be saved and loaded."""
-    made = make_agents_env(config)
-    agents = resolve_agents(config, made)
-    settings = config.multi_agent_settings
+    environment, settings = config.environment_settings, config.multi_agent_settings
+    made = make_agents_env(environment, settings)
+    agents = resolve_agents(environment, settings, made)
     slots = made.slots if isinstance(made, MadeMultiHostEnv) else None
     config.unset("policies_to_train")
     function = settings.policy_mapping_fn if isinstance(made, MadeMultiHostEnv) else None
@@ -430,7 +428,10 @@ def make_module_config(
     own.module_id = module
     own.module_agents = agents.get_agents(DRAWN if module in agents.drawn else module)
     own.is_trained = module in agents.trained
-    overrides, spec = get_module_overrides(config, module), _get_policy(config, module)
+    overrides, spec = (
+        get_module_overrides(config.multi_agent_settings, module),
+        _get_policy(config.multi_agent_settings.policies, module),
+    )
     if isinstance(spec, PolicySpec):
         spec = spec.policy_class
     _set_module_spec(own, module, spec)
@@ -439,17 +440,17 @@ def make_module_config(
     return own
 
 
-def get_module_overrides(config: "AlgorithmConfig", module: str) -> dict[str, Any]:
+def get_module_overrides(settings: MultiAgentSettings, module: str) -> dict[str, Any]:
     """Return the settings that differ for a module, from its PolicySpec and the overrides."""
-    policies = config.multi_agent_settings.policies
+    policies = settings.policies
     is_tuple = isinstance(policies, Mapping) and isinstance(policies.get(module), tuple | list)
-    spec = _get_policy(config, module)
+    spec = _get_policy(policies, module)
     given = spec.config if isinstance(spec, PolicySpec) else None
-    common = config.multi_agent_settings.algorithm_config_overrides_per_module.get(module)
-    own, settings = _to_settings(given), _to_settings(common)
+    common = settings.algorithm_config_overrides_per_module.get(module)
+    own, shared = _to_settings(given), _to_settings(common)
     _refuse_hidden_markers(module, {} if is_tuple else own)
-    _refuse_hidden_markers(module, {} if isinstance(common, Mapping) else settings)
-    return {**own, **settings}
+    _refuse_hidden_markers(module, {} if isinstance(common, Mapping) else shared)
+    return {**own, **shared}
 
 
 def _refuse_hidden_markers(module: str, settings: Mapping[str, Any]) -> None:
@@ -463,9 +464,8 @@ def _refuse_hidden_markers(module: str, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _get_policy(config: "AlgorithmConfig", module: str) -> object:
+def _get_policy(policies: Any, module: str) -> object:
     """Return the value of `policies` for a module, RLlib's tuple as a PolicySpec."""
-    policies = config.multi_agent_settings.policies
     spec = policies.get(module) if isinstance(policies, Mapping) else None
     if isinstance(spec, tuple | list):
         return PolicySpec(*cast("tuple[Any, ...]", tuple(spec)))
@@ -501,16 +501,13 @@ def _set_module_spec(config: "AlgorithmConfig", module: str, spec: object) -> No
     config.rl_module(rl_module_spec=spec)
 
 
-def check_module_ids(config: "AlgorithmConfig", agents: AgentMapping) -> None:
+def check_module_ids(settings: MultiAgentSettings, spec: object, agents: AgentMapping) -> None:
     """Raise ConfigError if settings of modules name one that there is not."""
     from jaxrl.modules.rl_module import MultiRLModuleSpec
 
     known = (*agents.modules, *agents.drawn)
-    spec = config.rl_module_settings.rl_module_spec
     names = {
-        "algorithm_config_overrides_per_module": (
-            config.multi_agent_settings.algorithm_config_overrides_per_module
-        ),
+        "algorithm_config_overrides_per_module": settings.algorithm_config_overrides_per_module,
         "rl_module_specs": spec.rl_module_specs if isinstance(spec, MultiRLModuleSpec) else {},
     }
     for setting, modules in names.items():
@@ -557,23 +554,13 @@ _NUM_STEPS = 200
 """Number of random steps in which agents are counted."""
 
 
-def _give_slots(
-    config: "AlgorithmConfig", made: MadeMultiHostEnv, policies: Mapping[str, object]
-) -> MadeMultiHostEnv:
-    """Return the environment with slots for its agents, if a config says how many.
-
-    Args:
-        config: Config of the run.
-        made: Its environment.
-        policies: Specification of each module; empty if none are named.
+def _give_slots(settings: MultiAgentSettings, made: MadeMultiHostEnv) -> MadeMultiHostEnv:
+    """Return the environment with slots for agents that are not known before the run.
 
     Raises:
         ConfigError: If agents are known, a setting names them, or a module's spaces are not known.
     """
-    settings = config.multi_agent_settings
     number = settings.max_agents
-    if number is None:
-        return made
     if made.has_all_agents:
         raise ConfigError(
             f"max_agents={number!r} has no effect: {made.id} names its agents "
@@ -590,10 +577,11 @@ def _give_slots(
                 f"{name}={value!r} is of agents that are known before the run, and max_agents="
                 f"{number!r} is for others: {instead}."
             )
-    spaces = _find_slot_spaces(config, made, policies)
-    if number == "auto":
-        number = _count_agents(made)
     function = settings.policy_mapping_fn
+    policies = {m: _get_policy(settings.policies, m) for m in _list_ids(settings.policies)}
+    spaces = _find_slot_spaces(function, made, policies)
+    if not isinstance(number, int):
+        number = _count_agents(made)
     plan = AgentSlotPlan(
         number=number, spaces=spaces, mapping_fn=function and accept_worker(function)
     )
@@ -601,10 +589,10 @@ def _give_slots(
 
 
 def _find_slot_spaces(
-    config: "AlgorithmConfig", made: MadeMultiHostEnv, policies: Mapping[str, object]
+    function: Mapped | None, made: MadeMultiHostEnv, policies: Mapping[str, object]
 ) -> dict[str, SpacePair]:
     """Return the spaces of each module: those that it is given, or of a first agent that it plays."""
-    function, ids = config.multi_agent_settings.policy_mapping_fn, list(policies)
+    ids = list(policies)
     first = {a: (made.observation_spaces[a], made.action_spaces[a]) for a in made.possible_agents}
     if function is None:
         if len(ids) > 1:

@@ -147,7 +147,7 @@ def check_offline(config: "AlgorithmConfig") -> None:
     """
     data = config.offline_data_settings
     _check_output(config)
-    for source in iter_sources(config):
+    for source in iter_sources(config.offline_data_settings.input_):
         split_name(source.removeprefix(PREFIX))
     _parse_shares(config)
     _check_storage(config)

@@ -299,10 +299,10 @@ def describe_placement(config: "AlgorithmConfig", placement: Placement | None) -
             f"Ray: actors on CPUs step the environments, {turns} "
             f"(num_env_runners={runners.num_env_runners})."
         )
-    yield from _give_advice(config, placement)
+    yield from _give_advice(placement, is_async=config.is_async)
 
 
-def _give_advice(config: "AlgorithmConfig", placement: Placement) -> Iterator[str]:
+def _give_advice(placement: Placement, *, is_async: bool) -> Iterator[str]:
     """Yield RLlib's rules of thumb for bottlenecks that the timers in the results show."""
     slow_envs = "more num_env_runners for slow environments"
     slow_module = "more num_envs_per_env_runner for a large module, which is then called less often"
@@ -310,7 +310,7 @@ def _give_advice(config: "AlgorithmConfig", placement: Placement) -> Iterator[st
         yield f"If sampling takes most of an iteration: {slow_envs}; {slow_module}."
     else:
         yield f"If the learner waits for samples: {slow_envs}; {slow_module}."
-        if not config.is_async:
+        if not is_async:
             yield "If runners and learner wait for each other: IMPALA and APPO overlap them."
     yield (
         "If updates take most of an iteration: more runners do not help; learners(num_devices, "

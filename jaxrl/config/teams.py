@@ -39,7 +39,7 @@ def make_team(config: "AlgorithmConfig") -> AnyMadeEnv:
     Raises:
         JaxrlError: If the environment cannot be made, has a single agent, or several teams.
     """
-    made = make_agents_env(config)
+    made = make_agents_env(config.environment_settings, config.multi_agent_settings)
     settings = config.environment_settings
     if isinstance(made, MadeMultiHostEnv):
         return _make_host_team(config, made)
@@ -96,7 +96,7 @@ def describe_team(config: "AlgorithmConfig") -> list[str]:
     if config.environment_settings.env is None:
         return []
     try:
-        made = make_agents_env(config)
+        made = make_agents_env(config.environment_settings, config.multi_agent_settings)
         ((_, members),) = _get_groups(config, made).items()
     except JaxrlError:
         return []

@@ -43,20 +43,21 @@ def validate(config: "AlgorithmConfig") -> None:
         ConfigError: If settings contradict each other.
     """
     refuse_markers(config)
+    evaluation = config.evaluation_settings
     if config.is_multi_agent:
-        check_agents(config)
+        _check_agents(config)
     check_placement(config)
     check_offline(config)
     check_offline_evaluation(config)
     _check_num_envs_tuning(config)
     _check_runners_and_learners(config)
-    _check_rewards(config)
-    check_curriculum(config)
+    _check_clipping(config.environment_settings.clip_rewards)
+    check_curriculum(config.environment_settings, evaluation.evaluation_interval)
     _check_evaluation(config)
-    _check_checkpointing(config)
+    _check_score(config.checkpointing_settings.score_key, evaluation.evaluation_interval)
     if not config.is_multi_agent:
         check_critics(config.training_settings, type(config).training_settings)
-        check_single_agent(config)
+        _check_single_agent(config.multi_agent_settings)
         check_model_config(config)
     config.plan()
 
@@ -115,8 +116,7 @@ def _check_runners_and_learners(config: "AlgorithmConfig") -> None:
         )
 
 
-def _check_rewards(config: "AlgorithmConfig") -> None:
-    clip = config.environment_settings.clip_rewards
+def _check_clipping(clip: object) -> None:
     if isinstance(clip, tuple) and clip[0] >= clip[1]:
         raise ConfigError(
             f"clip_rewards must be a pair (low, high) with low below high, got {clip!r}; "
@@ -188,15 +188,14 @@ def _check_overrides(config: "AlgorithmConfig", overrides: dict[str, object]) ->
         raise type(error)(f"evaluation_config: {error}") from error
 
 
-def _check_checkpointing(config: "AlgorithmConfig") -> None:
-    attribute = config.checkpointing_settings.score_key
+def _check_score(attribute: str | None, evaluation_interval: int | None) -> None:
     if attribute is None:
         return
     check_key(attribute, "checkpoint_score_attribute")
-    if attribute.startswith("evaluation/") and not config.evaluation_settings.evaluation_interval:
+    if attribute.startswith("evaluation/") and not evaluation_interval:
         raise ConfigError(
             f"checkpoint_score_attribute={attribute!r} requires evaluation, but "
-            f"evaluation_interval is {config.evaluation_settings.evaluation_interval!r}; set "
+            f"evaluation_interval is {evaluation_interval!r}; set "
             "evaluation_interval=1 or score by 'env_runners/episode_return_mean'."
         )
 
@@ -205,7 +204,7 @@ _RLLIB_CAPACITY = 100
 """RLlib's default of `policy_map_capacity`, which its saved configs have."""
 
 Kind = Literal["compiled", "host", "compiled team", "host team"]
-"""Kinds of runs of several agents, by place of the environment and number of learners."""
+"""Kinds of runs of several agents, by place of the environment, and whether agents are one team."""
 
 
 class _Support(NamedTuple):
@@ -293,49 +292,49 @@ _SUPPORTED = (
 )
 
 
-def check_agents(config: "AlgorithmConfig") -> None:
+def _check_agents(config: "AlgorithmConfig") -> None:
     """Check the constraints between the settings of several agents.
 
     Raises:
         ConfigError: If one is not supported with several agents, or a module's settings are wrong.
     """
-    made = make_agents_env(config)
+    environment, settings = config.environment_settings, config.multi_agent_settings
+    made = make_agents_env(environment, settings)
     check_supported(config, "compiled" if isinstance(made, MadeMultiEnv) else "host")
     if getattr(config.algo_class, "compiled_training_step", None) is not None:
         raise ConfigError(
             "An own compiled_training_step has the rows of a single module, but the environment has "
             "several agents: leave it out."
         )
-    agents = resolve_agents(config, made)
-    check_module_ids(config, agents)
+    agents = resolve_agents(environment, settings, made)
+    check_module_ids(settings, config.rl_module_settings.rl_module_spec, agents)
     is_shared = any(
         sum(any(own[agent] == module for own in agents.players) for agent in agents.agents) > 1
         for module in agents.modules
     )
-    if config.multi_agent_settings.observe_agent_id and not is_shared:
+    if settings.observe_agent_id and not is_shared:
         raise ConfigError(
             "observe_agent_id=True has no effect: no module is shared, each plays a single agent; "
             "leave it out."
         )
-    _check_evaluated(config, agents)
+    _check_evaluated(config.evaluation_settings.evaluation_num_envs, agents)
     if not agents.draws:
-        if config.multi_agent_settings.self_play is not None:
+        if settings.self_play is not None:
             raise ConfigError(
                 "league=SelfPlay(...) has no effect: the mapping draws no opponents; set one such as "
                 "mapping=Seats('main', Draw()), with policies={'main': None, 'random': RandomRLModule}."
             )
-        _check_capacity(config, "the mapping draws no opponents")
-    elif isinstance(config.multi_agent_settings.any_league, PopulationPlay):
-        _check_capacity(config, "learners of PopulationPlay(...) meet each other, not snapshots")
+        _check_capacity(settings, "the mapping draws no opponents")
+    elif isinstance(settings.any_league, PopulationPlay):
+        _check_capacity(settings, "learners of PopulationPlay(...) meet each other, not snapshots")
     for module in agents.modules:
         own = config.get_module_config(module)
         check_critics(own.training_settings, type(own).training_settings)
         check_model_config(own)
 
 
-def _check_evaluated(config: "AlgorithmConfig", agents: AgentMapping) -> None:
+def _check_evaluated(number: object, agents: AgentMapping) -> None:
     """Raise ConfigError if a module plays in none of the environments of an evaluation."""
-    number = config.evaluation_settings.evaluation_num_envs
     if not isinstance(number, int):
         return
     playing = {module for own in agents.players[:number] for module in own.values()}
@@ -373,17 +372,16 @@ def check_supported(config: "AlgorithmConfig", kind: Kind) -> None:
         )
 
 
-def _check_capacity(config: "AlgorithmConfig", reason: str) -> None:
+def _check_capacity(settings: MultiAgentSettings, reason: str) -> None:
     """Raise ConfigError if a number of opponents is set that has no effect."""
-    capacity = config.multi_agent_settings.policy_map_capacity
+    capacity = settings.policy_map_capacity
     if capacity not in (MultiAgentSettings().policy_map_capacity, _RLLIB_CAPACITY):
         raise ConfigError(f"policy_map_capacity={capacity} has no effect: {reason}; leave it out.")
 
 
-def check_single_agent(config: "AlgorithmConfig") -> None:
+def _check_single_agent(settings: MultiAgentSettings) -> None:
     """Raise ConfigError if a setting of several agents has no effect, because there is one."""
-    settings = config.multi_agent_settings
-    _check_capacity(config, "the environment has a single agent")
+    _check_capacity(settings, "the environment has a single agent")
     for name in (
         "policies",
         "policy_mapping_fn",

@@ -76,7 +76,7 @@ def make_missing(config: "AlgorithmConfig", on_progress: OnProgress) -> None:
         DataError: If a data set cannot be made.
         UnknownNameError: If there is no data set of a name.
     """
-    for source in iter_sources(config):
+    for source in iter_sources(config.offline_data_settings.input_):
         name = source.removeprefix(PREFIX)
         task, _ = split_name(name)
         if is_made(task):

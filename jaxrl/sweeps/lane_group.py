@@ -215,7 +215,7 @@ class LaneGroup:
         states = self.states.modules or {"": self.states}
         leaves: dict[str, HParams] = {}
         for module, state in states.items():
-            own = get_module_overrides(config, module) if module else {}
+            own = get_module_overrides(config.multi_agent_settings, module) if module else {}
             leaves[module] = {
                 name: to_leaf(value, state.learner.hparams[name])
                 for name, value in hparams.items()

@@ -180,7 +180,7 @@ def test_a_mapping_of_ones_own_has_the_same_shares() -> None:
     mapping = [{"player_0": one, "player_1": other} for one, other in pairs]
     mapping += [{"player_0": other, "player_1": one} for one, other in pairs]
     config = PPOConfig().environment("TicTacToe-v0").multi_agent(league=league, mapping=mapping)
-    patterns = resolve_agents(config).patterns
+    patterns = resolve_agents(config.environment_settings, config.multi_agent_settings).patterns
     names = ("main_v0", "main_v1", "main_exploiter_v1", *league.learners)
     recent = np.zeros((2, 5, 3), np.int32)
     recent[0, :3] = (9, 0, 1), (5, 3, 2), (1, 0, 9)
@@ -194,7 +194,7 @@ def test_a_mapping_of_ones_own_has_the_same_shares() -> None:
 
 def test_an_empty_league_plays_the_first_version_and_itself() -> None:
     config = PPOConfig().environment("TicTacToe-v0").multi_agent(league=League())
-    agents = resolve_agents(config)
+    agents = resolve_agents(config.environment_settings, config.multi_agent_settings)
     assert agents.modules == ("league_exploiter_0", "league_exploiter_1", "main", "main_exploiter")
     assert agents.trained == frozenset(agents.modules)
     standing = Standing(

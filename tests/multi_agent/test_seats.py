@@ -141,7 +141,7 @@ def test_copies_have_patterns(settings: dict[str, Any], expected: list[str]) -> 
     config.prepare()
     data = json.loads(json.dumps(serialize_config(config)))
     for own in (config, deserialize_config(data)):
-        patterns = resolve_agents(own).patterns
+        patterns = resolve_agents(own.environment_settings, own.multi_agent_settings).patterns
         assert [f"{pattern['a']} {pattern['b']}" for pattern in patterns] == expected
 
 
