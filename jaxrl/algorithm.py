@@ -75,8 +75,8 @@ from jaxrl.runners.placement import resolve_microbatch_size
 from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
+from jaxrl.runs.host_state import SavedRun
 from jaxrl.runs.results import RunResult, to_plain
-from jaxrl.runs.saved_run import SavedRun
 from jaxrl.runs.weights import check_fits, list_modules, refresh_snapshot, set_first_versions
 from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process

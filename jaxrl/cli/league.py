@@ -9,8 +9,7 @@ from rich.text import Text
 from jaxrl.cli.diff import open_console, print_table
 from jaxrl.cli.records import find_run, resolve_checkpoint
 from jaxrl.errors import ConfigError
-from jaxrl.runs.game_table import GameTable
-from jaxrl.runs.league import read_league
+from jaxrl.runs.league_table import GameTable, read_league
 
 NOTHING = "-"
 SUFFIXES = (".png", ".svg", ".pdf")

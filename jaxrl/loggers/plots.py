@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from jaxrl.runs.game_table import GameTable
+    from jaxrl.runs.league_table import GameTable
 
 LOSS = f"learners/{DEFAULT_MODULE}/total_loss"
 _MAX_POINTS = 5_000

@@ -19,8 +19,7 @@ from jaxrl.runners.in_graph_loop import InGraphLoop
 from jaxrl.runs import league_games as games
 from jaxrl.runs import opponents
 from jaxrl.runs.exploits import Exploit, PBTScheduler
-from jaxrl.runs.game_table import compute_shares
-from jaxrl.runs.payoff import PayoffTable
+from jaxrl.runs.league_table import PayoffTable, compute_shares
 from jaxrl.training.league_rules import find_version, is_due, weigh_draws
 from jaxrl.training.opponents import OpponentPool
 from jaxrl.training.report import to_host

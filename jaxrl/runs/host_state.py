@@ -1,4 +1,4 @@
-"""Host-side state of a run, and the metadata of its checkpoints."""
+"""State of a run beside its TrainState: the metadata of checkpoints, and a run read from one."""
 
 import dataclasses
 import datetime
@@ -6,37 +6,31 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import jax
 import numpy as np
 
 from jaxrl.config.coerce import MismatchError, coerce, describe_type
 from jaxrl.config.imports import SCRIPT_OPTION, Trust, TrustSpec
-from jaxrl.config.serialize import find_missing, serialize_restorable
+from jaxrl.config.serialize import deserialize_config, find_missing, serialize_restorable
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import CheckpointError, did_you_mean
+from jaxrl.metrics import EMPTY_EPISODE_METRICS, flatten
 from jaxrl.runners.counts import COUNT, MAPPING, ValueKind, find_mismatch, find_problem
 from jaxrl.runners.metrics_logger import find_state_problem
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import results
-from jaxrl.runs.added_league import add_league
 from jaxrl.runs.manifest import JAX_OPTIONS, MAX_DEVICES, check_saved_session, get_jax_option
-from jaxrl.runs.saved_results import (
-    are_numbers,
-    fits_float,
-    is_result,
-    keep_numbers,
-    make_loadable,
-    restore_nan,
-)
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.versions import EXACT_PACKAGES, SUITES, get_versions
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.settings.multi_agent import MultiAgentSettings
     from jaxrl.envs.registry import AnyMadeEnv
 
 logger = logging.getLogger("jaxrl")
@@ -69,7 +63,7 @@ class RunMetadata:
     def record_result(self, result: Mapping[str, Any]) -> None:
         """Store the numbers of a result, except for those of the current process."""
         persistent = {name: v for name, v in result.items() if name not in results.PROCESS_KEYS}
-        self.last_result = keep_numbers(results.to_plain(persistent))
+        self.last_result = _keep_numbers(results.to_plain(persistent))
 
     def get_auto_filled_metrics(self, elapsed_s: float) -> dict[str, Any]:
         """Return the metrics that RLlib adds to every result, and update the total time.
@@ -98,8 +92,8 @@ class RunMetadata:
         """
         check_metadata(metadata)
         state = RunMetadata(**metadata["host"])
-        state.last_result = restore_nan(state.last_result)
-        state.last_evaluation = restore_nan(state.last_evaluation)
+        state.last_result = _restore_nan(state.last_result)
+        state.last_evaluation = _restore_nan(state.last_evaluation)
         return state
 
 
@@ -136,13 +130,93 @@ def make_checkpoint_metadata(
         "not_saved": not_saved,
         "host": {
             **dataclasses.asdict(host),
-            "last_evaluation": make_loadable(last_evaluation, {}),
-            "last_result": make_loadable(host.last_result, counts) if host.last_result else {},
+            "last_evaluation": _make_loadable(last_evaluation, {}),
+            "last_result": _make_loadable(host.last_result, counts) if host.last_result else {},
         },
         "env_steps": env_steps,
         "num_devices": session["devices"]["count"],
         "platform": session["devices"]["platform"],
     }
+
+
+# --- results in JSON's types, checked when they are read ---
+
+
+def _restore_nan(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Restore NaN in a result's episode statistics, which JSON cannot represent."""
+    stats = result.get("env_runners")
+    if not isinstance(stats, Mapping):
+        return dict(result)
+    restored = {name: math.nan if value is None else value for name, value in stats.items()}
+    missing = {name: value for name, value in EMPTY_EPISODE_METRICS.items() if name not in restored}
+    return {**result, "env_runners": {**restored, **missing}}
+
+
+def _keep_numbers(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove all values but finite numbers from a nested dictionary."""
+    return {
+        name: _keep_numbers(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+        if isinstance(value, dict) or (isinstance(value, int | float) and _fits_float(value))
+    }
+
+
+def _make_loadable(result: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return a result as `_is_result` wants it: users' functions may write anything into one.
+
+    Args:
+        result: Result in JSON's types.
+        counts: Counts that take the place of others that are missing or no counts.
+    """
+    fixed = dict(result)
+    for name in (results.ITERATION, results.ENV_STEPS):
+        if not COUNT.is_satisfied(fixed.get(name)):
+            fixed.pop(name, None)
+            fixed |= {name: counts[name]} if name in counts else {}
+    stats = fixed.get("env_runners", {})
+    if not isinstance(stats, dict):
+        return {name: value for name, value in fixed.items() if name != "env_runners"}
+    if stats:
+        fixed["env_runners"] = {
+            name: value
+            for name, value in cast(dict[str, Any], stats).items()
+            if name not in EMPTY_EPISODE_METRICS or _is_number_or_none(value)
+        }
+    return fixed
+
+
+def _is_result(value: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether the counts and episode statistics of a result are valid, if present."""
+    if not isinstance(value, dict):
+        return False
+    result = cast(dict[Any, Any], value)
+    stats, lifetime = result.get("env_runners", {}), (results.ITERATION, results.ENV_STEPS)
+    return (
+        isinstance(stats, dict)
+        and all(_is_number_or_none(stats.get(name)) for name in EMPTY_EPISODE_METRICS)
+        and all(COUNT.is_satisfied(result[name]) for name in lifetime if name in result)
+    )
+
+
+def _are_numbers(value: object) -> bool:
+    """Return whether this is valid output of `RunMetadata.record_result`, or empty."""
+    if not _is_result(value) or not all(map(_is_number_or_none, flatten(value).values())):
+        return False
+    return not value or {results.ITERATION, results.ENV_STEPS} <= value.keys()
+
+
+def _is_number_or_none(value: object) -> bool:
+    if value is None or isinstance(value, float):
+        return True
+    return isinstance(value, int) and _fits_float(value)
+
+
+def _fits_float(value: float) -> bool:
+    """Return whether a number fits into a float: JSON integers have any number of digits."""
+    return abs(value) <= sys.float_info.max
+
+
+# --- checks of metadata ---
 
 
 def check_state(state: object) -> None:
@@ -198,16 +272,16 @@ def check_metadata(metadata: Mapping[str, Any], source: object = "The state's me
 
 
 def _is_duration(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf and fits_float(value)
+    return type(value) in (int, float) and 0 <= value < math.inf and _fits_float(value)
 
 
 _HOST_KINDS: Mapping[str, ValueKind] = {
     "iteration": COUNT,
     "time_total_s": ValueKind("a finite number of at least 0", _is_duration),
     "actions_drawn": COUNT,
-    "last_evaluation": ValueKind("a result with numbers of episodes", is_result),
+    "last_evaluation": ValueKind("a result with numbers of episodes", _is_result),
     "runner_counts": MAPPING,
-    "last_result": ValueKind("the numbers of a result", are_numbers),
+    "last_result": ValueKind("the numbers of a result", _are_numbers),
     "logged": MAPPING,
     "logged_in_evaluations": MAPPING,
 }
@@ -449,8 +523,7 @@ def apply_overrides(
     """
     table = config.get_name_table()
     names = {table.find_current_name(name) or name for name in overrides}
-    modules = {name.split(".")[1] for name in leaves if name.startswith("modules.")}
-    roots = [f"modules.{module}." for module in sorted(modules)] or [""]
+    roots = [f"modules.{module}." for module in _list_modules(leaves)] or [""]
     owned = [(root, name) for root in roots for name in names]
     prefixes = [f"{root}{parent}.{name}" for root, name in owned for parent in HYPERPARAMETER_PATHS]
     adapted = {f"{root}{parent}.{name}" for root, name in owned for parent in ADAPTED_PATHS}
@@ -466,7 +539,7 @@ def apply_overrides(
 
     saved = {name: leaf for name, leaf in leaves.items() if not is_overridden(name)}
     if "league" in names:
-        saved = add_league(saved, current)
+        saved = _add_league(saved, current)
     return {**saved, **{name: leaf for name, leaf in current.items() if is_overridden(name)}}
 
 
@@ -474,3 +547,141 @@ HYPERPARAMETER_PATHS = ("learner.hparams", "guard.snapshot.hparams")
 """Paths of a state's hyperparameters: the values of traced settings."""
 ADAPTED_PATHS = ("learner", "guard.snapshot")
 """Paths of single values that start at a setting of their name and are adapted, as `kl_coeff`."""
+
+
+# --- a run read from a checkpoint ---
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedRun:
+    """Contents of a checkpoint, checked before anything is compiled.
+
+    Args:
+        path: Path of the checkpoint.
+        metadata: Its metadata.
+        leaves: Leaves of the saved state by name.
+        config: Saved config, with some settings replaced.
+        trained: Modules of several agents to train once they are restored, in the form of
+            `policies_to_train`; None for those of the config.
+    """
+
+    path: Path
+    metadata: dict[str, Any]
+    leaves: Mapping[str, np.ndarray]
+    config: "AlgorithmConfig"
+    trained: Collection[str] | Callable[..., object] | None = None
+
+    @staticmethod
+    def read(
+        path: str | os.PathLike[str],
+        component: str | None,
+        trust: TrustSpec,
+        overrides: Mapping[str, Any],
+        *,
+        is_whole: bool = True,
+    ) -> "SavedRun":
+        """Read a checkpoint, and prepare the process for the run.
+
+        Args:
+            path: Checkpoint, or a folder or run, whose newest checkpoint is used.
+            component: Component to restore; None for all.
+            trust: Packages whose classes and functions the checkpoint may import.
+            overrides: Settings that replace the saved ones.
+            is_whole: Whether the run is restored as it was, rather than some of its modules.
+
+        Raises:
+            CheckpointError: If the checkpoint is damaged or foreign, or a setting is missing.
+        """
+        found = ckpt.find_checkpoint(path)
+        metadata = ckpt.read_metadata(found)
+        check_metadata(metadata, found)
+        trusted = resolve_trust(found, trust)
+        get_component_prefixes(component)  # raises for an unknown name
+        check_missing_settings(metadata, overrides, found)
+        config = deserialize_config(metadata["config"], overrides, trust=trusted)
+        trained = None
+        is_changed = is_whole and component is None and "policies_to_train" in overrides
+        if is_changed and config.is_multi_agent:
+            trained = overrides["policies_to_train"]
+            as_saved = metadata["config"]["settings"].get("policies_to_train")
+            config.unset("policies_to_train")
+            if as_saved is not None:
+                config.multi_agent(policies_to_train=as_saved)
+        prepare_resumed_process(config, metadata)
+        leaves = ckpt.read_leaves(found, metadata)  # raises, if damaged, before anything compiles
+        if is_whole and component is None:
+            if "league" in overrides:
+                _check_added_league(config.multi_agent_settings, leaves, found)
+            if "max_agents" in overrides:
+                settings = metadata["config"]["settings"]
+                limits = settings.get("max_agents"), config.multi_agent_settings.max_agents
+                _check_same_slots(*limits, _list_modules(leaves), found)
+        return SavedRun(
+            path=found, metadata=metadata, leaves=leaves, config=config, trained=trained
+        )
+
+
+def _list_modules(leaves: Iterable[str]) -> list[str]:
+    """Return the modules of several agents that leaves are of; empty for one agent."""
+    return sorted({name.split(".")[1] for name in leaves if name.startswith("modules.")})
+
+
+def _check_same_slots(saved: object, wanted: object, modules: list[str], path: Path) -> None:
+    """Raise CheckpointError if a run is to go on with another number of slots for agents."""
+    if wanted == saved:
+        return
+    raise CheckpointError(
+        f"{path} is of a run with max_agents={saved}, whose rows and statistics are those of its slots, "
+        f"and cannot go on with max_agents={wanted!r}: begin a new run with what its modules learned, "
+        f"Algorithm.from_checkpoint(path, policy_ids={modules}, max_agents={wanted!r})."
+    )
+
+
+# --- a league that is added to a run, or removed from one ---
+
+_GAMES = ("opponents.games", "opponents.waits", "carry.opponents.lead", "carry.opponents.games")
+"""Leaves of a state that a league of one learner counts its games in."""
+_IS_OPEN = "opponents.is_open"
+"""Leaf that says which draws snapshots join."""
+
+
+def _check_added_league(
+    settings: "MultiAgentSettings", leaves: Mapping[str, np.ndarray], path: Path
+) -> None:
+    """Raise CheckpointError if a league needs modules or opponents that a saved run does not have."""
+    kind = type(settings.any_league).__name__
+    if settings.learners_league is not None and not _has(leaves, "opponents.league."):
+        reason = "which makes the modules and who meets whom, and those of this run are others"
+        needed = "mapping=None, policies=None, policies_to_train=None"
+    elif settings.self_play is not None and not _has(leaves, "opponents."):
+        reason = "whose games are with opponents that are drawn, and this run draws none"
+        needed = "policies=..., mapping=Seats(..., Draw())"
+    else:
+        return
+    saved = _list_modules(leaves)
+    raise CheckpointError(
+        f"{path} cannot go on with league={kind}(...), {reason}: begin a new run with what its modules "
+        f"learned, Algorithm.from_checkpoint(path, policy_ids={saved[:1]}, league=..., {needed})."
+    )
+
+
+def _add_league(
+    leaves: Mapping[str, np.ndarray], current: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return saved leaves that have a league's games exactly if those of the new run have them.
+
+    Games of a league that is added begin at zero.
+
+    Args:
+        leaves: Saved leaves by name.
+        current: Leaves of the new run's initial state, by name.
+    """
+    kept = {name: leaf for name, leaf in leaves.items() if name not in _GAMES or name in current}
+    added = [name for name in _GAMES if name in current and name not in leaves]
+    if added and _IS_OPEN in current:
+        added.append(_IS_OPEN)
+    return {**kept, **{name: current[name] for name in added}}
+
+
+def _has(leaves: Mapping[str, np.ndarray], prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in leaves)

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
-from jaxrl.runs.payoff import PayoffTable
+from jaxrl.runs.league_table import PayoffTable
 from jaxrl.training.league_rules import Standing
 from jaxrl.training.league_tally import LeagueTally, get_learned
 from jaxrl.training.opponents import decode_names

@@ -14,10 +14,16 @@ from jaxrl import __version__
 from jaxrl.algorithm import Algorithm
 from jaxrl.config.serialize import deserialize_config, hash_config, serialize_for_display
 from jaxrl.errors import RunFolderError
-from jaxrl.runs import git
+from jaxrl.runs import manifest
 from jaxrl.runs.checkpoint import read_metadata
-from jaxrl.runs.git import GitReading, read_git_state
-from jaxrl.runs.manifest import Session, add_session, get_session, read_sessions
+from jaxrl.runs.manifest import (
+    GitReading,
+    Session,
+    add_session,
+    get_session,
+    read_git_state,
+    read_sessions,
+)
 from jaxrl.runs.run_folder import RunFolder
 from tests.helpers import small
 
@@ -42,7 +48,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run_git(folder, "add", "task.py")
     run_git(folder, "commit", "-q", "-m", "one")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(git, "_latest", None)
+    monkeypatch.setattr(manifest, "_latest", None)
     return folder
 
 
@@ -97,8 +103,8 @@ class TestGit:
         slow.write_text('#!/bin/sh\ncase "$*" in *diff*) exec sleep 60;; esac\necho abc\n')
         slow.chmod(0o755)
         monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-        monkeypatch.setattr(git, "TIMEOUT_S", 0.5)
-        assert read_git_state(repository) == git.GitState(
+        monkeypatch.setattr(manifest, "TIMEOUT_S", 0.5)
+        assert read_git_state(repository) == manifest.GitState(
             commit="abc", dirty=None, diff_sha256=None
         )
 
@@ -181,8 +187,8 @@ def test_git_delays_no_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     def wait(folder: Path) -> None:
         assert go_on.wait(60)
 
-    monkeypatch.setattr(git, "read_git_state", wait)
-    monkeypatch.setattr(git, "_latest", None)
+    monkeypatch.setattr(manifest, "read_git_state", wait)
+    monkeypatch.setattr(manifest, "_latest", None)
     algo = small().build()
     algo.train()
     algo.train()
@@ -197,12 +203,12 @@ def test_runs_that_start_together_ask_git_once(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr(git, "read_git_state", asked.append)
-    first = git.start_reading(repository)
-    assert git.start_reading(repository) is first
-    assert git.start_reading(repository.parent) is not first
-    monkeypatch.setattr(git, "REUSE_S", -1.0)
-    later = git.start_reading(repository.parent)
+    monkeypatch.setattr(manifest, "read_git_state", asked.append)
+    first = manifest.start_reading(repository)
+    assert manifest.start_reading(repository) is first
+    assert manifest.start_reading(repository.parent) is not first
+    monkeypatch.setattr(manifest, "REUSE_S", -1.0)
+    later = manifest.start_reading(repository.parent)
     assert isinstance(later, GitReading)
     later.get()
     assert len(asked) == 3

@@ -23,7 +23,7 @@ from jaxrl.errors import CheckpointError, ConfigError, JaxrlError, UnknownNameEr
 from jaxrl.metrics import LEAGUE, LEAGUE_KEYS, check_key
 from jaxrl.policy.league import is_snapshot_due, weigh
 from jaxrl.runs import checkpoint
-from jaxrl.runs.league import LeagueTable, find_versions, read_league
+from jaxrl.runs.league_table import LeagueTable, find_versions, read_league
 from jaxrl.runs.opponents import read_games
 from jaxrl.training.opponents import decode_names
 
