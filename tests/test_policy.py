@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 from gymnasium import spaces
+from typer.testing import CliRunner
 
 from jaxrl import Policy
 from jaxrl.algorithm import Algorithm
-from jaxrl.cli import evaluation
+from jaxrl.cli.app import app
 from jaxrl.errors import CheckpointError, ConfigError, SpaceError, UnknownNameError
 from tests.recurrent import remembering
 
@@ -111,7 +112,8 @@ def test_a_restored_policy_acts_as_training_did(tmp_path: Path) -> None:
     trained = whole_episodes(skip=-(2 * 32) % LENGTH)
     assert len(trained) > 2
     Corridors.played.clear()
-    evaluation.evaluate(str(path), 3)  # the command's own process is this one
+    done = CliRunner().invoke(app, ["evaluate", str(path), "--episodes", "3"])
+    assert done.exit_code == 0, done.output
     evaluated = whole_episodes()
     assert len(evaluated) >= 3
     with Algorithm.from_checkpoint(path) as restored:

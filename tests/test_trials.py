@@ -7,9 +7,10 @@ from typing import Any
 
 import gymnasium
 import pytest
+from typer.testing import CliRunner
 
 from jaxrl import Population, PPOConfig, Trials, grid, register_env
-from jaxrl.cli import runs
+from jaxrl.cli.app import app
 from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.sweep import make_lanes
 from jaxrl.errors import CheckpointError, ConfigError, HostLanesError, UnknownNameError
@@ -123,10 +124,13 @@ class TestTrials:
                 want = [alone.train()["env_runners"].get("episode_return_mean") for _ in range(3)]
             assert returns_of(folder / sweep.format_lane_name(index)) == want
 
-        assert runs.resume(str(folder), {"training_iteration": 4}) == 0
+        resume = ["resume", str(folder)]
+        done = CliRunner().invoke(app, [*resume, "--stop", '{"training_iteration": 4}'])
+        assert done.exit_code == 0, done.output
         assert [len(returns_of(folder / f"lane_00{i}")) for i in range(2)] == [4, 4]
-        with pytest.raises(ConfigError, match="is done: training_iteration = 4 has reached 4"):
-            runs.resume(str(folder), None)
+        done = CliRunner().invoke(app, resume)
+        assert done.exit_code == 2
+        assert "is done: training_iteration = 4 has reached 4" in done.output
 
         heard.clear()
         with RunFolder.open(folder) as opened:

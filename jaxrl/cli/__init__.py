@@ -12,7 +12,7 @@ def main() -> None:
     """Run the `jaxrl` command; Ctrl-C ends it without a traceback from the first import on."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the imports below are done
     _collect_rarely()
-    from jaxrl.cli.interrupts import ExitOnInterrupt
+    from jaxrl.cli.terminal import ExitOnInterrupt
 
     with ExitOnInterrupt():
         from jaxrl.cli import app

@@ -8,16 +8,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from jaxrl.bench import runner
-from jaxrl.bench.compare import Change, compare_summaries, read_summary
 from jaxrl.bench.markdown import Table
 from jaxrl.bench.peers import get_checkout
-from jaxrl.bench.report import MARKDOWN_FILE, write_report
-from jaxrl.bench.speed import measure_speed, read_speed_tables
+from jaxrl.bench.report import MARKDOWN_FILE, describe_seeds, format_best, write_report
 from jaxrl.bench.suite import Suite, find_suite_file, load_suite
-from jaxrl.bench.summary import judge_best, summarize
-from jaxrl.bench.tables import describe_seeds, format_best
+from jaxrl.bench.summary import Change, compare_summaries, judge_best, read_summary, summarize
 from jaxrl.cli import terminal
-from jaxrl.cli.interrupts import RaiseOnInterrupt
 from jaxrl.errors import RunFolderError
 from jaxrl.loggers import text
 
@@ -35,7 +31,7 @@ def run(given: str, out: str | None, compare: str | None) -> int:
         terminal.echo(f"seeds             {note}")
     with runner.lock_folder(folder.absolute()) as claimed:
         _write_suite(suite, claimed)
-        with RaiseOnInterrupt(), _Display() as display:
+        with terminal.RaiseOnInterrupt(), _Display() as display:
             failures = runner.run_suite(
                 suite,
                 claimed,
@@ -46,7 +42,7 @@ def run(given: str, out: str | None, compare: str | None) -> int:
         summary = summarize(suite, claimed, failures, tables)
         changes = None if previous is None else compare_summaries(previous, summary)
         page = write_report(summary, claimed, changes)
-    for line in _format_outcome(summary, failures, changes or []):
+    for line in format_outcome(summary, failures, changes or []):
         terminal.echo(line)
     terminal.echo(f"report            {page}")
     terminal.echo(f"as Markdown       {page.parent / MARKDOWN_FILE}")
@@ -58,13 +54,13 @@ def _measure_speed(suite: Suite, folder: Path) -> tuple[list[Table], dict[str, s
     """Return tables of speed measurements, and the reasons why suites have none."""
     if suite.speed is None or suite.peers is None:
         return [], {}
-    failures = measure_speed(
+    failures = runner.measure_speed(
         suite.speed,
         get_checkout(suite.peers),
         folder,
         lambda name, note: terminal.echo(f"speed, {name}: {note}"),
     )
-    return read_speed_tables(suite.speed, folder, failures), failures
+    return runner.read_speed_tables(suite.speed, folder, failures), failures
 
 
 def _write_suite(suite: Suite, folder: Path) -> None:
@@ -85,9 +81,10 @@ def _write_suite(suite: Suite, folder: Path) -> None:
     path.write_text(suite.text, encoding="utf-8")
 
 
-def _format_outcome(
+def format_outcome(
     summary: Mapping[str, Any], failures: Mapping[str, str], changes: Sequence[Change]
 ) -> list[str]:
+    """Return the lines on failed runs, the best of each environment, and changes."""
     lines = [f"failed            {name}: {why}" for name, why in failures.items()]
     for env in summary["winners"]:
         rows = [cell for cell in summary["cells"] if cell["environment"] == env]

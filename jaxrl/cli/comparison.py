@@ -1,13 +1,21 @@
-"""Comparison of two runs: settings, manifests, and results to the bit."""
+"""`jaxrl diff` and `jaxrl league`: two runs compared to the bit, and the players of a league."""
 
 import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from jaxrl import metrics
+from jaxrl.cli import terminal
+from jaxrl.cli.records import RunRecord, find_run, load_record, resolve_checkpoint
 from jaxrl.config.serialize import (
     DATACLASS_KEY,
     FLOAT_KEY,
@@ -16,8 +24,9 @@ from jaxrl.config.serialize import (
     TUPLE_KEY,
     unify_numbers,
 )
-from jaxrl.errors import escape
+from jaxrl.errors import ConfigError, escape
 from jaxrl.runs import results
+from jaxrl.runs.league_table import GameTable, read_league
 from jaxrl.runs.manifest import ITERATION
 
 ROUNDING, SMALL_ROUNDING = 1e-3, 1e-6
@@ -32,6 +41,10 @@ UNKNOWN = "not recorded"
 GIT = "git"
 HASH_LENGTH = 12
 """Number of digits of a hash that are shown."""
+MAX_SHOWN = 8
+"""Maximum number of differing values of an iteration or checkpoint that are shown."""
+PICTURES = (".png", ".svg", ".pdf")
+"""Kinds of images of a league."""
 _ENCODED_KEYS = frozenset((IMPORT_KEY, TUPLE_KEY, FLOAT_KEY, DATACLASS_KEY))
 _LABELS = {
     "versions": "{} version",
@@ -284,3 +297,122 @@ def _align(
 def get_iteration(result: Mapping[str, Any]) -> int:
     """Return the iteration of a recorded result; 0 if it has none."""
     return int(results.get_number(result, results.ITERATION) or 0)
+
+
+# --- jaxrl diff ---
+
+
+def diff(first: str, second: str) -> int:
+    """Print the differences between two runs.
+
+    Returns:
+        Exit code: 0 if there are none, else 1.
+    """
+    a, b = load_record(first), load_record(second)
+    settings = compare_settings(a.params, b.params)
+    manifests = compare_sessions(a.sessions, b.sessions)
+    outcome = compare_results(a.read_results(), b.read_results())
+    sections = {"settings": settings, "manifest": manifests, **_group_results(a, b, outcome)}
+    console = terminal.open_console()
+    if not any(sections.values()):
+        compared = "settings and manifests" if a.sessions else "settings"
+        console.print(_describe_equality(compared, outcome), soft_wrap=True, highlight=False)
+        return 0
+    for letter, run in (("A", a), ("B", b)):
+        console.print(f"{letter}  {run.path}", soft_wrap=True, highlight=False, markup=False)
+    print_table(console, make_table(sections, ("A", "B")))
+    return 1
+
+
+def make_table(sections: Mapping[str, Sequence[Difference]], names: tuple[str, str]) -> Table:
+    """Return a table of differences.
+
+    Args:
+        sections: Differences by the title of their section; empty sections are left out.
+        names: Names of the two runs.
+    """
+    table = Table("", *names, box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for title, differences in sections.items():
+        if differences:
+            table.add_row(Text(title, style="bold"))
+        for difference in differences:
+            cells = (f"  {difference.name}", difference.first, difference.second)
+            table.add_row(*map(Text, cells))
+    return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table without spaces at the ends of its lines."""
+    for line in terminal.format_table(table, console):
+        console.file.write(f"{line}\n")
+
+
+def _group_results(
+    a: RunRecord, b: RunRecord, outcome: ResultComparison
+) -> dict[str, list[Difference]]:
+    """Return the sections on the first results that differ, and on the number of iterations."""
+    sections: dict[str, list[Difference]] = {}
+    if outcome.iteration is not None:
+        title = f"results, iteration {outcome.iteration}"
+        sections[title] = shorten(outcome.differences)
+    if outcome.only_first or outcome.only_second or a.has_results != b.has_results:
+        numbers = Difference(
+            name="number",
+            first=_count(a, outcome.num_iterations + outcome.only_first),
+            second=_count(b, outcome.num_iterations + outcome.only_second),
+        )
+        sections["iterations"] = [numbers]
+    return sections
+
+
+def shorten(differences: Sequence[Difference]) -> list[Difference]:
+    """Return the first differences, and an entry that counts the others."""
+    more = len(differences) - MAX_SHOWN
+    if more <= 0:
+        return list(differences)
+    return [
+        *differences[:MAX_SHOWN],
+        Difference(name=f"and {more} others", first="...", second="..."),
+    ]
+
+
+def _count(run: RunRecord, number: int) -> str:
+    return str(number) if run.has_results else "not recorded"
+
+
+def _describe_equality(compared: str, outcome: ResultComparison) -> str:
+    if not outcome.num_iterations:
+        return f"equal: {compared}; no results are recorded"
+    values = describe_values(outcome.num_values, outcome.num_rounded, outcome.num_iterations)
+    return f"equal: {compared}, and {values}"
+
+
+# --- jaxrl league ---
+
+
+def show_league(run: str, picture: Path | None) -> None:
+    """Print the shares that players won and their ratings, and draw them if a file is given."""
+    if picture is not None and picture.suffix.lower() not in PICTURES:
+        raise ConfigError(f"--picture {picture} must end with one of {', '.join(PICTURES)}.")
+    table = read_league(resolve_checkpoint(find_run(run)))
+    print_table(terminal.open_console(), _make_league_table(table))
+    if picture is not None:
+        from jaxrl.loggers.plots import draw_league
+
+        draw_league(table, picture)
+
+
+def _make_league_table(table: GameTable) -> Table:
+    """Return a table with a row for each player: Elo, games, and the share won of each opponent.
+
+    Opponents are named by the number of their row.
+    """
+    numbers = (str(i + 1) for i in range(len(table.opponents)))
+    shown = Table("", "player", "Elo", "games", *numbers, box=None, pad_edge=False)
+    elo, games, shares = table.compute_elo(), table.count_games(), table.compute_shares()
+    for i, name in enumerate(table.players):
+        cells = (MISSING if np.isnan(share) else f"{share:.2f}" for share in shares[i])
+        shown.add_row(str(i + 1), Text(name), f"{elo[name]:.0f}", f"{games[i].sum():,}", *cells)
+    return shown

@@ -11,16 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxrl.cli import terminal
-from jaxrl.cli.experiments import resolve_config_path
 from jaxrl.cli.records import find_run_folder, load_run_config, read_params
+from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.batch_plan import BatchPlan
+from jaxrl.config.load import load_experiment
+from jaxrl.config.registry import resolve_config_path
 from jaxrl.errors import ConfigError
 from jaxrl.loggers import text
-from jaxrl.runtime.compilation_cache import CacheContents, get_cache_contents
+from jaxrl.runtime.compilation_cache import get_cache_contents
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
-    from jaxrl.config.base import AlgorithmConfig
 
 MIB = 2**20
 SIZE_KEYS = ("argument_bytes", "output_bytes", "temp_bytes", "donated_bytes")
@@ -60,18 +61,19 @@ def compile_report(
             "jit=False compiles nothing, so there is nothing to report: set jit=True, and unset "
             "JAX_DISABLE_JIT."
         )
+    cache = get_cache_contents()
     report = {
         "algo": config.algo_name,
         "env": str(config.environment_settings.env),
         "devices": devices,
         "env_steps_per_train_batch": plan.num_envs * plan.rollout_fragment_length,
         "programs": {name: _add_flops_per_step(name, p, plan) for name, p in programs.items()},
-        "cache": _cache_to_dict(get_cache_contents()),
+        "cache": None if cache is None else dataclasses.asdict(cache),
     }
     typer.echo(json.dumps(report, indent=2) if as_json else "\n".join(_format_report(report)))
 
 
-def _build(config: "AlgorithmConfig") -> "Algorithm":
+def _build(config: AlgorithmConfig) -> "Algorithm":
     from jaxrl.algorithm import Algorithm
 
     built = config.build()
@@ -84,15 +86,13 @@ def _build(config: "AlgorithmConfig") -> "Algorithm":
     return built
 
 
-def _load_config(source: Sequence[str], trust: Sequence[str] | None) -> "AlgorithmConfig":
+def _load_config(source: Sequence[str], trust: Sequence[str] | None) -> AlgorithmConfig:
     """Load the config of `file CONFIG` or of a run folder, importing only what is trusted.
 
     Raises:
         JaxrlError: If the file or folder does not exist, or is damaged.
     """
     if len(source) == 2 and source[0] == "file":
-        from jaxrl.config.load import load_experiment
-
         return load_experiment(resolve_config_path(source[1])).config
     if len(source) != 1 or source[0] == "file":
         raise ConfigError(
@@ -117,10 +117,6 @@ def _count_steps_per_call(name: str, plan: BatchPlan) -> int | None:
     return plan.envs_per_runner if name == "host_act" else None
 
 
-def _cache_to_dict(contents: CacheContents | None) -> dict[str, Any] | None:
-    return None if contents is None else dataclasses.asdict(contents)
-
-
 def _format_report(report: Mapping[str, Any]) -> list[str]:
     """Format the report as text."""
     table = Table(box=None, pad_edge=False)
@@ -138,16 +134,13 @@ def _format_report(report: Mapping[str, Any]) -> list[str]:
             "-" if per_step is None else text.format_rate(per_step),
             *(f"{figures[size] / MIB:.2f}" for size in SIZE_KEYS),
         )
-    console = Console(width=160)
-    with console.capture() as printed:
-        console.print(table)
     first = (
         f"{report['algo']} on {report['env']}, {report['devices']}, "
         f"{text.format_number(report['env_steps_per_train_batch'])} environment steps per train batch"
     )
     return [
         first,
-        *(line.rstrip() for line in printed.get().splitlines()),
+        *terminal.format_table(table, Console(width=terminal.FILE_WIDTH)),
         TABLE_NOTE,
         _format_cache(report["cache"]),
     ]

@@ -1,23 +1,22 @@
-"""`jaxrl evaluate`: a saved policy in its environment or another one."""
+"""`jaxrl evaluate`, `record` and `estimate`: a saved policy in environments and on recorded data."""
 
 import contextlib
 import dataclasses
 import importlib
 import json
 import logging
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import typer
 
 from jaxrl import metrics
 from jaxrl.cli import terminal
-from jaxrl.cli.errors import make_log_level_override
 from jaxrl.cli.experiments import parse_steps
-from jaxrl.cli.interrupts import RaiseOnInterrupt
-from jaxrl.cli.records import find_run, resolve_checkpoint
+from jaxrl.cli.records import find_run, open_checkpoint, open_policy, resolve_checkpoint
 from jaxrl.config.imports import SCRIPT_OPTION
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.config.serialize import deserialize_config
@@ -33,65 +32,51 @@ from jaxrl.runtime import files
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
-
-Result = Mapping[str, Any]
+    from jaxrl.estimation.estimate import Estimate, EstimateReport
 
 logger = logging.getLogger("jaxrl")
 
 
 def evaluate(
     checkpoint: str,
-    episodes: int | None,
-    log_level: int | None = None,
+    overrides: Mapping[str, Any],
     *,
-    algo: str | None = None,
-    env: str | None = None,
-    steps: str | None = None,
-    out: str | None = None,
-    video: bool = False,
-    trust: Sequence[str] | None = None,
-    without_callbacks: bool = False,
+    episodes: int | None,
+    steps: str | None,
+    algo: str | None,
+    env: str | None,
+    out: str | None,
+    video: bool,
+    trust: Sequence[str] | None,
+    without_callbacks: bool,
 ) -> None:
     """Evaluate a saved policy and print its returns.
 
     Args:
         checkpoint: Checkpoint, or a run for its newest one.
+        overrides: Settings from -v.
         episodes: Number of episodes; None for the config's.
-        log_level: Level of jaxrl's Python loggers; None for the run's.
+        steps: Number of environment steps, instead of episodes.
         algo: Name of the algorithm that must have written the checkpoint; None for any.
         env: Environment to evaluate in; None for the config's.
-        steps: Number of environment steps, instead of episodes.
         out: File for the result (.json) or the transitions (.npz).
         video: Whether to record a video.
-        trust: Packages that may be imported; see `--trust`.
+        trust: Packages that may be imported.
         without_callbacks: Whether to leave out the callbacks of the run.
-
-    Raises:
-        JaxrlError: If options contradict each other, or the checkpoint cannot be used.
     """
-    from jaxrl.algorithm import Algorithm
-
-    console = Console()
     _check_options(episodes, steps, out, video=video)
     path = resolve_checkpoint(find_run(checkpoint))
     metadata = read_metadata(path)
     check_metadata(metadata, path)
-    overrides: dict[str, Any] = {
+    overrides = {
         **_leave_out_callbacks(metadata, everything=without_callbacks),
         **_make_overrides(path, metadata, algo, env, steps, trust),
-        **make_log_level_override(log_level),
+        **overrides,
+        **({"record_video": True} if video else {}),
     }
-    if video:
-        overrides["record_video"] = True
-    status = console.status(f"loading {path.name} and compiling its evaluation")
-    with (
-        RaiseOnInterrupt(),
-        terminal.redirect_output(console),
-        status,
-        Algorithm.from_checkpoint(str(path), trust=trust, **overrides) as algorithm,
-    ):
+    with open_checkpoint(path, overrides, trust, "compiling its evaluation") as algorithm:
         if out is not None and out.endswith(".npz"):
-            result = _evaluate_and_record(algorithm, episodes, Path(out).expanduser())
+            result = evaluate_and_record(algorithm, episodes, Path(out).expanduser())
         else:
             folder = _get_video_folder(path)
             result = algorithm.evaluate(num_episodes=episodes, video_folder=folder)
@@ -211,7 +196,7 @@ def _check_algorithm(given: str, saved: str, checkpoint: Path) -> None:
     )
 
 
-def _evaluate_and_record(algorithm: "Algorithm", episodes: int | None, path: Path) -> Result:
+def evaluate_and_record(algorithm: "Algorithm", episodes: int | None, path: Path) -> results.Result:
     """Evaluate in this process, write every transition, and return the result."""
     from jaxrl.evaluation.rollouts import record_rollouts, write_rollouts
     from jaxrl.runners.compiled_runner import CompiledRunnerGroup
@@ -243,7 +228,9 @@ def _evaluate_and_record(algorithm: "Algorithm", episodes: int | None, path: Pat
     return result
 
 
-def _write_result(path: Path, checkpoint: Path, algorithm: "Algorithm", result: Result) -> None:
+def _write_result(
+    path: Path, checkpoint: Path, algorithm: "Algorithm", result: results.Result
+) -> None:
     """Write the result of an evaluation, and of what it is, as JSON."""
     config = algorithm.config
     changed = config.evaluation_settings.evaluation_config or {}
@@ -286,3 +273,121 @@ def _get_video_folder(checkpoint: Path) -> Path:
     """Return the folder for videos of a checkpoint: in its run folder, or else beside it."""
     folder = checkpoint.resolve().parent
     return (folder.parent if is_run_folder(folder.parent) else folder) / "videos"
+
+
+def record(
+    checkpoint: str,
+    output: str,
+    overrides: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    trust: Sequence[str] | None,
+) -> None:
+    """Record the policy of a checkpoint, and print the contents of the folder.
+
+    Args:
+        checkpoint: Checkpoint, or a run for its newest one.
+        output: Folder of recorded data.
+        overrides: Settings from -v.
+        options: Further arguments of `Algorithm.record`.
+        trust: Packages that may be imported.
+    """
+    folder = str(Path(output).expanduser().absolute())
+    with open_policy(checkpoint, overrides, trust) as (path, algorithm):
+        data = algorithm.record(folder, **options)
+    terminal.echo(f"checkpoint  {path}")
+    terminal.echo(f"data        {folder}")
+    by_module = data if isinstance(data, dict) else {"": data}
+    for module, recorded in by_module.items():
+        if (counts := recorded.counts) is not None:
+            known = counts.returns.num_episodes
+            mean = format_mean_return(counts.returns.mean if known else None)
+            name = f"{module}: " if module else ""
+            terminal.echo(
+                f"            {name}{counts.num_steps} steps, {counts.num_episodes} episodes, {mean}"
+            )
+
+
+def format_mean_return(mean: float | None) -> str:
+    """Format the mean return of recorded episodes; None if no episode is whole."""
+    return "no whole episode" if mean is None else f"mean return {mean:.4g}"
+
+
+def estimate(
+    checkpoint: str,
+    source: str | None,
+    overrides: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    methods: str | None,
+    fqe_updates: int | None,
+    as_json: bool,
+    trust: Sequence[str] | None,
+) -> None:
+    """Estimate the policy of a checkpoint from recorded data, and print the estimates.
+
+    Args:
+        checkpoint: Checkpoint, or a run for its newest one.
+        source: Recorded data; None for those of the run.
+        overrides: Settings from -v.
+        options: Further arguments of `Algorithm.evaluate_offline`.
+        methods: Names of methods, separated by commas; None for those that are possible.
+        fqe_updates: Gradient steps of the value function; None for the default.
+        as_json: Whether to print JSON.
+        trust: Packages that may be imported.
+    """
+    names = None if methods is None else [name.strip() for name in methods.split(",")]
+    fqe = None if fqe_updates is None else {"num_updates": fqe_updates}
+    data = None if source is None else str(Path(source).expanduser())
+    with open_policy(checkpoint, overrides, trust) as (path, algorithm):
+        if data is None and not (algorithm.config.is_offline or algorithm.config.is_mixed):
+            raise ConfigError(
+                f"The run of {path} learned from no recorded data: name a folder of them, --input DATA."
+            )
+        report = algorithm.evaluate_offline(data, names, fqe=fqe, **options)
+    if as_json:
+        typer.echo(json.dumps(_report_to_json(report), indent=2))
+        return
+    terminal.echo(f"checkpoint  {path}")
+    for line in _format_report(report):
+        terminal.echo(line)
+
+
+def _report_to_json(report: "EstimateReport") -> object:
+    """Return a report as JSON data, without the numbers that JSON does not have."""
+
+    def convert(value: object) -> object:
+        if isinstance(value, dict):
+            return {str(name): convert(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        return value
+
+    return convert(report.to_dict())
+
+
+def _format_report(report: "EstimateReport") -> Iterator[str]:
+    yield (
+        f"data        {report.num_episodes} episodes, {report.num_steps} steps, "
+        f"{report.num_dropped} incomplete parts left out"
+    )
+    yield f"policy      {'samples its actions' if report.explore else 'takes the most likely action'}"
+    yield f"gamma       {report.gamma:g}"
+    yield ""
+    rows = {"behavior": report.behavior, **report.estimates}
+    width = max(map(len, rows))
+    yield f"{'':{width}}  {'value':>10}  {100.0 * report.confidence:g}% interval"
+    for name, estimate in rows.items():
+        yield f"{name:{width}}  {_format_estimate(estimate)}"
+    if report.effective_size is not None and report.largest_share is not None:
+        yield ""
+        yield (
+            f"effective episodes {report.effective_size:.1f}, "
+            f"largest weight {100.0 * report.largest_share:.1f}%"
+        )
+    for warning in report.warnings:
+        yield f"warning: {warning}"
+
+
+def _format_estimate(estimate: "Estimate") -> str:
+    return f"{estimate.value:10.4g}  [{estimate.low:.4g}, {estimate.high:.4g}]"

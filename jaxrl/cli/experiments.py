@@ -2,59 +2,71 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jaxrl.config.load import check_document_size
-from jaxrl.config.registry import find_shipped_configs, resolve_config_path
+from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.load import (
+    RLLIB_PARAMS,
+    Experiment,
+    check_document_size,
+    load_experiment,
+    parse_yaml_value,
+)
+from jaxrl.config.markers import replace_at_path
+from jaxrl.config.registry import (
+    find_shipped_configs,
+    get_algorithm_config,
+    resolve_config_path,
+)
+from jaxrl.config.stop import parse_stop
 from jaxrl.errors import ConfigError
+from jaxrl.runs.results import ENV_STEPS, TRAINED_STEPS
 
-if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.config.load import Experiment
-
-ENV_STEPS = "num_env_steps_sampled_lifetime"
-TRAINED_ROWS = "num_env_steps_trained_lifetime"
+_JSON_EXAMPLES = {"--config": '{"lr": 3e-4}', "--env-config": '{"size": 5}'}
 
 
 def build_experiment(
     source: Sequence[str],
     *,
-    algo: str | None,
-    env: str | None,
-    stop: Mapping[str, float] | None,
-    settings: Mapping[str, Any],
-    assignments: Sequence[str],
+    algo: str | None = None,
+    env: str | None = None,
+    stop: str | None = None,
+    steps: str | None = None,
+    settings: str | None = None,
+    assignments: Sequence[str] = (),
     overrides: Mapping[str, Any],
-) -> "Experiment":
+) -> Experiment:
     """Build the experiment that the command line describes.
 
     Args:
         source: `["file", CONFIG]`, or empty if the options are complete.
         algo: Name of the algorithm.
         env: Id or class path of the environment.
-        stop: Stop criterion; replaces the one of the file.
-        settings: Settings that override those of the file.
+        stop: Stop criterion as JSON; replaces the one of the file.
+        steps: Environment steps after which to stop; replaces the file's criterion as well.
+        settings: Settings as JSON, which override those of the file.
         assignments: Single settings such as "lr=3e-4", which override both.
         overrides: Settings that have an option of their own; None leaves them unchanged.
 
     Raises:
         JaxrlError: If something is missing, contradictory or unknown.
     """
-    from jaxrl.config.load import Experiment
-
+    criterion = parse_stop_options(stop, steps)
+    given = {} if settings is None else parse_json_object("--config", settings)
     if source:
         experiment = _from_file(source, algo)
     else:
-        experiment = _from_options(algo, env or settings.get("env"))
+        experiment = _from_options(algo, env or given.get("env"))
     config = experiment.config
     if env is not None:
         config.environment(env)
-    config.update_from_dict(settings)
+    config.update_from_dict(given)
     for assignment in assignments:
         _assign(config, assignment)
     config.update_from_dict({name: v for name, v in overrides.items() if v is not None})
-    criterion = experiment.stop if stop is None else dict(stop)
-    return Experiment(name=experiment.name, config=config, stop=criterion)
+    check_steps_option(steps, is_offline=config.is_offline)
+    stop_at = experiment.stop if criterion is None else criterion
+    return Experiment(name=experiment.name, config=config, stop=stop_at)
 
 
 def parse_stop_options(stop: str | None, steps: str | None) -> dict[str, float] | None:
@@ -63,8 +75,6 @@ def parse_stop_options(stop: str | None, steps: str | None) -> dict[str, float] 
     Raises:
         JaxrlError: If one of them is invalid, or both give a number of steps.
     """
-    from jaxrl.config.stop import parse_stop
-
     if stop is None and steps is None:
         return None
     criteria = {} if stop is None else parse_stop(parse_json_object("--stop", stop))
@@ -78,27 +88,14 @@ def parse_stop_options(stop: str | None, steps: str | None) -> dict[str, float] 
 
 
 def check_steps_option(steps: str | None, *, is_offline: bool) -> None:
-    """Raise if --steps is given for a run that takes no environment steps.
-
-    Args:
-        steps: Value of --steps; None without it.
-        is_offline: Whether the run learns from recorded data alone.
-
-    Raises:
-        ConfigError: If --steps is never reached.
-    """
+    """Raise if --steps is given for a run that takes no environment steps."""
     if steps is None or not is_offline:
         return
     raise ConfigError(
         f"--steps {steps} counts environment steps, and a run that learns from recorded data takes "
-        f"none: --stop '{{\"{TRAINED_ROWS}\": {parse_steps(steps):.0f}}}' ends it after so many "
+        f"none: --stop '{{\"{TRAINED_STEPS}\": {parse_steps(steps):.0f}}}' ends it after so many "
         "recorded rows, and --stop '{\"training_iteration\": 10}' after so many iterations."
     )
-
-
-def parse_settings(config: str | None) -> dict[str, Any]:
-    """Parse the settings of --config."""
-    return {} if config is None else parse_json_object("--config", config)
 
 
 def parse_steps(text: str) -> float:
@@ -118,11 +115,8 @@ def parse_steps(text: str) -> float:
     return steps
 
 
-def _assign(config: "AlgorithmConfig", assignment: str) -> None:
+def _assign(config: AlgorithmConfig, assignment: str) -> None:
     """Apply "name=value", or "name.key=value" for one entry of a dictionary setting."""
-    from jaxrl.config.load import parse_yaml_value
-    from jaxrl.config.markers import replace_at_path
-
     path, equals, text = assignment.partition("=")
     name, *keys = path.strip().split(".")
     if not equals or not all((name, *keys)):
@@ -143,27 +137,21 @@ def parse_json_object(option: str, text: str) -> dict[str, Any]:
     Raises:
         ConfigError: If the text is not a JSON object.
     """
+    example = _JSON_EXAMPLES.get(option, '{"training_iteration": 10}')
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{option} is not valid JSON ({error}): got {text[:200]!r}; "
-            f"write it like '{_get_json_example(option)}', in single quotes for the shell."
+            f"write it like '{example}', in single quotes for the shell."
         ) from error
     check_document_size(value, option)
     if not isinstance(value, dict):
-        raise ConfigError(
-            f"{option} must be a JSON object like '{_get_json_example(option)}', got {text!r}."
-        )
+        raise ConfigError(f"{option} must be a JSON object like '{example}', got {text!r}.")
     return value
 
 
-def _get_json_example(option: str) -> str:
-    examples = {"--config": '{"lr": 3e-4}', "--env-config": '{"size": 5}'}
-    return examples.get(option, '{"training_iteration": 10}')
-
-
-def _from_file(source: Sequence[str], algo: str | None) -> "Experiment":
+def _from_file(source: Sequence[str], algo: str | None) -> Experiment:
     if len(source) == 1 and source[0] in find_shipped_configs():
         raise ConfigError(f"'{source[0]}' is a shipped config: use 'jaxrl train file {source[0]}'.")
     if len(source) != 2 or source[0] != "file":
@@ -171,7 +159,6 @@ def _from_file(source: Sequence[str], algo: str | None) -> "Experiment":
             f"Cannot train {' '.join(source)!r}: use 'jaxrl train file CONFIG', or give --algo "
             "and --env."
         )
-    from jaxrl.config.load import RLLIB_PARAMS, load_experiment
 
     path = resolve_config_path(source[1])
     if algo is not None and path.name != RLLIB_PARAMS:
@@ -185,15 +172,13 @@ def _from_file(source: Sequence[str], algo: str | None) -> "Experiment":
     return experiment
 
 
-def _from_options(algo: str | None, env: str | None) -> "Experiment":
+def _from_options(algo: str | None, env: str | None) -> Experiment:
     if algo is None or env is None:
         missing = "--algo" if algo is None else "--env"
         raise ConfigError(
             f"{missing} is missing: use e.g. 'jaxrl train --algo PPO --env CartPole-v1', or "
             "'jaxrl train file CONFIG' ('jaxrl list configs' lists the shipped ones)."
         )
-    from jaxrl.config.load import Experiment
-    from jaxrl.config.registry import get_algorithm_config
 
     config = get_algorithm_config(algo).environment(env)
     return Experiment(name=f"{algo} on {env}", config=config, stop={})

@@ -1,25 +1,29 @@
-"""Output of `jaxrl list` and `jaxrl check-env`."""
+"""`jaxrl list`, `example`, `datasets` and `check-env`: all that can be trained on."""
 
 import logging
+import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gymnasium
+import typer
 import yaml
 from gymnasium import spaces
 
 from jaxrl.cli import terminal
-from jaxrl.cli.command import format_command
+from jaxrl.cli.evaluation import format_mean_return
 from jaxrl.cli.experiments import parse_json_object
-from jaxrl.config.registry import find_shipped_configs, list_algorithms
+from jaxrl.cli.terminal import format_command
+from jaxrl.config.datasets import QUALITIES, TASKS, is_made, resolve_datasets_dir, split_name
+from jaxrl.config.registry import find_shipped_config, find_shipped_configs, list_algorithms
 from jaxrl.core.algorithms import ALGORITHMS
 from jaxrl.envs.adapters.table import ADAPTERS, list_ids
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import Made, list_envs, list_multi_envs, make_any
-from jaxrl.errors import JaxrlError
+from jaxrl.errors import JaxrlError, RunFolderError
 from jaxrl.testing import check_env
 
 _IN_GRAPH = "JAX, in the compiled program"
@@ -135,12 +139,7 @@ def _format_table(entries: Iterable[tuple[str, str]]) -> list[str]:
     """Format entries as two columns."""
     rows = list(entries)
     width = max((len(name) for name, _ in rows), default=0)
-    return list(_format_rows(rows, width))
-
-
-def _format_rows(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:
-    for name, description in rows:
-        yield f"{name:<{width}}  {description}".rstrip()
+    return [f"{name:<{width}}  {description}".rstrip() for name, description in rows]
 
 
 def check_environment(env: str, env_config: str | None, steps: int, seed: int) -> None:
@@ -161,6 +160,57 @@ def check_environment(env: str, env_config: str | None, steps: int, seed: int) -
     for note in dict.fromkeys((*made.notes, *messages)):
         terminal.echo(f"note: {note}")
     terminal.echo(f"{made.id} passed all checks.")
+
+
+def copy_config(example_id: str) -> None:
+    """Copy a shipped config to the current folder."""
+    source = find_shipped_config(example_id)
+    target = Path(source.name)
+    try:
+        with source.open("rb") as content, target.open("xb") as copy:
+            shutil.copyfileobj(content, copy)
+    except FileExistsError:
+        raise RunFolderError(
+            f"{target} exists in this folder: move it, or call this in another folder."
+        ) from None
+    except OSError as error:
+        raise RunFolderError(f"Cannot write {target} in {Path.cwd()}: {error.strerror}.") from error
+    terminal.echo(f"copied to     {target}")
+    terminal.echo(f"train it with {format_command('train', 'file', target)}")
+
+
+def list_datasets(out: str | None) -> None:
+    """Print the data sets of a folder, and those that can be made in it."""
+    from jaxrl.datasets.record import read_record
+
+    root = resolve_datasets_dir(out)
+    for task, recipe in TASKS.items():
+        record = read_record(root / task) if is_made(task, root) else None
+        for quality, about in QUALITIES.items():
+            if record is None:
+                name = f"{task}-{quality}"
+                terminal.echo(f"{name:18} not made: {about} ({recipe.config})")
+            else:
+                terminal.echo(_describe_dataset(root, task, quality, record))
+
+
+def make_dataset(name: str, out: str | None, rows: int, seed: int) -> None:
+    """Make the data sets of a task, and print them."""
+    from jaxrl.datasets.make import make_datasets
+
+    task, _ = split_name(name)
+    record = make_datasets(task, out, num_rows=rows, seed=seed, on_progress=typer.echo)
+    for quality in QUALITIES:
+        terminal.echo(_describe_dataset(resolve_datasets_dir(out), task, quality, record))
+
+
+def _describe_dataset(root: Path, task: str, quality: str, record: Mapping[str, Any]) -> str:
+    entry = record["datasets"][quality]
+    mean = format_mean_return(entry["mean_return"])
+    return (
+        f"{f'{task}-{quality}':18} {entry['num_steps']:,} steps, {entry['num_episodes']:,} "
+        f"episodes, {mean}  {root / task / quality}"
+    )
 
 
 class _MessageCollector(logging.Handler):

@@ -1,13 +1,15 @@
-"""Trained runs: finding and reading what commands are given."""
+"""Trained runs that commands are given: found, read and opened."""
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.config.imports import Trust
 from jaxrl.config.serialize import deserialize_config
+from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.errors import CheckpointError, RunFolderError, did_you_mean
 from jaxrl.loggers.sinks import read_results
 from jaxrl.runs import results
@@ -30,6 +32,7 @@ from jaxrl.runtime.files import read_bounded
 from jaxrl.sweeps.state import is_lane_name, is_sweep_folder, read_sweep
 
 if TYPE_CHECKING:
+    from jaxrl.algorithm import Algorithm
     from jaxrl.config.base import AlgorithmConfig
 
 MAX_PARAMS_BYTES = 64 * 2**20
@@ -127,6 +130,44 @@ def resolve_checkpoint(path: Path) -> Path:
             "Train it again."
         )
     return find_checkpoint(path)
+
+
+@contextlib.contextmanager
+def open_checkpoint(
+    path: Path, overrides: Mapping[str, Any], trust: Sequence[str] | None, purpose: str
+) -> "Generator[Algorithm]":
+    """Open the algorithm of a checkpoint, with a spinner while it is in use.
+
+    Args:
+        path: Checkpoint.
+        overrides: Settings that replace saved ones.
+        trust: Packages that may be imported; see `--trust`.
+        purpose: Words for the spinner on what the algorithm is opened for.
+    """
+    from rich.console import Console
+
+    from jaxrl.algorithm import Algorithm
+    from jaxrl.cli import terminal
+
+    console = Console()
+    with (
+        terminal.RaiseOnInterrupt(),
+        terminal.redirect_output(console),
+        console.status(f"loading {path.name} and {purpose}"),
+        Algorithm.from_checkpoint(str(path), trust=trust, **overrides) as algorithm,
+    ):
+        yield algorithm
+
+
+@contextlib.contextmanager
+def open_policy(
+    given: str, overrides: Mapping[str, Any], trust: Sequence[str] | None
+) -> "Generator[tuple[Path, Algorithm]]":
+    """Open the algorithm of a checkpoint, or of a run's newest one, without callbacks."""
+    path = resolve_checkpoint(find_run(given))
+    overrides = {**WITHOUT_CALLBACKS, **overrides}
+    with open_checkpoint(path, overrides, trust, "computing its actions") as algorithm:
+        yield path, algorithm
 
 
 def find_run_folder(given: str) -> Path:

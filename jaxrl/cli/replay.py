@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from jaxrl import metrics
 from jaxrl.cli import terminal
 from jaxrl.cli.comparison import (
     GIT,
@@ -18,11 +19,11 @@ from jaxrl.cli.comparison import (
     compare_sessions,
     describe_values,
     get_iteration,
+    make_table,
+    print_table,
     select_repeatable,
+    shorten,
 )
-from jaxrl.cli.diff import make_table, open_console, print_table, shorten
-from jaxrl.cli.errors import make_log_level_override
-from jaxrl.cli.interrupts import RaiseOnInterrupt
 from jaxrl.cli.records import RunRecord, count_iterations, is_lane, load_record
 from jaxrl.config.serialize import hash_config
 from jaxrl.config.settings.replay import OffPolicyTraining
@@ -44,35 +45,37 @@ FILE_LOGGERS = ("json", "csv", "tensorboard")
 
 def replay(
     run: str,
+    overrides: Mapping[str, Any],
     *,
     out: str | None,
     iterations: int | None,
-    log_level: int | None = None,
-    trust: Sequence[str] | None = None,
+    trust: Sequence[str] | None,
 ) -> int:
     """Train a run again and print whether the results and the last checkpoint are equal.
 
     Args:
         run: Run folder, or its name in the results folder.
+        overrides: Settings from -v.
         out: Folder for the new run; None uses a temporary one.
         iterations: Number of iterations; None for as many as the run has.
-        log_level: Level of jaxrl's Python loggers; None for the run's.
-        trust: Packages that may be imported; see `--trust`.
+        trust: Packages that may be imported.
 
     Returns:
         Exit code: 0 if all is equal, else 1.
-
-    Raises:
-        JaxrlError: If the run cannot be replayed.
     """
     record = load_record(run, instead_of_sweep="replay single runs")
     number = _choose_iterations(record, iterations)
     _refuse_unrepeatable_record(record, number)
     config = record.load_config(trust)
     _refuse_unrepeatable_config(record, config, number)
-    console = open_console()
-    with RaiseOnInterrupt(), _open_folder(out) as folder, terminal.redirect_output(console):
-        _prepare(config, record, folder, is_kept=out is not None, log_level=log_level)
+    console = terminal.open_console()
+    with (
+        terminal.RaiseOnInterrupt(),
+        _open_folder(out) as folder,
+        terminal.redirect_output(console),
+    ):
+        config.update_from_dict(dict(overrides))
+        _prepare(config, record, folder, is_kept=out is not None)
         with console.status("building") as status, config.build() as algo:
             _refuse_resumed_host_run(record, algo, number)
             outcome = _train(record, algo, number, status.update)
@@ -235,14 +238,7 @@ def _open_folder(out: str | None) -> Generator[Path]:
     yield path
 
 
-def _prepare(
-    config: "AlgorithmConfig",
-    record: RunRecord,
-    folder: Path,
-    *,
-    is_kept: bool,
-    log_level: int | None,
-) -> None:
+def _prepare(config: "AlgorithmConfig", record: RunRecord, folder: Path, *, is_kept: bool) -> None:
     """Set where the replay is recorded, and what was chosen or measured when the run began."""
     sinks = [s for s in config.debugging_settings.loggers if s in FILE_LOGGERS]
     config.debugging(
@@ -250,7 +246,6 @@ def _prepare(
         run_name=folder.name,
         loggers=(sinks or ["json"]) if is_kept else [],
     )
-    config.update_from_dict(make_log_level_override(log_level))
     config.checkpointing(
         checkpoint_frequency=0, checkpoint_interval_s=None, checkpoint_at_end=is_kept
     )
@@ -281,7 +276,9 @@ def _train(
         if get_iteration(current) != iteration:
             return
         new = results.to_json(result)
-        pair = [row if is_evaluated else _without_evaluation(row) for row in (current, new)]
+        # With evaluation_duration="auto", evaluations last as long as training.
+        left_out = () if is_evaluated else (metrics.EVALUATION,)
+        pair = [{n: x for n, x in row.items() if n not in left_out} for row in (current, new)]
         outcome.differences, num_rounded = compare_result(*pair)
         outcome.place = f"iteration {iteration}"
         outcome.num_iterations += 1
@@ -306,11 +303,6 @@ def _skip_to(
     while current is not None and get_iteration(current) < iteration:
         current = next(rows, None)
     return current
-
-
-def _without_evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out evaluations, which last as long as training with `evaluation_duration="auto"`."""
-    return {name: value for name, value in row.items() if name != "evaluation"}
 
 
 def _compare_checkpoint(checkpoint: Path, algo: "Algorithm", outcome: Outcome) -> None:

@@ -1,7 +1,8 @@
-"""Output to a terminal: lines that fit, and low-level output as lines above a live display.
+"""The terminal: lines and tables that fit, commands to type, low-level output, and signals.
 
 rich redirects what Python prints. Libraries in C++ (Ray, XLA) and environment processes write to
-the file descriptors directly, which would shift the panel and leave parts of it behind.
+the file descriptors directly, which would shift a live display and leave pieces of it behind: they
+are printed as lines above it. Ctrl-C, SIGTERM and SIGHUP end a command at any moment.
 """
 
 import contextlib
@@ -9,14 +10,19 @@ import fcntl
 import os
 import secrets
 import select
+import shlex
 import shutil
+import signal
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import typer
 
@@ -24,7 +30,12 @@ from jaxrl.core.wrapping import wrap_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
+FILE_WIDTH = 160
+"""Width of tables in a file or pipe, in characters."""
+GRACE_S = 10.0
+"""Seconds for a command to clean up after a KeyboardInterrupt, which may also have been lost."""
 _DRAIN_SCRIPT = "trap '' INT TERM HUP QUIT; read -r _; exec cat <&2"
 """Shell script that forwards what is written after this process closed the pipe or crashed."""
 _DRAIN_TIMEOUT_S = 1.0
@@ -43,9 +54,48 @@ def echo(line: str, *, err: bool = False) -> None:
     typer.echo(line, err=err)
 
 
-def get_descriptors() -> tuple[int, ...]:
-    """Return the file descriptors that may lead to the terminal."""
-    return (0, 1, 2, *_copies.values())
+def open_console() -> "Console":
+    """Return a console for tables, wide enough for long names if the output is not a terminal."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
+
+
+def format_table(table: "Table", console: "Console | None" = None) -> list[str]:
+    """Return the lines of a table, without spaces at their ends."""
+    console = console or open_console()
+    with console.capture() as printed:
+        console.print(table)
+    return [line.rstrip() for line in printed.get().splitlines()]
+
+
+def format_command(*words: str | Path) -> str:
+    """Return a command line of `jaxrl` with these words that works in the current folder.
+
+    If its virtual environment is not active, the shell does not find `jaxrl` by name alone.
+    """
+    return f"{_format_program()} {shlex.join(str(word) for word in words)}"
+
+
+def _format_program() -> str:
+    """Return the shortest form of this process's program name that a shell finds."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"{_shorten(Path(sys.executable))} -m jaxrl"
+    return _shorten(called) if called.name == "jaxrl" else "jaxrl"
+
+
+def _shorten(program: Path) -> str:
+    """Return a program's name if the shell finds it, else its path from the current folder."""
+    on_path = shutil.which(program.name)
+    # Symlinks are not resolved: the pythons of all virtual environments point to one file.
+    if on_path is not None and os.path.abspath(on_path) == os.path.abspath(program):
+        return program.name
+    path, cwd = Path(os.path.abspath(program)), Path.cwd()
+    if not path.is_relative_to(cwd):
+        return shlex.quote(str(path))
+    return shlex.quote(os.path.join(*([os.curdir] * (path.parent == cwd)), path.relative_to(cwd)))
 
 
 def restore_output() -> None:
@@ -159,3 +209,137 @@ class _OutputPipe:
             text = Text.from_ansi(line.decode(errors="replace"))
             with contextlib.suppress(OSError, ValueError):  # the terminal is gone
                 self._console.print(text, highlight=False)
+
+
+class SignalWatch:
+    """Context manager that receives signals in a thread of its own.
+
+    A Python signal handler runs only when the main thread is back in Python, and XLA may compile
+    for minutes; an exception raised by it inside a callback of the garbage collector is lost.
+    Signals are therefore read from the interpreter's wake-up pipe by a thread.
+    """
+
+    signals: ClassVar[tuple[signal.Signals, ...]] = (signal.SIGINT,)
+
+    def handle(self, number: int) -> None:
+        """Handle a signal; called in the watching thread."""
+        raise NotImplementedError
+
+    def interrupt(self, number: int, frame: object) -> None:
+        """Do nothing in the main thread; the watching thread handles the signal."""
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, name="jaxrl-interrupts", daemon=True)
+        self._thread.start()
+        # The interpreter writes to the pipe only for signals with a Python handler. An ignored
+        # SIGHUP stays ignored, as nohup requires.
+        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        watched = [n for n in self.signals if n != signal.SIGHUP or not is_ignored]
+        self._previous = {number: signal.signal(number, self.interrupt) for number in watched}
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.set_wakeup_fd(self._previous_fd)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._writer.close()  # ends the thread's reading
+        self._thread.join()
+        self._reader.close()
+
+    def _watch(self) -> None:
+        while numbers := self._reader.recv(64):
+            for number in numbers:
+                if number in self._previous:
+                    self.handle(number)
+
+
+class ExitOnInterrupt(SignalWatch):
+    """Watch that ends the process at the first Ctrl-C, while it has nothing to save."""
+
+    def handle(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            restore_output()
+            os.write(2, b"interrupted\n")
+        os._exit(128 + number)
+
+
+class RaiseOnInterrupt(ExitOnInterrupt):
+    """Watch that raises KeyboardInterrupt at Ctrl-C and, after a grace period, ends the process."""
+
+    def __init__(self) -> None:
+        self._timers: list[threading.Timer] = []
+
+    def interrupt(self, number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def handle(self, number: int) -> None:
+        timer = threading.Timer(GRACE_S, super().handle, (number,))
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        for timer in self._timers:
+            timer.cancel()
+
+
+class Interrupts(SignalWatch):
+    """Watch whose first signal requests an orderly stop and whose second ends the process.
+
+    Args:
+        on_first: Callback for the name of the first signal, called in the watching thread.
+        before_abort: Callback that restores the terminal, called in that thread before a second
+            signal ends the process.
+    """
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self, on_first: Callable[[str], None], before_abort: Callable[[], None]) -> None:
+        self.received: int | None = None
+        self._on_first, self._before_abort = on_first, before_abort
+
+    @property
+    def requested(self) -> bool:
+        """Return whether a stop was requested."""
+        return self.received is not None
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, else 0."""
+        return 0 if self.received is None else 128 + self.received
+
+    def handle(self, number: int) -> None:
+        if number == signal.SIGHUP:
+            _detach_terminal()
+        if self.received is None:
+            self.received = number
+            with contextlib.suppress(OSError, ValueError):  # the terminal or pipe is gone
+                self._on_first(signal.Signals(number).name)
+        elif number != signal.SIGHUP:  # sent along with others when a session ends
+            with contextlib.suppress(OSError, ValueError):
+                self._before_abort()
+            os._exit(128 + number)
+
+
+def _detach_terminal() -> None:
+    """Discard further output, since writing to a closed terminal would raise."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2, *_copies.values()):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(null, stream)
+    os.close(null)

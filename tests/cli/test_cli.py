@@ -1,7 +1,9 @@
 """The command line: help, lists, and every way to get it wrong."""
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxrl import __version__
-from jaxrl.cli import runs
+from jaxrl.cli import training
 from jaxrl.cli.app import app
-from jaxrl.cli.experiments import build_experiment, parse_stop_options, resolve_config_path
-from jaxrl.config.load import load_config
-from jaxrl.config.registry import find_shipped_configs, list_algorithms
+from jaxrl.config.load import Experiment, load_config
+from jaxrl.config.registry import find_shipped_configs, list_algorithms, resolve_config_path
 from jaxrl.envs.adapters.table import ADAPTERS
-from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
-
-NOTHING: dict[str, Any] = {
-    **dict.fromkeys(("algo", "env", "stop")),
-    "settings": {},
-    "assignments": (),
-}
+from jaxrl.errors import ConfigError
 
 
 def run(*args: str) -> tuple[int, str, str]:
@@ -30,10 +25,18 @@ def run(*args: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def jaxrl(*args: str) -> subprocess.CompletedProcess[str]:
-    """`jaxrl args` in a process of its own."""
-    command = [sys.executable, "-m", "jaxrl.cli", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Experiment]:
+    """Return a function of the arguments of `jaxrl` to the experiment that would be trained."""
+
+    def build(*args: str) -> Experiment:
+        built: list[Experiment] = []
+        monkeypatch.setattr(training, "train", lambda experiment, _: built.append(experiment) or 7)
+        code, _, err = run(*args)
+        assert code == 7, err  # that of the training
+        return built[0]
+
+    return build
 
 
 def test_help_answers_without_importing_jax() -> None:
@@ -63,19 +66,10 @@ def test_every_command_helps_with_examples(command: str) -> None:
     assert f"jaxrl {command}" in out.partition("Examples")[2]
 
 
-def test_run_is_an_alias_of_algo() -> None:
-    code, out, _ = run("train", "--help")
-    assert code == 0
-    assert "--run" in out
-
-
-def test_without_a_command_there_is_help() -> None:
-    done = jaxrl()
-    assert "Usage" in done.stdout + done.stderr
-    assert "train" in done.stdout + done.stderr
-
-
-def test_the_version_is_printed() -> None:
+def test_without_a_command_there_is_help_or_the_version() -> None:
+    _, out, err = run()
+    assert "Usage" in out + err
+    assert "train" in out + err
     assert run("--version") == (0, f"jaxrl {__version__}\n", "")
 
 
@@ -109,6 +103,7 @@ def test_lists_have_a_word_on_each() -> None:
     assert "observes Box(4), acts Discrete(2)" in lines["CartPole-v1"]
     assert "probe" not in out
     assert "LunarLander-v3" in out
+    assert "gymnax:Breakout-MinAtar" in out.split()
     assert all(f"{prefix}:" in out for prefix in ADAPTERS), out
     assert "jaxrl:probe-value-v0" in run("list", "envs", "--all")[1]
     algos = run("list", "algos")[1].splitlines()
@@ -117,21 +112,6 @@ def test_lists_have_a_word_on_each() -> None:
     configs = run("list", "configs")[1]
     assert [line.split()[0] for line in configs.splitlines()] == sorted(find_shipped_configs())
     assert "PPO on CartPole-v1, 500,000 steps" in configs
-
-
-@pytest.mark.parametrize(
-    ("what", "some"),
-    [
-        ("algos", "PPO"),
-        ("envs", "CartPole-v1"),
-        ("envs", "gymnax:Breakout-MinAtar"),
-        ("configs", "classic/cartpole-ppo"),
-    ],
-)
-def test_list_names_what_there_is(what: str, some: str) -> None:
-    code, out, _ = run("list", what)
-    assert code == 0
-    assert some in out.split()
 
 
 def test_check_env_prints_notes_and_a_verdict() -> None:
@@ -161,6 +141,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("train", "classic/cartpole"), "use 'jaxrl train file CONFIG'"),
     (("train", "file"), "use 'jaxrl train file CONFIG'"),
     (("train", "file", "classic/cartpol-ppo"), "Did you mean 'classic/cartpole-ppo'"),
+    (("train", "file", "nowhere.yaml"), "nowhere.yaml"),
     (("train", "--algo", "PPO", "file", "classic/cartpole-ppo"), "contradicts"),
     (("train", "file", "https://a.b/c/my.yaml"), "use 'jaxrl train file my.yaml'"),
     (("train", "file", "s3://bucket/my.json"), "s3://bucket/my.json is an address"),
@@ -244,17 +225,14 @@ def test_verbose_shows_the_traceback_and_still_ends_with_the_sentence() -> None:
         assert err.splitlines()[-1].startswith("error: --algo is missing")
 
 
-def test_exit_codes_of_a_real_process(tmp_path: Path) -> None:
-    wrong = jaxrl("train", "--algo", "PPPO", "--env", "CartPole-v1")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("error: ")
-    assert wrong.stderr.count("\n") == 1
+def test_an_unexpected_error_is_a_traceback_and_exit_code_1(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise ZeroDivisionError('a mistake of the program')")
-    unexpected = jaxrl("train", "file", str(broken))
-    assert unexpected.returncode == 1
-    assert "Traceback" in unexpected.stderr
-    assert "a mistake of the program" in unexpected.stderr
+    command = [sys.executable, "-m", "jaxrl.cli", "train", "file", str(broken)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "a mistake of the program" in done.stderr
 
 
 def test_a_run_is_suggested_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,16 +250,15 @@ def test_a_run_is_suggested_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
         assert f"{run_folder}/checkpoints/checkpoint_000009: no such file" in err
 
 
-def test_options_of_processes_reach_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = []
-    monkeypatch.setattr(runs, "train", lambda experiment, level: trained.append(experiment) or 0)
+def test_options_of_processes_reach_the_config(build: Callable[..., Experiment]) -> None:
+    train = ("train", "--run", "PPO", "--env", "x")
     options = ("--num-env-runners", "2", "--num-envs-per-env-runner", "4", "--num-learners", "3")
-    assert run("train", "--algo", "PPO", "--env", "x", *options, "--video")[0] == 0
-    assert run("train", "--algo", "PPO", "--env", "x", "--num-env-runners", "0")[0] == 0
     names = ("num_env_runners", "num_envs_per_env_runner", "num_learners", "record_video")
-    values = [[experiment.config[name] for name in names] for experiment in trained]
-    assert values == [[2, 4, 3, True], [0, None, 0, False]]
-    assert trained[1].config.explicit == {"env", "num_env_runners"}
+    config = build(*train, *options, "--video").config
+    assert [config[name] for name in names] == [2, 4, 3, True]
+    config = build(*train, "--num-env-runners", "0").config
+    assert [config[name] for name in names] == [0, None, 0, False]
+    assert config.explicit == {"env", "num_env_runners"}
 
 
 class TestExamples:
@@ -321,93 +298,75 @@ class TestExamples:
         assert err.startswith("error: Cannot write cartpole-ppo.yaml in /proc: ")
 
     def test_one_is_trained_with_the_options_of_train(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, build: Callable[..., Experiment]
     ) -> None:
-        trained = []
-        monkeypatch.setattr(
-            runs, "train", lambda experiment, level: trained.append(experiment) or 7
-        )
         options = ("--steps", "5e3", "--seed", "3", "--set", "lr=0.5", "--name", "mine")
-        code, _, err = run("example", "run", "classic/cartpole-pqn", *options)
-        assert code == 7, err  # that of the training
-        (experiment,) = trained
+        experiment = build("example", "run", "classic/cartpole-pqn", *options)
         assert experiment.config.algo_name == "PQN"
         assert experiment.stop == {"num_env_steps_sampled_lifetime": 5000.0}
         names = ("seed", "lr", "run_name", "env")
         assert [experiment.config[name] for name in names] == [3, 0.5, "mine", "CartPole-v1"]
 
 
+FILE = ("train", "file", "classic/cartpole-ppo")
+SETTINGS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    (
+        (*FILE, "--env", "Acrobot-v1", "--config", '{"gamma": 0.5, "seed": 7}', "--seed", "8"),
+        {"env": "Acrobot-v1", "gamma": 0.5, "seed": 8, "run_name": "cartpole-ppo", "num_epochs": 4},
+    ),
+    (
+        ("train", "--algo", "ppo", "--config", '{"env": "Pendulum-v1"}'),
+        {"env": "Pendulum-v1", "algo_name": "PPO"},
+    ),
+    (
+        (
+            *(*FILE, "--config", '{"num_epochs": 3}'),
+            *("--set", "lr=3e-4", "--set", "num_epochs=2", "--set", "explore=false"),
+        ),
+        {"lr": 3e-4, "num_epochs": 2, "explore": False},
+    ),
+]
+
+
 class TestAssemble:
     """Options win over the file, which wins over defaults."""
 
-    def test_options_win_over_the_file(self) -> None:
-        experiment = build_experiment(
-            ["file", "classic/cartpole-ppo"],
-            **{**NOTHING, "env": "Acrobot-v1", "settings": {"gamma": 0.5, "seed": 7}},
-            overrides={"seed": 8, "run_name": None},
-        )
-        config = experiment.config
-        assert config.environment_settings.env == "Acrobot-v1"
-        assert config.training_settings.gamma == 0.5
-        assert config.debugging_settings.seed == 8
-        assert config.debugging_settings.run_name == "cartpole-ppo"
-        assert config.training_settings.num_epochs == 4  # the file's
-        assert experiment.stop == {"num_env_steps_sampled_lifetime": 500000}
+    @pytest.mark.parametrize(("args", "expected"), SETTINGS)
+    def test_settings(
+        self, args: tuple[str, ...], expected: dict[str, Any], build: Callable[..., Experiment]
+    ) -> None:
+        config = build(*args).config
+        assert {name: getattr(config, name, None) for name in expected} == expected
 
-    def test_stop_replaces_the_files(self) -> None:
-        experiment = build_experiment(
-            ["file", "classic/cartpole-ppo"],
-            **{
-                **NOTHING,
-                "stop": parse_stop_options(
-                    '{"episode_reward_mean": 5, "training_iteration": 2}', None
-                ),
-            },
-            overrides={},
-        )
-        assert experiment.stop == {
-            "env_runners/episode_return_mean": 5.0,
-            "training_iteration": 2.0,
-        }
+    def test_one_entry_of_a_setting_leaves_the_files_others(
+        self, build: Callable[..., Experiment]
+    ) -> None:
+        changed = {"fcnet_hiddens": [8, 8], "fcnet_activation": "relu"}
+        words = [f"--set=model_config.{name}={json.dumps(x)}" for name, x in changed.items()]
+        model = build(*FILE, *words).config.rl_module_settings.model_config
+        assert model.items() >= changed.items()
+        assert len(model) > 2
 
-    def test_the_environment_may_be_in_the_config(self) -> None:
-        experiment = build_experiment(
-            [], **{**NOTHING, "algo": "ppo", "settings": {"env": "Pendulum-v1"}}, overrides={}
-        )
-        assert experiment.config.environment_settings.env == "Pendulum-v1"
-
-    def test_set_wins_over_the_file_and_is_yaml(self) -> None:
-        assignments = (
-            "lr=3e-4",
-            "num_epochs=2",
-            "model_config.fcnet_hiddens=[8, 8]",
-            "model_config.fcnet_activation=relu",
-            "explore=false",
-        )
-        config = build_experiment(
-            ["file", "classic/cartpole-ppo"],
-            **{**NOTHING, "settings": {"num_epochs": 3}, "assignments": assignments},
-            overrides={},
-        ).config
-        assert config.training_settings.lr == 3e-4
-        assert config.training_settings.num_epochs == 2
-        assert config.env_runners_settings.explore is False
-        model = config.rl_module_settings.model_config
-        assert model["fcnet_hiddens"] == [8, 8]
-        assert model["fcnet_activation"] == "relu"
-        assert len(model) > 2  # the file's others are left
-
-    def test_steps_are_the_usual_criterion(self) -> None:
-        assert parse_stop_options(None, None) is None
-        assert parse_stop_options(None, "1e6") == {"num_env_steps_sampled_lifetime": 1e6}
-        both = parse_stop_options('{"training_iteration": 3}', "500_000")
-        assert both == {"num_env_steps_sampled_lifetime": 5e5, "training_iteration": 3.0}
+    @pytest.mark.parametrize(
+        ("args", "stop"),
+        [
+            ((), {"num_env_steps_sampled_lifetime": 500000}),
+            (("--steps", "1e6"), {"num_env_steps_sampled_lifetime": 1e6}),
+            (
+                ("--stop", '{"episode_reward_mean": 5, "training_iteration": 2}'),
+                {"env_runners/episode_return_mean": 5.0, "training_iteration": 2.0},
+            ),
+            (
+                ("--stop", '{"training_iteration": 3}', "--steps", "500_000"),
+                {"num_env_steps_sampled_lifetime": 5e5, "training_iteration": 3.0},
+            ),
+        ],
+    )
+    def test_stop_criterion(
+        self, args: tuple[str, ...], stop: dict[str, float], build: Callable[..., Experiment]
+    ) -> None:
+        assert build(*FILE, *args).stop == stop
 
     def test_no_file_is_fetched_from_python_either(self) -> None:
         with pytest.raises(ConfigError, match="is an address"):
             load_config("https://a.b/my.yaml")
-
-    def test_an_unknown_file_is_no_jax_error(self) -> None:
-        with pytest.raises(UnknownNameError) as caught:
-            build_experiment(["file", "nowhere.yaml"], **NOTHING, overrides={})
-        assert isinstance(caught.value, JaxrlError)

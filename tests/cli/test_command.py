@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.cli.command import format_command
+from jaxrl.cli.terminal import format_command
 
 
 def program(path: Path) -> Path:

@@ -15,9 +15,9 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from jaxrl import __version__
-from jaxrl.cli import doctor, requirements
+from jaxrl.cli import doctor
 from jaxrl.cli.app import app
-from jaxrl.cli.requirements import Installed, find_extra, find_requirements, list_extras
+from jaxrl.cli.doctor import Installed, find_extra, find_requirements, list_extras
 from jaxrl.runtime import devices
 from jaxrl.runtime.compilation_cache import get_cache_contents, use_temporary_cache
 from jaxrl.runtime.program import can_reuse_programs
@@ -183,11 +183,11 @@ def test_a_checkout_that_is_not_installed_is_a_problem(monkeypatch: pytest.Monke
     def missing(name: str) -> Any:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    requirements.list_extras.cache_clear()
+    list_extras.cache_clear()
     for function in ("metadata", "requires"):
         monkeypatch.setattr(importlib.metadata, function, missing)
     code, found, problems = run()
-    requirements.list_extras.cache_clear()
+    list_extras.cache_clear()
     assert code == 1
     assert "not installed" in found["jaxrl"]
     assert "pip install -e" in problems[1]

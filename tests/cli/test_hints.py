@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxrl import APPOConfig
-from jaxrl.cli import hints
+from jaxrl.cli import training
 from jaxrl.cli.app import app
 from jaxrl.config.load import load_experiment
 from jaxrl.config.registry import find_shipped_configs, get_algorithm_config, resolve_config_path
@@ -22,7 +22,7 @@ GPU = [types.SimpleNamespace(platform="gpu")]
 
 def said(algo: str, env: str, devices: Any = CPU, **settings: Any) -> str | None:
     config = get_algorithm_config(algo).environment(env).update_from_dict(settings)
-    return hints.find_update_hint(config, devices)
+    return training.find_update_hint(config, devices)
 
 
 def test_defaults_of_ppo_are_told_by_their_counts_and_the_shipped_file_is_named() -> None:
@@ -72,24 +72,24 @@ def test_times_learned_is_rows_over_steps() -> None:
         (get_algorithm_config("DQN").training(train_batch_size=64), 64),
         (get_algorithm_config("DQN").training(train_batch_size=64, training_intensity=8), 8),
     ):
-        assert hints.compute_sample_reuse(config.environment("CartPole-v1").plan()) == times
+        assert training.compute_sample_reuse(config.environment("CartPole-v1").plan()) == times
 
 
 def test_several_agents_that_replay_are_told_their_settings() -> None:
     config = get_algorithm_config("DQN").environment("MultiAgentCartPole-v0")
-    hint = hints.find_update_hint(config, CPU)
+    hint = training.find_update_hint(config, CPU)
     assert hint is not None
     assert "training_intensity" in hint
     assert "learned from 16 times" in hint  # 32 rows of an update for the rows of two agents
-    assert hints.find_update_hint(config.training(training_intensity=64.0), CPU) is None
+    assert training.find_update_hint(config.training(training_intensity=64.0), CPU) is None
 
 
 def test_the_chosen_reuse_of_train_batches_is_not_called_slow() -> None:
     config = APPOConfig().environment("CartPole-v1").training(num_epochs=40)
-    assert hints.find_update_hint(config, CPU) is None  # chosen
+    assert training.find_update_hint(config, CPU) is None  # chosen
     config = APPOConfig().environment("CartPole-v1")
     config.training(circular_buffer_iterations_per_batch=40)
-    assert hints.find_update_hint(config, CPU) is None
+    assert training.find_update_hint(config, CPU) is None
 
 
 @pytest.mark.parametrize("name", sorted(find_shipped_configs()))
@@ -97,7 +97,7 @@ def test_no_shipped_file_is_called_slow(name: str) -> None:
     config = load_experiment(resolve_config_path(name)).config
     need_package(config.env)
     if not is_sweep(config):
-        assert hints.find_update_hint(config, CPU) is None
+        assert training.find_update_hint(config, CPU) is None
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from jaxrl.cli.interrupts import Interrupts, RaiseOnInterrupt
+from jaxrl.cli.terminal import Interrupts, RaiseOnInterrupt
 
 BUSY_IN_C = """
 import hashlib, sys, time
-from jaxrl.cli.interrupts import Interrupts, RaiseOnInterrupt
+from jaxrl.cli.terminal import Interrupts, RaiseOnInterrupt
 
 def say(words):  # from two threads: a line is one write
     print(words + "\\n", end="", flush=True)
@@ -76,15 +76,15 @@ def test_everything_is_put_back() -> None:
 
 BUSY = """
 import hashlib, sys
-from jaxrl.cli import interrupts
-interrupts.GRACE_S = 0.2
+from jaxrl.cli import terminal
+terminal.GRACE_S = 0.2
 
 class Deaf:
     def __del__(self):
         print("ready", flush=True)
         hashlib.pbkdf2_hmac("sha256", b"x", b"y", 1_000_000)  # what is raised after it is lost
 
-with interrupts.{how}():
+with terminal.{how}():
     deaf = Deaf()
     del deaf
     hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2_000_000_000)  # a quarter of an hour

@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.app import app
-from jaxrl.cli.interrupts import Interrupts
-from jaxrl.cli.sweeps import _format_table
+from jaxrl.cli.terminal import Interrupts
+from jaxrl.cli.training import format_points
 from jaxrl.loggers.display import RunStatus
 from jaxrl.loggers.plots import draw_learning_curve
 from jaxrl.runs.run_folder import RunFolder
@@ -344,7 +344,7 @@ def test_a_table_that_is_piped_is_whole_and_shows_brackets() -> None:
     values = {f"replay_buffer_config.{name}": "a[b]c" for name in ("alpha", "beta", "capacity")}
     point = SweepPoint.from_scores(0, {**values, "sizes": [256, 256]}, (0, 1), [1.0, 2.0])
     wide = SweepPoint.from_scores(1, point.values, (2, 3, 4), [3.0, 3.0, 3.0])
-    head, row, last = _format_table([point, wide])
+    head, row, last = format_points([point, wide])
     assert head.split()[1:5] == [*values, "sizes"]
     assert row.split() == ["0", *["a[b]c"] * 3, "[256,", "256]", "2", "1.5", "-"]
     assert last.split()[-5:] == ["3", "3", "3", "-", "3"]

@@ -15,7 +15,7 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly.pipelines import make_action_pipeline
 from jaxrl.callbacks import CallbackList
 from jaxrl.cli.experiments import parse_steps
-from jaxrl.cli.runs import _raise_if_reached
+from jaxrl.cli.training import raise_if_reached
 from jaxrl.config.stop import parse_stop
 from jaxrl.connectors import ClipActions
 from jaxrl.core import types
@@ -43,7 +43,7 @@ def listen(callbacks: Any) -> Callable[[], Any]:
 
 def raise_if_done(sentence: str) -> None:
     folder: Any = SimpleNamespace(name="run1")
-    _raise_if_reached(folder, sentence, 3)
+    raise_if_reached(folder, sentence, 3)
 
 
 def connect(connector: Any) -> None:

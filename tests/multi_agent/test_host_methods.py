@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl import Algorithm, MultiAgentEnv, PPOConfig, import_weights
-from jaxrl.cli.evaluation import _evaluate_and_record
+from jaxrl.cli.evaluation import evaluate_and_record
 from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.runs.checkpoint import get_named_leaves
 from tests.multi_agent.test_host_training import MAPPING, make_config
@@ -31,7 +31,7 @@ def test_methods_of_the_compiled_program_say_what_there_is_instead(run: Algorith
         with pytest.raises(ConfigError, match="in Python, add a copy by add_module"):
             call()
     with pytest.raises(ConfigError, match=r"those of a single agent.*--out FILE\.json"):
-        _evaluate_and_record(run, 1, Path("rows.npz"))
+        evaluate_and_record(run, 1, Path("rows.npz"))
 
 
 @pytest.mark.parametrize(

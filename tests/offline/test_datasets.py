@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from jaxrl import BCConfig, DQNConfig
 from jaxrl.cli.app import app
-from jaxrl.cli.datasets import format_mean_return
+from jaxrl.cli.evaluation import format_mean_return
 from jaxrl.config.datasets import (
     QUALITIES,
     RECORD,
