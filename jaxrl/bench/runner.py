@@ -1,4 +1,4 @@
-"""Execution of a suite: one process per cell, consecutively and resumable."""
+"""Execution of a suite: a process for each cell and each measurement of speed, resumable."""
 
 import collections
 import contextlib
@@ -16,7 +16,8 @@ from filelock import FileLock, Timeout
 
 from jaxrl.bench import peers
 from jaxrl.bench.job import Job
-from jaxrl.bench.suite import JAXRL, Suite, SuiteCell
+from jaxrl.bench.markdown import Table, parse_tables
+from jaxrl.bench.suite import FILE_STEMS, JAXRL, SpeedSpec, Suite, SuiteCell
 from jaxrl.errors import JaxrlError, RunFolderError
 from jaxrl.runs.run_folder import resolve_results_dir
 from jaxrl.runtime import files
@@ -225,3 +226,61 @@ def _parse_report(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return report if isinstance(report, dict) and "steps" in report else None
+
+
+# --- speed, by a checkout's `python -m benchmarks.speed` ---
+
+
+def measure_speed(
+    speed: SpeedSpec, root: Path, folder: Path, on_message: Callable[[str, str], None]
+) -> dict[str, str]:
+    """Measure every suite that was not measured with these arguments yet.
+
+    Args:
+        speed: Measurements to make.
+        root: Checkout of jaxrl.
+        folder: Folder for results.
+        on_message: Callback for the name of a suite and a message.
+
+    Returns:
+        Reasons why suites have no results, by name.
+    """
+    failures: dict[str, str] = {}
+    for suite in speed.suites:
+        if _is_done(speed, suite, folder):
+            on_message(suite, "already done")
+            continue
+        on_message(suite, "measuring for some minutes; keep the machine idle")
+        try:
+            _measure(speed, suite, root, folder)
+        except peers.PeerError as error:
+            failures[suite] = str(error)
+            on_message(suite, f"failed: {error}")
+    return failures
+
+
+def _is_done(speed: SpeedSpec, suite: str, folder: Path) -> bool:
+    path = folder / f"{FILE_STEMS[suite]}.arguments"
+    return path.is_file() and path.read_text("utf-8") == " ".join(speed.to_arguments(suite))
+
+
+def _measure(speed: SpeedSpec, suite: str, root: Path, folder: Path) -> None:
+    with files.translate_os_errors("make the folder", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    arguments = speed.to_arguments(suite)
+    command = [sys.executable, "-m", "benchmarks.speed", *arguments, "--out", str(folder)]
+    peers.run_process(command, root)
+    (folder / f"{FILE_STEMS[suite]}.arguments").write_text(" ".join(arguments), "utf-8")
+
+
+def read_speed_tables(speed: SpeedSpec, folder: Path, failures: Mapping[str, str]) -> list[Table]:
+    """Read the tables of the suites from their Markdown, and add one per failed suite."""
+    tables: list[Table] = []
+    for suite in speed.suites:
+        if suite in failures:
+            row = (suite, failures[suite])
+            tables.append(Table(title=f"Speed: {suite}", header=("suite", "failed"), rows=[row]))
+            continue
+        text = (folder / f"{FILE_STEMS[suite]}.md").read_text("utf-8")
+        tables += parse_tables(text, f"Speed, {suite}")
+    return tables

@@ -2,25 +2,15 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jaxrl
 from jaxrl.assembly.assemble import make_env
-from jaxrl.bench.job import Job
-from jaxrl.bench.metrics import METRICS
+from jaxrl.bench.job import METRICS, Job
 from jaxrl.bench.peers import find_peers_folder, get_checkout, get_peer_algorithms
-from jaxrl.bench.speed import FILE_STEMS, SpeedSpec
-from jaxrl.bench.values import (
-    TASK_VALUES,
-    check_known,
-    check_list,
-    check_mapping,
-    parse_positive,
-    parse_seeds,
-    parse_values,
-)
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.datasets import PREFIX, iter_sources
 from jaxrl.config.load import load_experiment, parse_text
@@ -28,9 +18,163 @@ from jaxrl.config.multi_agent import has_several_agents, make_agents_env, resolv
 from jaxrl.config.registry import get_algorithm_config, resolve_config_path
 from jaxrl.config.serialize import serialize_config
 from jaxrl.config.sweep import is_sweep
+from jaxrl.core.seeds import check_seed
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean
 from jaxrl.runs.results import ENV_STEPS, TRAINED_STEPS
 from jaxrl.runs.run_folder import is_folder_name
+
+
+def parse_number(value: object) -> float:
+    """Return a finite number as a float.
+
+    Raises:
+        TypeError: If the value is anything else, such as a boolean.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if not abs(value) <= sys.float_info.max:  # NaN as well
+        raise TypeError
+    return float(value)
+
+
+def parse_integer(value: object) -> int:
+    """Return a whole number above 0.
+
+    Raises:
+        TypeError: If the value is anything else.
+    """
+    parsed = parse_number(value)
+    if parsed != int(parsed) or parsed < 1:
+        raise TypeError
+    return int(parsed)
+
+
+def parse_nonempty_text(value: object) -> str:
+    """Return nonempty text.
+
+    Raises:
+        TypeError: If the value is anything else.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise TypeError(value)
+    return value
+
+
+TASK_VALUES: Mapping[str, tuple[Callable[[object], object], str]] = {
+    "budget": (parse_integer, "a number of environment steps"),
+    "episodes": (parse_integer, "a number of episodes"),
+    "threshold": (parse_number, "a return"),
+    "ceiling": (parse_number, "a return"),
+    "low": (parse_number, "a return"),
+    "high": (parse_number, "a return"),
+    "reference": (parse_number, "a return"),
+    "source": (parse_nonempty_text, "the origin of the reference, as text"),
+    "module": (parse_nonempty_text, "the id of a module of several agents"),
+}
+
+
+def parse_values(
+    given: Mapping[str, Any],
+    kinds: Mapping[str, tuple[Callable[[object], object], str]],
+    where: str,
+) -> dict[str, Any]:
+    """Parse values by name.
+
+    Args:
+        given: Values by name.
+        kinds: Parser and description of the expected value, by name.
+        where: Place in the file, for error messages.
+
+    Raises:
+        ConfigError: If a value is of the wrong kind.
+    """
+    parsed = {}
+    for name, value in given.items():
+        parse, expected = kinds[name]
+        try:
+            parsed[name] = parse(value)
+        except TypeError:
+            raise ConfigError(f"{where}: {name} must be {expected}, got {value!r}.") from None
+    return parsed
+
+
+def check_mapping(
+    data: object, where: str, known: Sequence[str] | None = None
+) -> Mapping[str, Any]:
+    """Return a mapping with names as keys, empty for None.
+
+    Raises:
+        ConfigError: If the data is not a mapping.
+        UnknownNameError: If a name is not in `known`.
+    """
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} must map names to values, got {data!r}.")
+    values = {str(name): value for name, value in cast(Mapping[Any, Any], data).items()}
+    for name in values:
+        if known is not None:
+            check_known(where, name, known)
+    return values
+
+
+def check_list(data: object, where: str) -> list[Any]:
+    """Return a list, empty for None.
+
+    Raises:
+        ConfigError: If the data is not a list.
+    """
+    if data is None:
+        return []
+    if not isinstance(data, list):
+        raise ConfigError(f"{where} must be a list, such as [{data!r}], got {data!r}.")
+    return cast(list[Any], data)
+
+
+def check_known(where: str, name: object, known: Iterable[object]) -> str:
+    """Return a name as a string if it is known.
+
+    Raises:
+        UnknownNameError: If it is not known.
+    """
+    names = [str(x) for x in known]
+    if name not in names:
+        raise UnknownNameError(
+            f"{where} has {name!r}, which is not one of "
+            f"{', '.join(names) or 'the available names'}."
+            f"{did_you_mean(str(name), names)}"
+        )
+    return str(name)
+
+
+def parse_positive(name: str, value: object) -> int:
+    """Return a whole number above 0.
+
+    Raises:
+        ConfigError: If the value is anything else.
+    """
+    try:
+        return parse_integer(value)
+    except TypeError:
+        raise ConfigError(f"{name} must be a whole number above 0, got {value!r}.") from None
+
+
+def parse_seeds(value: object) -> tuple[int, ...]:
+    """Return seeds from a list, or from their number.
+
+    Raises:
+        ConfigError: If the value is neither.
+    """
+    if isinstance(value, list):
+        seeds = cast(list[Any], value)
+        if seeds and all(type(seed) is int for seed in seeds) and len(set(seeds)) == len(seeds):
+            for seed in seeds:
+                check_seed(seed, "each of seeds")
+            return tuple(seeds)
+    elif type(value) is int and value > 0:
+        return tuple(range(value))
+    raise ConfigError(f"seeds must be a number above 0 or a list of distinct seeds, got {value!r}.")
+
 
 JAXRL = "jaxrl"
 MATCHED, RECOMMENDED = "matched", "recommended"
@@ -106,6 +250,30 @@ class SuiteCell:
     def name(self) -> str:
         """Name of the folder of the cell."""
         return re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{self.environment}--{self.entrant}")
+
+
+FILE_STEMS = {"in_graph": "speed", "host": "host", "replay": "replay", "recurrent": "recurrent"}
+"""Stems of the files written by each suite of `benchmarks.speed`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeedSpec:
+    """Speed measurements of a suite.
+
+    Args:
+        suites: Suites of `benchmarks.speed`.
+        pairs: Rounds per setting, in each of which every peer is measured once.
+        quick: Whether to run a single short round, as a test.
+    """
+
+    suites: tuple[str, ...]
+    pairs: int
+    quick: bool
+
+    def to_arguments(self, suite: str) -> list[str]:
+        """Return the command-line arguments that measure one suite."""
+        quick = ["--quick"] if self.quick else []
+        return ["--suite", suite, "--pairs", str(self.pairs), *quick]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,13 @@
-"""Summary of the outcomes of a suite as plain data, for reports and comparisons."""
+"""Summary of the outcomes of a suite as plain data, and its comparison with an earlier one.
+
+Aggregates over several tasks and their intervals are those of Agarwal et al. 2021, "Deep reinforcement
+learning at the edge of the statistical precipice" (https://arxiv.org/abs/2108.13264), whose sections
+are named. Scores are normalized: 0 is the low mark of a task, 1 the high one.
+"""
 
 import dataclasses
 import datetime
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,18 +16,241 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jaxrl.bench import machine, metrics, scores
+from jaxrl.bench import machine
+from jaxrl.bench.job import (
+    PROCESS_METRICS,
+    Outcome,
+    find_threshold_crossing,
+    get_final_return,
+    get_training_return,
+    thin,
+)
 from jaxrl.bench.markdown import Table
-from jaxrl.bench.metrics import Outcome
-from jaxrl.bench.suite import Suite, SuiteCell
+from jaxrl.bench.suite import (
+    Suite,
+    SuiteCell,
+    check_list,
+    check_mapping,
+    parse_nonempty_text,
+    parse_number,
+)
+from jaxrl.errors import ConfigError
 from jaxrl.sweeps.statistics import (
+    MIN_RUNS,
+    UNDECIDED,
     Groups,
     Interval,
+    Statistic,
+    bootstrap,
     bound_interquartile_mean,
     compute_interval,
+    compute_quantile,
     estimate_iqm,
     interquartile_mean,
 )
+
+
+def pool(scores: Groups) -> Float[np.ndarray, "... runs"]:
+    """Concatenate the runs of all tasks."""
+    return np.concatenate(list(scores.values()), axis=-1)
+
+
+def iqm(scores: Groups) -> Float[np.ndarray, "..."]:
+    """Compute the interquartile mean of all runs of all tasks (section 4.3)."""
+    return interquartile_mean(pool(scores))
+
+
+def mean(scores: Groups) -> Float[np.ndarray, "..."]:
+    """Compute the mean over tasks of the mean scores."""
+    return np.mean([x.mean(axis=-1) for x in scores.values()], axis=0)
+
+
+def median(scores: Groups) -> Float[np.ndarray, "..."]:
+    """Compute the median over tasks of the mean scores."""
+    return np.median([x.mean(axis=-1) for x in scores.values()], axis=0)
+
+
+def optimality_gap(scores: Groups) -> Float[np.ndarray, "..."]:
+    """Compute the mean shortfall of runs below a score of 1 (section 4.3); lower is better."""
+    return np.maximum(1.0 - pool(scores), 0.0).mean(axis=-1)
+
+
+AGGREGATES: Mapping[str, Statistic] = {
+    "IQM": iqm,
+    "median": median,
+    "mean": mean,
+    "optimality gap": optimality_gap,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Share of runs whose score is above each of `taus`, with an interval for each (section 4.2)."""
+
+    taus: Float[np.ndarray, " taus"]
+    share: Float[np.ndarray, " taus"]
+    low: Float[np.ndarray, " taus"]
+    high: Float[np.ndarray, " taus"]
+
+
+def performance_profile(scores: Groups, taus: Float[np.ndarray, " taus"]) -> Profile:
+    """Compute the score distribution of all runs: the mean over tasks of the shares."""
+
+    def compute_share(x: Groups) -> Float[np.ndarray, "... taus"]:
+        return np.mean([(runs[..., None] > taus).mean(axis=-2) for runs in x.values()], axis=0)
+
+    share, bounds = bootstrap(compute_share, scores)
+    low, high = np.clip(bounds, 0.0, 1.0)
+    return Profile(taus=taus, share=share, low=low, high=high)
+
+
+def probability_of_improvement(ours: Groups, theirs: Groups) -> Interval:
+    """Estimate the probability that a run of `ours` beats one of `theirs` on a task (section 4.3).
+
+    This is the mean over tasks of the Mann-Whitney statistic; a tie counts half. The interval has all
+    probabilities from which the estimate is at most as many standard errors away as Student's
+    quantile says (Newcombe 2006, https://doi.org/10.1002/sim.2324, method 5, there for one task and
+    with the normal quantile): a resampled standard error is 0 where all runs of the one are better.
+
+    Args:
+        ours: Scores of the first algorithm.
+        theirs: Scores of the second algorithm on the same tasks.
+    """
+    differences = [ours[task][:, None] - theirs[task] for task in ours]
+    value = float(np.mean([((x > 0) + 0.5 * (x == 0)).mean() for x in differences]))
+    count = min(min(x.shape) for x in differences)
+    if count < MIN_RUNS:
+        return Interval(value=value, low=math.nan, high=math.nan, count=count)
+    possible = np.linspace(0.0, 1.0, 10_001)
+    spread = (1.0 - possible) / (2.0 - possible) + possible / (1.0 + possible)
+    variance = np.zeros_like(
+        possible
+    )  # of the mean, at most: a task's is concave in its probability
+    for x in differences:
+        factor = (1.0 + (sum(x.shape) / 2.0 - 1.0) * spread) / x.size
+        variance += possible * (1.0 - possible) * factor / len(differences) ** 2
+    quantile = compute_quantile(sum(sum(x.shape) - 2 for x in differences))
+    inside = possible[np.abs(value - possible) <= quantile * np.sqrt(variance)]
+    return Interval(value=value, low=float(inside[0]), high=float(inside[-1]), count=count)
+
+
+def normalize(values: Sequence[float], low: float, high: float) -> Float[np.ndarray, " runs"]:
+    """Normalize returns to scores: 0 at the low mark of a task, 1 at the high one."""
+    return (np.asarray(values, np.float64) - low) / (high - low)
+
+
+SUMMARY_FILE = "summary.json"
+VERDICTS = {"above": "better", "below": "worse", UNDECIDED: "no clear difference"}
+"""Verdicts by how the present interval compares to the earlier one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """Difference of a cell between earlier and present results.
+
+    Args:
+        name: Name of the cell.
+        verdict: "worse", "better", "no clear difference" or, with too few runs, "undecided";
+            "failed" if it ran before and fails now; "new" or "missing" if only one of the two
+            results has it.
+        before: Earlier return, with its interval; None if there is none.
+        now: Present return, with its interval; None if there is none.
+        speed: Ratio of present to earlier steps per second; None if one of them is unknown.
+    """
+
+    name: str
+    verdict: str
+    before: Mapping[str, Any] | None
+    now: Mapping[str, Any] | None
+    speed: float | None
+
+    @property
+    def is_regression(self) -> bool:
+        """Return whether the cell got worse or fails now."""
+        return self.verdict in ("worse", "failed")
+
+
+def read_summary(given: Path) -> dict[str, Any]:
+    """Read a summary, given its file or a folder of results.
+
+    Raises:
+        ConfigError: If there is no valid summary.
+    """
+    path = given / SUMMARY_FILE if given.is_dir() else given
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--compare needs a benchmark's folder or its {SUMMARY_FILE}, and {given} is neither: "
+            f"{error}."
+        ) from error
+    if not isinstance(summary, dict) or "cells" not in summary:
+        raise ConfigError(
+            f"--compare: {path} is not a benchmark's {SUMMARY_FILE}: it has no cells."
+        )
+    for cell in check_list(summary["cells"], f"--compare: {path}: cells"):
+        _check_cell(cell, f"--compare: {path}")
+    return summary
+
+
+def _check_cell(cell: object, where: str) -> None:
+    """Raise if what is compared of a cell is missing or of the wrong kind."""
+    given = check_mapping(cell, f"{where}: a cell")
+    name, returns = given.get("name"), given.get("returns", {})
+    try:
+        parse_nonempty_text(name)
+        for value in check_mapping(returns, f"{where}: returns of {name}").values():
+            parse_number(value)
+        if given.get("steps_per_second") is not None:
+            parse_number(given["steps_per_second"])
+    except TypeError:
+        raise ConfigError(
+            f"{where}: a cell needs a name, returns by seed and steps_per_second that are numbers, "
+            f"got name={name!r}, returns={returns!r}, "
+            f"steps_per_second={given.get('steps_per_second')!r}."
+        ) from None
+
+
+def compare_summaries(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Compare every cell of either summary: better or worse only if intervals do not overlap.
+
+    Both intervals are computed from the returns, as an earlier version of jaxrl may have written
+    others.
+    """
+    old = {cell["name"]: cell for cell in before["cells"]}
+    new = {cell["name"]: cell for cell in now["cells"]}
+    return [_compare_cell(name, old.get(name), new.get(name)) for name in {**new, **old}]
+
+
+def _compare_cell(
+    name: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None
+) -> Change:
+    before, now = (_estimate_return(cell or {}) for cell in (old, new))
+    rate_before, rate = ((cell or {}).get("steps_per_second") for cell in (old, new))
+    speed = rate / rate_before if rate and rate_before else None
+    if new is None:
+        verdict = "missing"
+    elif before is None:
+        verdict = "new"
+    elif now is None:
+        verdict = "failed"
+    else:
+        verdict = now.compare(before)
+        verdict = VERDICTS.get(verdict, verdict)
+    return Change(
+        name=name,
+        verdict=verdict,
+        before=before and before.to_data(),
+        now=now and now.to_data(),
+        speed=speed,
+    )
+
+
+def _estimate_return(cell: Mapping[str, Any]) -> Interval | None:
+    """Return the interval of a cell's return; None if no seed has one."""
+    values = list(cell.get("returns", {}).values())
+    return estimate_iqm(values) if values else None
+
 
 MAX_CURVE_POINTS = 200
 NUM_TAUS = 51
@@ -106,14 +335,14 @@ def _summarize_cell(
         "is_offline": cell.is_offline,
         "failure": failure,
         "lost_seeds": lost,
-        "returns": {seed: metrics.get_final_return(outcome) for seed, outcome in good.items()},
+        "returns": {seed: get_final_return(outcome) for seed, outcome in good.items()},
     }
     if not good:
         return row
     outcomes = list(good.values())
     finals = list(row["returns"].values())
     final = estimate_iqm(finals)
-    training = {seed: metrics.get_training_return(outcome) for seed, outcome in good.items()}
+    training = {seed: get_training_return(outcome) for seed, outcome in good.items()}
     row["training_returns"] = {seed: x for seed, x in training.items() if x is not None}
     row |= {
         "return": final.to_data(),
@@ -127,7 +356,7 @@ def _summarize_cell(
         "num_lanes": outcomes[0]["num_lanes"],
         **{
             name: float(np.median([compute(o) for o in outcomes]))
-            for name, compute in metrics.PROCESS_METRICS.items()
+            for name, compute in PROCESS_METRICS.items()
         },
     }
     if cell.threshold is not None:
@@ -150,7 +379,7 @@ def _summarize_threshold(
     """Summarize whether a threshold was reached, and the medians of when, over runs that did."""
     row: dict[str, Any] = {"learned": final.judge_at_least(threshold)}
     for unit in ("steps", "seconds"):
-        when = [metrics.find_threshold_crossing(outcome, threshold, unit) for outcome in outcomes]
+        when = [find_threshold_crossing(outcome, threshold, unit) for outcome in outcomes]
         reached = [x for x in when if x is not None]
         row[f"{unit}_to_threshold"] = float(np.median(reached)) if reached else None
         row["num_reached"] = len(reached)
@@ -165,7 +394,7 @@ def _aggregate_curves(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Any
     first = max(curve["steps"][0] for curve in curves)
     last = min(curve["steps"][-1] for curve in curves)
     longest = max(curves, key=lambda curve: len(curve["steps"]))
-    steps = [s for s in metrics.thin(longest["steps"], MAX_CURVE_POINTS) if first <= s <= last]
+    steps = [s for s in thin(longest["steps"], MAX_CURVE_POINTS) if first <= s <= last]
     steps = steps or [last]
     values = np.array([np.interp(steps, c["steps"], c["returns"]) for c in curves]).T
     low, high = map(_list_known, bound_interquartile_mean(values))
@@ -213,13 +442,11 @@ def _collect_scores(
     """Return normalized scores by entrant and task, for the cells that have any."""
     entrants: dict[str, dict[str, Any]] = {}
     for cell in suite.cells:
-        finals = [
-            metrics.get_final_return(o) for o in outcomes[cell.name].values() if "failure" not in o
-        ]
+        finals = [get_final_return(o) for o in outcomes[cell.name].values() if "failure" not in o]
         task = suite.tasks[cell.environment]
         if finals:
             by_task = entrants.setdefault(cell.entrant, {})
-            by_task[cell.environment] = scores.normalize(finals, task.low, task.high)
+            by_task[cell.environment] = normalize(finals, task.low, task.high)
     return entrants
 
 
@@ -228,13 +455,13 @@ def _compute_aggregates(by_task: Groups) -> dict[str, Any]:
         "tasks": list(by_task),
         **{
             name: compute_interval(statistic, by_task).to_data()
-            for name, statistic in scores.AGGREGATES.items()
+            for name, statistic in AGGREGATES.items()
         },
     }
 
 
 def _compute_profile(by_task: Groups) -> dict[str, list[Any]]:
-    profile = scores.performance_profile(by_task, np.linspace(0.0, 1.0, NUM_TAUS))
+    profile = performance_profile(by_task, np.linspace(0.0, 1.0, NUM_TAUS))
     names = ("taus", "share", "low", "high")
     return {name: _list_known(getattr(profile, name)) for name in names}
 
@@ -248,7 +475,7 @@ def _compare_pairs(entrants: Mapping[str, Groups]) -> list[dict[str, Any]]:
             common = [task for task in entrants[one] if task in entrants[other]]
             if not common:
                 continue
-            interval = scores.probability_of_improvement(
+            interval = probability_of_improvement(
                 {task: entrants[one][task] for task in common},
                 {task: entrants[other][task] for task in common},
             )

@@ -8,14 +8,24 @@ from typing import Any
 import pytest
 
 from jaxrl.bench import figures
-from jaxrl.bench.compare import compare_summaries, read_summary
-from jaxrl.bench.metrics import METRICS
-from jaxrl.bench.report import render_markdown, render_page, write_report
-from jaxrl.bench.scores import AGGREGATES
+from jaxrl.bench.job import METRICS
+from jaxrl.bench.report import (
+    build_tables,
+    describe_seeds,
+    render_markdown,
+    render_page,
+    write_report,
+)
 from jaxrl.bench.suite import load_suite
-from jaxrl.bench.summary import CURVES_TEXT, find_winner, summarize
-from jaxrl.bench.tables import build_tables, describe_seeds
-from jaxrl.cli.benchmarks import _format_outcome
+from jaxrl.bench.summary import (
+    AGGREGATES,
+    CURVES_TEXT,
+    compare_summaries,
+    find_winner,
+    read_summary,
+    summarize,
+)
+from jaxrl.cli.benchmarks import format_outcome
 from jaxrl.errors import ConfigError
 
 
@@ -133,7 +143,7 @@ def test_rows_with_other_rules_are_not_compared() -> None:
     text = build_tables(made_up)[0].text
     assert "**entrant 0** is best: its interval lies above all others. Not compared, as" in text
     assert "their env_config differs: entrant 2." in text
-    assert _format_outcome(made_up, {}, []) == ["best              Env0-v0: entrant 0"]
+    assert format_outcome(made_up, {}, []) == ["best              Env0-v0: entrant 0"]
 
 
 def test_an_entrant_by_itself_is_neither_best_nor_undecided() -> None:
@@ -141,8 +151,8 @@ def test_an_entrant_by_itself_is_neither_best_nor_undecided() -> None:
     assert find_winner(made_up["cells"]) is None
     assert "best" not in build_tables(made_up)[0].text
     assert "No winner" not in build_tables(made_up)[0].text
-    assert _format_outcome(made_up, {}, []) == []
-    two = _format_outcome(summary(1, 2), {}, [])
+    assert format_outcome(made_up, {}, []) == []
+    two = format_outcome(summary(1, 2), {}, [])
     assert two == ["best              Env0-v0: no winner, the intervals overlap"]
 
 
@@ -187,9 +197,7 @@ def test_less_than_three_seeds_decide_nothing(tmp_path: Path, num_seeds: int, wo
     changes = compare_summaries(found, worse)
     assert {change.verdict for change in changes} == {"undecided (1 run)"}
     assert not any(change.is_regression for change in changes)
-    assert f"best              CartPole-v1: no winner, {undecided}" in _format_outcome(
-        found, {}, []
-    )
+    assert f"best              CartPole-v1: no winner, {undecided}" in format_outcome(found, {}, [])
     write_report(found, tmp_path, changes)
     text, page = ((tmp_path / name).read_text() for name in ("report.md", "report.html"))
     for shown in (text, page):

@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from jaxrl.bench import runner
-from jaxrl.bench.compare import compare_summaries, read_summary
 from jaxrl.bench.job import Curve, Job
 from jaxrl.bench.peers import PeerError
 from jaxrl.bench.suite import Suite, SuiteCell, load_suite
+from jaxrl.bench.summary import compare_summaries, read_summary
 from jaxrl.cli import benchmarks
 from jaxrl.config.datasets import RECORD
 from jaxrl.errors import ConfigError, RunFolderError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxrl.bench import scores
+from jaxrl.bench import summary as scores
 from jaxrl.bench.job import Curve
 from jaxrl.sweeps.statistics import compute_interval
 
