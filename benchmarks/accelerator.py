@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, measure
-from benchmarks.commands import parse_names, save_results, start_results
+from benchmarks.commands import build_header, parse_names, save_results, start_results
 from benchmarks.peers import launch
-from benchmarks.report import build_header
+from benchmarks.peers.launch import Worker
 from benchmarks.settings import FALLBACK_STEPS, parse_setting
 from benchmarks.statistics import estimate_median
-from benchmarks.worker import Worker
 from jaxrl.bench.figures import COLORS
 from jaxrl.bench.markdown import Table, format_estimate, format_optional, render_document
 from jaxrl.bench.peers import PeerError

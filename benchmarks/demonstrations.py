@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import machine
-from benchmarks.commands import parse_names
+from benchmarks.commands import parse_names, write_json
 from jaxrl.config.load import load_config
 from jaxrl.datasets.make import make_missing
 from jaxrl.sweeps.statistics import interquartile_mean
@@ -93,8 +93,7 @@ def run_task(name: str, path: Path) -> None:
                 continue
             found[str(seed)] = count_steps(task, case, seed)
             print(f"{name}, {case}, seed {seed}: {found[str(seed)]} steps", flush=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            write_json(path, results)
 
 
 def count_steps(task: Task, case: str, seed: int) -> int:

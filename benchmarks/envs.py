@@ -7,82 +7,49 @@ affects both alike. Compilation is excluded.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks import machine, measure
-from benchmarks.commands import add_round_options, parse_names, save_results, start_results
-from benchmarks.report import build_header
-from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
-from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
+from benchmarks import measure
+from benchmarks.commands import Benchmark, Options, Results, describe_packages
+from benchmarks.statistics import compare_to, describe_rates, show, show_value
+from jaxrl.bench.markdown import Table
 
 GAMES = ("Breakout", "Asterix", "Freeway", "SpaceInvaders", "Seaquest")
-OURS, THEIRS = "jaxrl", "gymnax"
-PREFIXES = {OURS: "jaxrl:", THEIRS: "gymnax:"}
+OURS, THEIRS = PEERS = ("jaxrl", "gymnax")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each game, write `envs.json` and `envs.md`, and print the table.
-
-    Returns:
-        Exit code.
-    """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    options = _parse(arguments)
-    results = start_results("benchmarks.envs", arguments, is_quick=options.quick)
-    versions = {name: version(name) for name in ("jax", "gymnax")}
-    results |= {
-        "peers": {name: {"devices": 1, "versions": versions} for name in PREFIXES},
+def run(options: Options) -> dict[str, Any]:
+    """Measure the steps per second of both implementations of each game."""
+    versions = describe_packages("jax", "gymnax")
+    return {
+        "peers": dict.fromkeys(PEERS, versions),
         "num_envs": options.num_envs,
         "num_steps": options.num_steps,
-        "games": {name: measure_game(name, options) for name in options.games},
-    }
-    save_results(results, options.out, "envs", render_markdown)
-    return 0
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.envs", description=__doc__)
-    parser.add_argument(
-        "--games", default=",".join(GAMES), help="games, separated by commas (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--num-envs", type=int, default=1024, help="copies of a game (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--num-steps", type=int, default=200, help="steps per round (default: %(default)s)"
-    )
-    add_round_options(parser)
-    options = parser.parse_args(arguments)
-    options.games = parse_names(parser, "--games", options.games, GAMES)
-    if options.quick:
-        options.num_envs, options.num_steps, options.pairs = 16, 8, 2
-    options.out = options.out or machine.choose_results_folder(is_complete=not options.quick)
-    return options
-
-
-def measure_game(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the steps per second of both implementations of a game in every round."""
-    rounds = {
-        peer: make_round(f"{prefix}{name}-MinAtar", options.num_envs, options.num_steps)
-        for peer, prefix in PREFIXES.items()
-    }
-    steps = options.num_envs * options.num_steps
-    seconds = measure.take_turns(rounds, options.pairs)
-    rates = {peer: [steps / elapsed for elapsed in found] for peer, found in seconds.items()}
-    return {
-        "rates": rates,
-        "median": {p: to_dict(estimate_median(r)) for p, r in rates.items()},
-        "ratio": to_dict(estimate_ratio(rates[OURS], rates[THEIRS])),
+        "games": {name: _measure_game(name, options) for name in options.games},
     }
 
 
-def make_round(env_id: str, num_envs: int, num_steps: int) -> Callable[[], float]:
-    """Return a function that runs `num_steps` steps of each copy and returns the seconds."""
+def _measure_game(name: str, options: Options) -> dict[str, Any]:
+    size = options.num_envs, options.num_steps
+    rounds = {peer: make_round(f"{peer}:{name}-MinAtar", *size) for peer in PEERS}
+    rates = measure.measure_rates(rounds, options.pairs, size[0] * size[1])
+    return {**describe_rates(rates), "ratio": compare_to(rates, THEIRS)[OURS]}
+
+
+def make_round(
+    env_id: str, num_envs: int, num_steps: int, reset_mode: Any = None
+) -> Callable[[], float]:
+    """Return a function that runs steps of each copy with auto-reset and returns the seconds.
+
+    Args:
+        env_id: Id of an environment with discrete actions.
+        num_envs: Number of copies.
+        num_steps: Steps of each copy.
+        reset_mode: How copies are reset; None for the environment's own way.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -90,45 +57,58 @@ def make_round(env_id: str, num_envs: int, num_steps: int) -> Callable[[], float
     from jaxrl.envs.vector import VectorEnv
 
     made: Any = make(env_id)
-    vector = VectorEnv(made.env, made.env.reset_mode)
-    space: Any = made.env.action_space(made.params)
+    vector = VectorEnv(made.env, reset_mode or made.env.reset_mode)
+    number = int(made.spaces[1].n)
 
     @jax.jit
-    def run(state: Any, params: Any) -> tuple[Any, Any]:
-        def step(carry: tuple[Any, Any], inputs: Any) -> tuple[tuple[Any, Any], None]:
-            state, total = carry
-            sample = jax.vmap(lambda key: jax.random.randint(key, (), 0, space.n))
+    def run(state: Any, params: Any) -> Any:
+        def step(state: Any, inputs: Any) -> tuple[Any, Any]:
+            sample = jax.vmap(lambda key: jax.random.randint(key, (), 0, number))
             state, transition = vector.step(state, sample(inputs.action_key), inputs, params)
-            return (state, total + jnp.sum(transition.reward)), None
+            return state, jnp.sum(transition.reward)
 
-        inputs = vector.make_step_inputs(state, num_steps, params)
-        return jax.lax.scan(step, (state, jnp.zeros((), jnp.float32)), inputs)[0]
+        return jax.lax.scan(step, state, vector.make_step_inputs(state, num_steps, params))
 
-    latest = {"state": jax.jit(vector.reset)(jax.random.key(0), jnp.arange(num_envs), made.params)}
+    latest = jax.jit(vector.reset)(jax.random.key(0), jnp.arange(num_envs), made.params)
 
     def run_round() -> float:
+        nonlocal latest
         start = time.perf_counter()
-        latest["state"], total = run(latest["state"], made.params)
-        jax.block_until_ready((latest["state"], total))
+        latest, _ = jax.block_until_ready(run(latest, made.params))
         return time.perf_counter() - start
 
     return run_round
 
 
-def render_markdown(results: Mapping[str, Any]) -> str:
-    """Render the table as Markdown."""
-    rows: list[Cells] = []
-    for name, game in results["games"].items():
-        rates = (f"{from_dict(game['median'][peer]).value:,.0f}" for peer in (OURS, THEIRS))
-        rows.append((name, *rates, format_estimate(from_dict(game["ratio"]), ".1f")))
-    text = (
-        f"MinAtar with random actions and auto-reset: {results['num_envs']:,} copies x "
+def build_tables(results: Results) -> Iterator[Table]:
+    """Build the table of the games."""
+    yield Table(
+        text=f"MinAtar with random actions and auto-reset: {results['num_envs']:,} copies x "
         f"{results['num_steps']} steps per round. Steps per second, medians over the rounds; "
-        "ratios with 95 % intervals."
+        "ratios with 95 % intervals.",
+        header=("game", *PEERS, "ratio"),
+        rows=[
+            (
+                name,
+                *(show_value(game["median"][peer], ",.0f") for peer in PEERS),
+                show(game["ratio"], ".1f"),
+            )
+            for name, game in results["games"].items()
+        ],
     )
-    table = Table(text=text, header=("game", OURS, THEIRS, "ratio"), rows=rows)
-    return render_document(*build_header(results, "Environments"), table)
 
+
+BENCHMARK = Benchmark(
+    name="envs",
+    about=__doc__,
+    title="Environments",
+    measure=run,
+    build_tables=build_tables,
+    names={"games": GAMES},
+    numbers={"num-envs": (1024, "copies of a game"), "num-steps": (200, "steps per round")},
+    quick={"num_envs": 16, "num_steps": 8},
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     sys.exit(main())

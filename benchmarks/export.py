@@ -7,13 +7,11 @@ take turns in one process.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
 
-from benchmarks import machine, measure
-from benchmarks.commands import add_round_options, save_results, start_results
-from benchmarks.report import build_header
-from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
+from benchmarks import measure
+from benchmarks.commands import Benchmark, Options, Results, describe_packages
+from benchmarks.statistics import compare_to, describe_rates, show
 from jaxrl import AlgorithmConfig, PPOConfig, SACConfig
-from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
+from jaxrl.bench.markdown import Table
 from jaxrl.export.numpy_program import NumpyPolicy
 
 CALLS = 2000
@@ -35,28 +32,11 @@ CALLS = 2000
 NUMPY, COMPILED, POLICY = "NumpyPolicy", "compiled call", "Policy"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each policy, write `export.json` and `.md`, and print the table.
-
-    Returns:
-        Exit code.
-    """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.export", description=__doc__)
-    add_round_options(parser)
-    options = parser.parse_args(arguments)
-    calls, rounds = (20, 2) if options.quick else (CALLS, options.pairs)
-    results = start_results("benchmarks.export", arguments, is_quick=options.quick)
-    results |= {
-        "peers": {
-            "jaxrl": {"devices": 1, "versions": {n: version(n) for n in ("jax", "numpy")}},
-        },
-        "cases": {name: measure_case(make(), calls, rounds) for name, make in CASES.items()},
-    }
-    is_complete = not options.quick and rounds >= parser.get_default("pairs")
-    folder = options.out or machine.choose_results_folder(is_complete=is_complete)
-    save_results(results, folder, "export", render_markdown)
-    return 0
+def run(options: Options) -> dict[str, Any]:
+    """Measure the latencies of each policy."""
+    calls = 20 if options.quick else CALLS
+    cases = {name: measure_case(make(), calls, options.pairs) for name, make in CASES.items()}
+    return {"peers": {"jaxrl": describe_packages("jax", "numpy")}, "cases": cases}
 
 
 def _make_ppo() -> AlgorithmConfig:
@@ -99,12 +79,9 @@ def measure_case(config: AlgorithmConfig, calls: int, rounds: int) -> dict[str, 
             POLICY: partial(original.act, obs),
         }
         timed = {n: partial(_time_calls, function, calls) for n, function in functions.items()}
-        for warm_up in timed.values():
-            warm_up()
         found = measure.take_turns(timed, rounds)
-    ratio = estimate_ratio(found[NUMPY], found[COMPILED])
-    latencies = {name: to_dict(estimate_median(values)) for name, values in found.items()}
-    return {"microseconds": latencies, "ratio": to_dict(ratio)}
+    latencies = describe_rates(found)["median"]
+    return {"microseconds": latencies, "ratio": compare_to(found, COMPILED)[NUMPY]}
 
 
 def _make_compiled_call(folder: Path, policy: NumpyPolicy, obs: np.ndarray) -> Callable[[], Any]:
@@ -130,21 +107,31 @@ def _time_calls(function: Callable[[], Any], calls: int) -> float:
     return 1e6 * float(np.median(seconds))
 
 
-def render_markdown(results: Mapping[str, Any]) -> str:
-    """Render the table as Markdown."""
-    rows: list[Cells] = []
-    for name, case in results["cases"].items():
-        latencies = [format_estimate(from_dict(x), ".0f") for x in case["microseconds"].values()]
-        rows.append((name, *latencies, format_estimate(from_dict(case["ratio"]), ".2f")))
-    text = (
-        "Microseconds of one greedy action, medians over the rounds with 95 % intervals. The ratio is "
-        f"that of `{NUMPY}` to the compiled call, within a round."
-    )
-    header = ("policy", f"`{NUMPY}.act`", COMPILED, f"`{POLICY}.act`", "ratio")
-    return render_document(
-        *build_header(results, "Exported policies"), Table(text=text, header=header, rows=rows)
+def build_tables(results: Results) -> Iterator[Table]:
+    """Build the table of the policies."""
+    yield Table(
+        text="Microseconds of one greedy action, medians over the rounds with 95 % intervals. The ratio is "
+        f"that of `{NUMPY}` to the compiled call, within a round.",
+        header=("policy", f"`{NUMPY}.act`", COMPILED, f"`{POLICY}.act`", "ratio"),
+        rows=[
+            (
+                name,
+                *(show(latency, ".0f") for latency in case["microseconds"].values()),
+                show(case["ratio"], ".2f"),
+            )
+            for name, case in results["cases"].items()
+        ],
     )
 
+
+BENCHMARK = Benchmark(
+    name="export",
+    about=__doc__,
+    title="Exported policies",
+    measure=run,
+    build_tables=build_tables,
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     sys.exit(main())

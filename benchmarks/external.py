@@ -8,7 +8,6 @@ are measured. Compilation is excluded.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -16,19 +15,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import gymnasium
 
-from benchmarks import machine, measure
-from benchmarks.commands import add_round_options, save_results, start_results
+from benchmarks import measure
+from benchmarks.commands import Benchmark, Options, Results, describe_packages
 from benchmarks.peers import launch
-from benchmarks.report import build_header
-from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
+from benchmarks.settings import RLLIB_EXTERNAL
+from benchmarks.statistics import compare_to, describe_rates, show
+from benchmarks.training_step import make_config
 from jaxrl import PPOConfig
-from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
+from jaxrl.bench.markdown import Table
 
 IN_PROCESS = "in process"
 CASES: dict[str, tuple[int, str]] = {
@@ -55,75 +54,25 @@ with PolicyClient(sys.argv[1], sys.argv[2]) as client:
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each case, write `external.json` and `.md`, and print the table.
-
-    Returns:
-        Exit code.
-    """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    options = _parse(arguments)
-    results = start_results("benchmarks.external", arguments, is_quick=options.quick)
-    versions = {name: version(name) for name in ("jax", "gymnasium", "numpy")}
-    results |= {
-        "peers": {"jaxrl": {"devices": 1, "versions": versions}},
-        **measure_cases(options.num_steps, options.pairs, has_peer=options.peer),
-    }
-    save_results(results, options.out, "external", render_markdown)
-    return 0
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.external", description=__doc__)
-    parser.add_argument(
-        "--num-steps",
-        type=int,
-        default=ROUND_STEPS,
-        help="environment steps per round (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--peer", action="store_true", help="measure RLlib with one simulator in turn"
-    )
-    add_round_options(parser)
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.num_steps, options.pairs = NUM_ENVS * NUM_STEPS, 2
-    options.out = options.out or machine.choose_results_folder(is_complete=not options.quick)
-    return options
-
-
-def measure_cases(num_steps: int, rounds: int, *, has_peer: bool = False) -> dict[str, Any]:
-    """Measure the environment steps per second of each case in every round.
-
-    Args:
-        num_steps: Environment steps per round.
-        rounds: Number of rounds.
-        has_peer: Whether RLlib takes turns.
-    """
+def run(options: Options) -> dict[str, Any]:
+    """Measure the environment steps per second of each case."""
     with contextlib.ExitStack() as stack:
         functions = {
-            name: stack.enter_context(_open_case(*case, num_steps)) for name, case in CASES.items()
+            name: stack.enter_context(_open_case(*case, options.num_steps))
+            for name, case in CASES.items()
         }
-        if has_peer:
-            functions[RLLIB] = stack.enter_context(_open_rllib(num_steps))
-        seconds = measure.take_turns(functions, rounds)
-    rates = {name: [num_steps / x for x in found] for name, found in seconds.items()}
-    return {
-        "rates": rates,
-        "median": {name: to_dict(estimate_median(found)) for name, found in rates.items()},
-        "ratio": {
-            name: to_dict(estimate_ratio(found, rates[IN_PROCESS]))
-            for name, found in rates.items()
-            if name != IN_PROCESS
-        },
-    }
+        if options.peer:
+            functions[RLLIB] = stack.enter_context(_open_rllib(options.num_steps))
+        rates = measure.measure_rates(functions, options.pairs, options.num_steps)
+    peers = {"jaxrl": describe_packages("jax", "gymnasium", "numpy")}
+    return {"peers": peers, **describe_rates(rates), "ratio": compare_to(rates, IN_PROCESS)}
 
 
 @contextlib.contextmanager
 def _open_case(num_simulators: int, mode: str, num_steps: int) -> Generator[Callable[[], float]]:
     """Yield a function that trains for a number of steps and returns the seconds."""
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
-        config = make_config(num_simulators > 0, num_steps).debugging(results_dir=folder)
+        config = configure(num_simulators > 0, num_steps, folder)
         with config.build() as algorithm, contextlib.ExitStack() as stack:
             group: Any = algorithm.env_runner_group
             simulators = [
@@ -145,7 +94,7 @@ def _open_case(num_simulators: int, mode: str, num_steps: int) -> Generator[Call
 @contextlib.contextmanager
 def _open_rllib(num_steps: int) -> Generator[Callable[[], float]]:
     """Yield a function that trains RLlib and returns the seconds for a number of steps."""
-    with launch.start(launch.RLLIB_EXTERNAL, stop_when_idle=True) as worker:
+    with launch.start(RLLIB_EXTERNAL, stop_when_idle=True) as worker:
         worker.ask("setup", env_steps=num_steps, train_batch_size=NUM_ENVS * NUM_STEPS)
 
         def run_round() -> float:
@@ -155,24 +104,17 @@ def _open_rllib(num_steps: int) -> Generator[Callable[[], float]]:
         yield run_round
 
 
-def make_config(is_external: bool, num_steps: int) -> PPOConfig:
+def configure(is_external: bool, num_steps: int, folder: str) -> PPOConfig:
     """Return the config of a run whose iterations have a number of steps."""
-    config = (
-        PPOConfig()
-        .training(train_batch_size=NUM_ENVS * NUM_STEPS, minibatch_size=128, num_epochs=4)
-        .rl_module(model_config={"fcnet_hiddens": [64, 64]})
-        .reporting(min_sample_timesteps_per_iteration=num_steps)
-        .learners(num_devices=1)
-        .debugging(loggers=[], seed=0)
-    )
-    config.env_runners(num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=NUM_STEPS)
+    config = make_config(NUM_ENVS, NUM_STEPS, num_steps, folder)
+    config.training(minibatch_size=128).debugging(seed=0)
     if not is_external:
         return config.environment(f"gymnasium:{ENV}")
     spaces = gymnasium.make(ENV)
     config.environment(
         observation_space=spaces.observation_space, action_space=spaces.action_space
     ).env_runners(placement="external")
-    # Simulators that are stopped between rounds say nothing.
+    # Simulators that are stopped between rounds send nothing.
     return config.external(external_port=0, idle_timeout_s=3600.0)
 
 
@@ -192,23 +134,33 @@ def _signal_all(pids: Sequence[int], number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def render_markdown(results: Mapping[str, Any]) -> str:
-    """Render the table as Markdown."""
-    rows: list[Cells] = []
-    for name in results["rates"]:
-        ratio = results["ratio"].get(name)
-        rate = format_estimate(from_dict(results["median"][name]), ",.0f")
-        rows.append((name, rate, format_estimate(from_dict(ratio), ".2f") if ratio else "1"))
-    text = (
-        f"PPO on gymnasium's {ENV}, {NUM_ENVS} x {NUM_STEPS} steps per train batch, 4 epochs x 16 "
+def build_tables(results: Results) -> Iterator[Table]:
+    """Build the table of the cases."""
+    yield Table(
+        text=f"PPO on gymnasium's {ENV}, {NUM_ENVS} x {NUM_STEPS} steps per train batch, 4 epochs x 16 "
         "minibatches, 64-64 networks, on one device. Environment steps that were trained on per "
         "second, medians over the rounds; ratios to the run in one process within a round; 95 % "
         f"intervals. In one process, {NUM_ENVS} environments are stepped in turn, with one call of "
-        "the policy for all; a simulator has one. RLlib's client is that of its example."
+        "the policy for all; a simulator has one. RLlib's client is that of its example.",
+        header=("environments", "steps/s", f"/ {IN_PROCESS}"),
+        rows=[
+            (name, show(median, ",.0f"), show(results["ratio"].get(name), ".2f", missing="1"))
+            for name, median in results["median"].items()
+        ],
     )
-    table = Table(text=text, header=("environments", "steps/s", f"/ {IN_PROCESS}"), rows=rows)
-    return render_document(*build_header(results, "External simulators"), table)
 
+
+BENCHMARK = Benchmark(
+    name="external",
+    about=__doc__,
+    title="External simulators",
+    measure=run,
+    build_tables=build_tables,
+    numbers={"num-steps": (ROUND_STEPS, "environment steps per round")},
+    quick={"num_steps": NUM_ENVS * NUM_STEPS},
+    peer="measure RLlib with one simulator in turn",
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     sys.exit(main())

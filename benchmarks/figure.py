@@ -17,11 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import recurrent, user_report
-from benchmarks import replay_settings as replay
+from benchmarks import recurrent, user
 from benchmarks.limits import compute_shares, format_share
 from benchmarks.machine import RESULTS, ROOT
-from benchmarks.peers import launch
+from benchmarks.settings import HOST_LSTM, LOCAL, LSTM, OURS, REPLAY
 from benchmarks.statistics import estimate_ratio, from_dict
 from jaxrl.bench.figures import COLORS
 from jaxrl.bench.markdown import Cells, Table, render_document
@@ -42,7 +41,7 @@ TITLES = {
     ("recurrent", "images"): "PPO with a convolution and an LSTM, Breakout-MinAtar",
     ("recurrent", "host"): "PPO with an LSTM, gymnasium's CartPole",
 }
-OUR_PEERS = (launch.OURS, launch.LOCAL, replay.OURS, launch.HOST_LSTM, launch.LSTM)
+OUR_PEERS = (OURS, LOCAL, REPLAY, HOST_LSTM, LSTM)
 """Peers whose rates are divided by the others'."""
 
 FAMILY_STYLES = {
@@ -199,7 +198,7 @@ def render_readme_table(results: Mapping[str, Any]) -> str:
     names = ("setting", "jaxrl, steps/s", "ratio to", "of its limit")
     return render_document(
         Table(header=names, rows=rows) if rows else None,
-        user_report.build_readme_table(results["user"]) if "user" in results else None,
+        user.build_readme_table(results["user"]) if "user" in results else None,
         note,
     ).rstrip("\n")
 

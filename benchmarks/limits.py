@@ -17,29 +17,41 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks import replay_settings as replay
-from benchmarks.peers import launch
-from benchmarks.replay_settings import ReplaySetting
-from benchmarks.settings import Setting
+from benchmarks.settings import (
+    GYMNASIUM,
+    HOST_LSTM,
+    HOST_PEERS,
+    OTHER_HOST_PEERS,
+    PRODUCTS,
+    REMOTE,
+    RLLIB_2X4,
+    RLLIB_2X8,
+    RLLIB_LSTM,
+    SB3_REPLAY,
+    SB3_REPLAY_THREADS,
+    SBX,
+    ReplaySetting,
+    Setting,
+)
 from benchmarks.statistics import estimate_ratio
 
 ARITHMETIC, STEPPING = "arithmetic", "stepping"
 NUM_GATES = {None: 1, "lstm": 4, "gru": 3, "lru": 1}
 """Number of column blocks in the product of a recurrent layer."""
 
-PEERS_WITHOUT_ENV = (replay.PRODUCTS,)
-PEERS_WITHOUT_LEARNING = (launch.GYMNASIUM,)
-NUM_PROCESSES = {launch.REMOTE: 2, launch.RLLIB_2X4: 2, launch.RLLIB_2X8: 2}
+PEERS_WITHOUT_ENV = (PRODUCTS,)
+PEERS_WITHOUT_LEARNING = (GYMNASIUM,)
+NUM_PROCESSES = {REMOTE: 2, RLLIB_2X4: 2, RLLIB_2X8: 2}
 """Number of processes that step environments, for peers with more than one."""
 HOST_ENV_PEERS = frozenset(
     [
-        *launch.HOST_PEERS,
-        *launch.OTHER_HOST_PEERS,
-        launch.HOST_LSTM,
-        launch.RLLIB_LSTM,
-        replay.SB3,
-        replay.SB3_THREADS,
-        replay.SBX,
+        *HOST_PEERS,
+        *OTHER_HOST_PEERS,
+        HOST_LSTM,
+        RLLIB_LSTM,
+        SB3_REPLAY,
+        SB3_REPLAY_THREADS,
+        SBX,
     ]
 )
 """Peers that step gymnasium's environments."""

@@ -1,37 +1,53 @@
-"""Measurements that suites share. Every function returns plain values for the JSON file."""
+"""Measurements of several peers in turn. Every function returns plain values for the JSON file."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
-import math
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from statistics import median
 from typing import Any, TypeVar
 
 from benchmarks import limits
+from benchmarks.commands import Results, build_header
 from benchmarks.limits import AnySetting
-from benchmarks.machine import ROOT, get_load_average
+from benchmarks.machine import get_load_average
 from benchmarks.peers import launch
-from benchmarks.recommended import RECOMMENDATIONS
-from benchmarks.settings import Setting, adapt_to_peer
-from benchmarks.statistics import estimate_median, estimate_ratio, to_dict
-from benchmarks.worker import Worker
-from jaxrl.bench.peers import run_process
+from benchmarks.peers.launch import Worker
+from benchmarks.settings import LIMITS
+from benchmarks.statistics import compare_to, estimate_median, to_dict
+from jaxrl.bench.markdown import Table, render_document
 
 T = TypeVar("T")
 
-OVERHEAD_ITERATION_S = 0.6
-IMPORT_STATEMENTS = {
-    "import jax, flax": "import jax, flax",
-    "import jaxrl": "import jaxrl",
-    "PPOConfig and Algorithm": "from jaxrl import Algorithm; "
-    "from jaxrl.algorithms.ppo import PPOConfig",
-}
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpeedSuite:
+    """Suite of `benchmarks.speed` with a report of its own.
+
+    Args:
+        stem: Stem of the result files.
+        title: Title of the report.
+        peers: Peers that are measured by default.
+        other_peers: Peers that are measured only if they are named.
+        parts: Parts, all of which are measured by default.
+        run: Function that measures the parts and peers that the options select.
+        build_tables: Function from the results to the tables of the report.
+    """
+
+    stem: str
+    title: str
+    peers: tuple[str, ...]
+    other_peers: tuple[str, ...] = ()
+    parts: tuple[str, ...]
+    run: Callable[[argparse.Namespace], dict[str, Any]]
+    build_tables: Callable[[Results], Iterable[Table | None]]
+
+    def render(self, results: Results) -> str:
+        """Render the report as Markdown."""
+        return render_document(*build_header(results, self.title), *self.build_tables(results))
 
 
 def make_cache_variables(folder: str) -> dict[str, str]:
@@ -92,6 +108,14 @@ def take_turns(functions: Mapping[str, Callable[[], T]], rounds: int) -> dict[st
     return found
 
 
+def measure_rates(
+    functions: Mapping[str, Callable[[], float]], rounds: int, work: float
+) -> dict[str, list[float]]:
+    """Measure functions that do the same work in turn, and return the work per second of each."""
+    seconds = take_turns(functions, rounds)
+    return {name: [work / elapsed for elapsed in found] for name, found in seconds.items()}
+
+
 def compute_rate(reply: Mapping[str, Any]) -> float:
     """Compute the environment steps per second of a measurement."""
     return reply["env_steps"] / reply["seconds"]
@@ -121,22 +145,13 @@ def measure_in_turn(
     }
     replies = take_turns({n: partial(w.ask, "run") for n, w in workers.items()}, rounds)
     for name, worker in workers.items():
-        if name == launch.LIMITS:
+        if name == LIMITS:
             probes = replies[name][0]["rates"]
             peers[name]["rates"] = {p: [r["rates"][p] for r in replies[name]] for p in probes}
         else:
             peers[name]["steps_per_s"] = [compute_rate(reply) for reply in replies[name]]
             peers[name]["return_mean"] = worker.ask("evaluate")["return_mean"]
     return peers
-
-
-def measure_throughput(
-    workers: Mapping[str, Worker], setting: Setting, rounds: int, ours: str = launch.OURS
-) -> dict[str, Any]:
-    """Measure every peer's environment steps per second at one setting, and the ratios of ours."""
-    settings = {name: adapt_to_peer(setting, is_slow=name == launch.SB3) for name in workers}
-    measured = compare_peers(workers, settings, rounds, ours)
-    return {"setting": setting.to_dict(), "env_steps": setting.env_steps, **measured}
 
 
 def compare_peers(
@@ -157,18 +172,14 @@ def compare_peers(
         ours: Peer whose rate is divided by the others'.
     """
     before = get_load_average()
-    others = {name: settings[name] for name in workers if name != launch.LIMITS}
+    others = {name: settings[name] for name in workers if name != LIMITS}
     arguments = {name: setting.to_dict() for name, setting in others.items()}
-    if launch.LIMITS in workers:
-        arguments[launch.LIMITS] = limits.make_request(others)
+    if LIMITS in workers:
+        arguments[LIMITS] = limits.make_request(others)
     peers = measure_in_turn(workers, arguments, rounds)
-    machine_limits = peers.pop(launch.LIMITS, None)
-    ratios = {}
-    if ours in peers:
-        for name, peer in peers.items():
-            if name != ours:
-                ratio = estimate_ratio(peers[ours]["steps_per_s"], peer["steps_per_s"])
-                ratios[name] = to_dict(ratio)
+    machine_limits = peers.pop(LIMITS, None)
+    rates = {name: peer["steps_per_s"] for name, peer in peers.items()}
+    ratios = compare_to(rates, ours, is_inverse=True)
     for peer in peers.values():
         peer["median"] = to_dict(estimate_median(peer["steps_per_s"]))
     found = {"peers": peers, "ratios": ratios, "load": [before, get_load_average()]}
@@ -197,7 +208,7 @@ def measure_parts(
         names = [name for name in options.peers if name in settings]
         if not names:
             continue
-        names += [name for name in options.peers if name == launch.LIMITS]
+        names += [name for name in options.peers if name == LIMITS]
         launch.log(f"{part}: {options.pairs} rounds of {', '.join(names)}")
         with contextlib.ExitStack() as stack:
             workers = start_workers(stack, names, results["peers"])
@@ -205,95 +216,3 @@ def measure_parts(
         used = {name: settings[name].to_dict() for name in measured["peers"]}
         results["throughput"][part] = {"settings": used, **measured}
     return results
-
-
-def measure_recommended(
-    workers: Mapping[str, Worker], steps: int | None, rounds: int
-) -> dict[str, Any]:
-    """Measure every peer's environment steps per second with its recommended hyperparameters.
-
-    The work per step differs between peers, so there are no ratios.
-
-    Args:
-        workers: Peers by name.
-        steps: Environment steps per measurement; None for each peer's own number.
-        rounds: Number of measurements per peer.
-    """
-    before = get_load_average()
-    settings = {name: {"env_steps": steps or RECOMMENDATIONS[name].env_steps} for name in workers}
-    peers = measure_in_turn(workers, settings, rounds, setup_command="recommend")
-    for peer in peers.values():
-        peer["median"] = to_dict(estimate_median(peer["steps_per_s"]))
-    return {"peers": peers, "load": [before, get_load_average()]}
-
-
-def measure_flow(worker: Worker, setting: Setting, rounds: int) -> dict[str, Any]:
-    """Measure the rate and the waiting times of an asynchronous run, alone on the machine.
-
-    The first measurement is discarded, because its queue is still empty.
-    """
-    before = get_load_average()
-    worker.ask("setup", setting=setting.to_dict())
-    replies = take_turns({"flow": partial(worker.ask, "flow")}, rounds)["flow"]
-    return {
-        "env_steps": setting.env_steps,
-        "replies": replies,
-        "steps_per_s": to_dict(estimate_median([compute_rate(reply) for reply in replies])),
-        "load": [before, get_load_average()],
-    }
-
-
-def measure_train_overhead(
-    worker: Worker, setting: Setting, rounds: int, steps_per_s: float
-) -> dict[str, Any]:
-    """Measure the ratio of `train()` to the bare loop of the same compiled program.
-
-    An iteration lasts a little over half a second: the longer it is, the less overhead matters.
-    """
-    updates = max(1, math.ceil(OVERHEAD_ITERATION_S * steps_per_s / setting.train_batch_size))
-    setting = dataclasses.replace(setting, num_updates=updates)
-    worker.ask("setup", setting=setting.to_dict())
-    replies = take_turns({name: partial(worker.ask, name) for name in ("bare", "run")}, rounds)
-    seconds = {name: [reply["seconds"] for reply in found] for name, found in replies.items()}
-    return {
-        "num_updates": updates,
-        "train_s": seconds["run"],
-        "bare_s": seconds["bare"],
-        "ratio": to_dict(estimate_ratio(seconds["run"], seconds["bare"])),
-    }
-
-
-def measure_import_times(rounds: int) -> dict[str, list[float]]:
-    """Measure each import in fresh processes, in turn; the first round fills the disk cache."""
-    imports = {name: partial(_time_import, text) for name, text in IMPORT_STATEMENTS.items()}
-    return take_turns(imports, rounds)
-
-
-def measure_compile_times(setting: Setting, rounds: int) -> dict[str, Any]:
-    """Measure compilation of jaxrl's PPO in fresh processes, with an empty cache and a full one.
-
-    `program_s` is the time for the train program alone, `compile_s` that from `build()` to the end
-    of the first `train()`, minus the time of a second one.
-    """
-    setting = dataclasses.replace(setting, num_updates=1)
-    seconds: dict[str, list[dict[str, Any]]] = {"cold": [], "cached": []}
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
-            for replies in seconds.values():
-                replies.append(_compile_once(setting, folder))
-    return {"setting": setting.name, **seconds}
-
-
-def compute_median_excess(values: Sequence[float], base: Sequence[float]) -> float:
-    """Return the median of paired differences."""
-    return median(a - b for a, b in zip(values, base, strict=True))
-
-
-def _time_import(statement: str) -> float:
-    code = f"import time; s = time.perf_counter(); {statement}; print(time.perf_counter() - s)"
-    return float(run_process([sys.executable, "-c", code], ROOT).split()[-1])
-
-
-def _compile_once(setting: Setting, cache_folder: str) -> dict[str, Any]:
-    with launch.start(launch.OURS, env=make_cache_variables(cache_folder)) as worker:
-        return worker.ask("setup", setting=setting.to_dict())

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 
-from benchmarks.offline_settings import EPISODE_LENGTH, make_rows
+from benchmarks.settings import EPISODE_LENGTH, make_rows
 
 ROWS_PER_GROUP = 50_000
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import machine
-from benchmarks.commands import parse_names
+from benchmarks.commands import parse_names, write_json
 from jaxrl import Algorithm, AlgorithmConfig
 from jaxrl.config.load import Experiment, load_experiment
 from jaxrl.metrics import DEFAULT_MODULE
@@ -259,8 +259,7 @@ def _write(
         cell["min"] = min(values)
     summary["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
     print(f"{cell['name']}: {scores} in {seconds:.0f} s", flush=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    write_json(path, summary)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,19 @@ Compilation is excluded.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks import machine, measure
-from benchmarks.commands import add_round_options, save_results, start_results
-from benchmarks.peers.launch import HANDWRITTEN, OURS
-from benchmarks.report import build_header
-from benchmarks.settings import Setting
-from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
-from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
+from benchmarks import measure
+from benchmarks.commands import Benchmark, Options, Results, describe_packages
+from benchmarks.envs import make_round
+from benchmarks.settings import HANDWRITTEN, OURS, Setting
+from benchmarks.statistics import compare_to, describe_rates, show, show_value
+from jaxrl.bench.markdown import Cells, Table
 
 ENVS = (
     *("brax:inverted_pendulum", "craftax:Craftax-Classic-Symbolic-v1", "jumanji:Snake-v1"),
@@ -36,62 +33,38 @@ VERSIONS = ("jax", "brax", "craftax", "jumanji", "playground", "xminigrid")
 Round = Callable[[], float]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write `packages.json` and `packages.md`, and print the tables.
-
-    Returns:
-        Exit code.
-    """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.packages", description=__doc__)
-    add_round_options(parser)
-    options = parser.parse_args(arguments)
-    options.out = options.out or machine.choose_results_folder(is_complete=not options.quick)
-    num_envs, num_steps = (4, 4) if options.quick else (64, 64)
-    if options.quick:
-        options.pairs = 2
-    results = start_results("benchmarks.packages", arguments, is_quick=options.quick)
-    versions = {name: version(name) for name in VERSIONS}
-    results |= {"num_envs": num_envs, "num_steps": num_steps, "infos": {}}
-    results["peers"] = {"jaxrl": {"devices": 1, "versions": versions}}
-    results["steps"] = {
-        env: compare(
-            ("adapter", "package"),
-            {
-                "adapter": make_steps(*adapted(env), num_envs, num_steps),
-                "package": make_steps(*packaged(env), num_envs, num_steps),
-            },
-            options.pairs,
-            num_envs * num_steps,
-        )
-        for env in ENVS
-    }
+def run(options: Options) -> dict[str, Any]:
+    """Measure steps, resets and training."""
+    size = (4, 4) if options.quick else (64, 64)
+    infos: dict[str, Any] = {}
     modes = ("on_demand", "every_step")
-    results["resets"] = compare(
-        modes,
-        {mode: make_vector_steps(RESETS, mode, num_envs, num_steps) for mode in modes},
-        options.pairs,
-        num_envs * num_steps,
-    )
-    results["training"] = {env: train(env, options, results["infos"]) for env in TRAINED}
-    save_results(results, options.out, "packages", render_markdown)
-    return 0
-
-
-def compare(
-    names: tuple[str, str], rounds: Mapping[str, Round], pairs: int, steps: int
-) -> dict[str, Any]:
-    """Measure steps per second by turns, and the ratio of the first to the second."""
-    seconds = measure.take_turns(rounds, pairs)
-    return describe(names, {n: [steps / x for x in found] for n, found in seconds.items()})
-
-
-def describe(names: tuple[str, str], rates: Mapping[str, list[float]]) -> dict[str, Any]:
-    return {
-        "rates": dict(rates),
-        "median": {name: to_dict(estimate_median(rate)) for name, rate in rates.items()},
-        "ratio": to_dict(estimate_ratio(rates[names[0]], rates[names[1]])),
+    results: dict[str, Any] = {
+        "num_envs": size[0],
+        "num_steps": size[1],
+        "infos": infos,
+        "peers": {"jaxrl": describe_packages(*VERSIONS)},
+        "steps": {},
     }
+    for env in ENVS:
+        rounds = {
+            "adapter": make_steps(*adapted(env), *size),
+            "package": make_steps(*packaged(env), *size),
+        }
+        results["steps"][env] = _compare(rounds, options.pairs, size)
+    rounds = {mode: make_round(RESETS, *size, reset_mode=mode) for mode in modes}
+    results["resets"] = _compare(rounds, options.pairs, size)
+    results["training"] = {env: train(env, options, infos) for env in TRAINED}
+    return results
+
+
+def _compare(rounds: Mapping[str, Round], pairs: int, size: tuple[int, int]) -> dict[str, Any]:
+    return _describe(measure.measure_rates(rounds, pairs, size[0] * size[1]))
+
+
+def _describe(rates: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return the rates of two, and the ratio of the first to the second."""
+    first, second = rates
+    return {**describe_rates(rates), "ratio": compare_to(rates, second)[first]}
 
 
 def adapted(env_id: str) -> tuple[Callable[..., Any], Callable[..., Any], Any]:
@@ -188,38 +161,7 @@ def make_steps(
     return run_round
 
 
-def make_vector_steps(env_id: str, mode: Any, num_envs: int, num_steps: int) -> Round:
-    """Return a function that steps copies with auto-reset, and returns the seconds."""
-    import jax
-    import jax.numpy as jnp
-
-    from jaxrl.envs import make
-    from jaxrl.envs.vector import VectorEnv
-
-    made: Any = make(env_id)
-    vector = VectorEnv(made.env, mode)
-    number = int(made.spaces[1].n)
-
-    @jax.jit
-    def run(state: Any, params: Any) -> tuple[Any, Any]:
-        def step(state: Any, inputs: Any) -> Any:
-            sample = jax.vmap(lambda key: jax.random.randint(key, (), 0, number))
-            state, transition = vector.step(state, sample(inputs.action_key), inputs, params)
-            return state, jnp.sum(transition.reward)
-
-        return jax.lax.scan(step, state, vector.make_step_inputs(state, num_steps, params))
-
-    latest = {"state": jax.jit(vector.reset)(jax.random.key(0), jnp.arange(num_envs), made.params)}
-
-    def run_round() -> float:
-        begin = time.perf_counter()
-        latest["state"], _ = jax.block_until_ready(run(latest["state"], made.params))
-        return time.perf_counter() - begin
-
-    return run_round
-
-
-def train(env: str, options: argparse.Namespace, infos: dict[str, Any]) -> dict[str, Any]:
+def train(env: str, options: Options, infos: dict[str, Any]) -> dict[str, Any]:
     """Measure PPO on an environment, and the hand-written one."""
     num_envs, num_steps, num_updates = (4, 8, 1) if options.quick else (64, 32, 8)
     setting = Setting(
@@ -235,39 +177,45 @@ def train(env: str, options: argparse.Namespace, infos: dict[str, Any]) -> dict[
             names = list(rates) if number % 2 else list(rates)[::-1]
             for name in names:
                 found = workers[name].ask("run")
-                rates[name].append(found["env_steps"] / found["seconds"])
-    return describe((OURS, HANDWRITTEN), rates)
+                rates[name].append(measure.compute_rate(found))
+    return _describe(rates)
 
 
-def render_markdown(results: Mapping[str, Any]) -> str:
-    """Render the tables as Markdown."""
+def build_tables(results: Results) -> Iterator[Table]:
+    """Build the tables of steps, resets and training."""
 
-    def row(name: str, found: Mapping[str, Any], digits: str) -> Cells:
-        rates = (f"{from_dict(rate).value:,.0f}" for rate in found["median"].values())
-        return (name, *rates, format_estimate(from_dict(found["ratio"]), digits))
+    def row(name: str, found: Results, digits: str) -> Cells:
+        rates = (show_value(rate, ",.0f") for rate in found["median"].values())
+        return (name, *rates, show(found["ratio"], digits))
 
     sizes = f"{results['num_envs']:,} copies x {results['num_steps']} steps per round"
     ratio = "Steps per second, medians over the rounds; ratios with 95 % intervals."
-    tables = (
-        Table(
-            text=f"Steps through the adapter and of the package itself, no resets: {sizes}. {ratio}",
-            header=("environment", "adapter", "package", "ratio"),
-            rows=[row(env, found, ".2f") for env, found in results["steps"].items()],
-        ),
-        Table(
-            text=f"Resets of copies whose episode ended, and of all at every step: {sizes}.",
-            header=("environment", "on demand", "every step", "ratio"),
-            rows=[row(RESETS, results["resets"], ".1f")],
-        ),
-        Table(
-            text="Training by PPO with two layers of 64 units, and by the same computations by hand "
-            "with the package's auto-reset on one device.",
-            header=("environment", OURS, HANDWRITTEN, "ratio"),
-            rows=[row(env, found, ".2f") for env, found in results["training"].items()],
-        ),
+    yield Table(
+        text=f"Steps through the adapter and of the package itself, no resets: {sizes}. {ratio}",
+        header=("environment", "adapter", "package", "ratio"),
+        rows=[row(env, found, ".2f") for env, found in results["steps"].items()],
     )
-    return render_document(*build_header(results, "Environments of other packages"), *tables)
+    yield Table(
+        text=f"Resets of copies whose episode ended, and of all at every step: {sizes}.",
+        header=("environment", "on demand", "every step", "ratio"),
+        rows=[row(RESETS, results["resets"], ".1f")],
+    )
+    yield Table(
+        text="Training by PPO with two layers of 64 units, and by the same computations by hand "
+        "with the package's auto-reset on one device.",
+        header=("environment", OURS, HANDWRITTEN, "ratio"),
+        rows=[row(env, found, ".2f") for env, found in results["training"].items()],
+    )
 
+
+BENCHMARK = Benchmark(
+    name="packages",
+    about=__doc__,
+    title="Environments of other packages",
+    measure=run,
+    build_tables=build_tables,
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.peers import launch
-from benchmarks.peers.launch import FEEDFORWARD, GRU, HOST_LSTM, LRU, LSTM, RLLIB_LSTM, WIDE
-from benchmarks.report import build_header, build_throughput_tables
-from benchmarks.settings import Setting, make_host_setting, parse_setting
-from jaxrl.bench.markdown import render_document
+from benchmarks.commands import Results
+from benchmarks.report import build_throughput_tables
+from benchmarks.settings import (
+    FEEDFORWARD,
+    GRU,
+    HOST_LSTM,
+    LIMITS,
+    LRU,
+    LSTM,
+    RLLIB_LSTM,
+    WIDE,
+    Setting,
+    make_host_setting,
+    parse_setting,
+)
+from jaxrl.bench.markdown import Table
 
 IN_GRAPH = {FEEDFORWARD: None, WIDE: None, LSTM: "lstm", GRU: "gru", LRU: "lru"}
 """Peers in the compiled program, with the second layer of their networks.
@@ -31,8 +41,6 @@ HOST = {HOST_LSTM: "lstm", RLLIB_LSTM: "lstm"}
 OURS = {"in_graph": LSTM, "images": LSTM, "host": HOST_LSTM}
 """Peer whose rate is divided by the others', by part."""
 
-PARTS = tuple(OURS)
-PEERS = (*IN_GRAPH, *HOST, launch.LIMITS)
 QUICK_STEPS = 4_096
 
 RATIO_AIMS = {
@@ -75,9 +83,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return measure.measure_parts(options, make_settings, OURS, QUICK_STEPS)
 
 
-def render_markdown(results: Mapping[str, Any]) -> str:
-    """Render all tables of a run as Markdown."""
-    return render_document(
-        *build_header(results, "Speed of recurrent modules"),
-        *build_throughput_tables(results["throughput"], TEXT, OURS, RATIO_AIMS),
-    )
+def build_tables(results: Results) -> list[Table]:
+    """Build all tables."""
+    return build_throughput_tables(results["throughput"], TEXT, OURS, RATIO_AIMS)
+
+
+SUITE = measure.SpeedSuite(
+    stem="recurrent",
+    title="Speed of recurrent modules",
+    peers=(*IN_GRAPH, *HOST, LIMITS),
+    parts=tuple(OURS),
+    run=run,
+    build_tables=build_tables,
+)

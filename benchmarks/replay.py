@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from benchmarks import measure, replay_settings
-from benchmarks.peers import launch
-from benchmarks.replay_settings import MEASUREMENT_STEPS, SETTING_NAMES, ReplaySetting
-from benchmarks.report import build_header, build_throughput_tables
-from benchmarks.statistics import from_dict
-from jaxrl.bench.markdown import Cells, Table, render_document
-
-PARTS = SETTING_NAMES
-PEERS = (
-    *dict.fromkeys(name for peers in MEASUREMENT_STEPS.values() for name in peers),
-    launch.LIMITS,
+from benchmarks import measure
+from benchmarks.commands import Results
+from benchmarks.report import build_throughput_tables
+from benchmarks.settings import (
+    LIMITS,
+    PRODUCTS,
+    REJAX_REPLAY,
+    REPLAY,
+    REPLAY_STEPS,
+    SB3_REPLAY,
+    SB3_REPLAY_THREADS,
+    SBX,
+    ReplaySetting,
+    make_replay_settings,
 )
+from benchmarks.statistics import from_dict
+from jaxrl.bench.markdown import Cells, Table
+
 QUICK_STEPS = 100
 
 RATIO_AIMS = {
-    ("dqn", replay_settings.SB3): 15.0,
-    ("dqn", replay_settings.SB3_THREADS): 15.0,
-    ("dqn", replay_settings.SBX): 15.0,
-    ("dqn-4", replay_settings.REJAX): 1.2,
-    ("sac", replay_settings.SB3): 2.0,
-    ("sac", replay_settings.SB3_THREADS): 2.0,
-    ("sac", replay_settings.SBX): 1.5,
-    ("sac", replay_settings.REJAX): 1.2,
-    ("sac", replay_settings.PRODUCTS): 0.5,
+    ("dqn", SB3_REPLAY): 15.0,
+    ("dqn", SB3_REPLAY_THREADS): 15.0,
+    ("dqn", SBX): 15.0,
+    ("dqn-4", REJAX_REPLAY): 1.2,
+    ("sac", SB3_REPLAY): 2.0,
+    ("sac", SB3_REPLAY_THREADS): 2.0,
+    ("sac", SBX): 1.5,
+    ("sac", REJAX_REPLAY): 1.2,
+    ("sac", PRODUCTS): 0.5,
 }
 TEXT = (
     "`dqn`: DQN on CartPole-v1, two layers of 64 units, batches of 64, an update every four steps "
@@ -44,18 +50,16 @@ TEXT = (
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure the settings and peers that the options select."""
-    make, ours = replay_settings.make_replay_settings, dict.fromkeys(PARTS, replay_settings.OURS)
-    return measure.measure_parts(options, make, ours, QUICK_STEPS)
+    ours = dict.fromkeys(REPLAY_STEPS, REPLAY)
+    return measure.measure_parts(options, make_replay_settings, ours, QUICK_STEPS)
 
 
-def render_markdown(results: Mapping[str, Any]) -> str:
-    """Render all tables of a run as Markdown."""
+def build_tables(results: Results) -> Iterator[Table]:
+    """Build all tables."""
     throughput = results["throughput"]
-    return render_document(
-        *build_header(results, "Speed with replay"),
-        *build_throughput_tables(throughput, TEXT, replay_settings.OURS, RATIO_AIMS),
-        _build_updates(throughput) if throughput else None,
-    )
+    yield from build_throughput_tables(throughput, TEXT, REPLAY, RATIO_AIMS)
+    if throughput:
+        yield _build_updates(throughput)
 
 
 def _build_updates(throughput: Mapping[str, Any]) -> Table:
@@ -83,3 +87,13 @@ def _build_updates(throughput: Mapping[str, Any]) -> Table:
         header=("setting", "peer", "ms", "steps per measurement", "seconds per measurement"),
         rows=rows,
     )
+
+
+SUITE = measure.SpeedSuite(
+    stem="replay",
+    title="Speed with replay",
+    peers=(*dict.fromkeys(name for peers in REPLAY_STEPS.values() for name in peers), LIMITS),
+    parts=tuple(REPLAY_STEPS),
+    run=run,
+    build_tables=build_tables,
+)

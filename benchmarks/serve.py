@@ -7,7 +7,6 @@ that other load on the machine affects all alike.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -15,9 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,11 @@ import numpy as np
 from safetensors.numpy import save
 
 from benchmarks import machine, measure
-from benchmarks.commands import add_round_options, save_results, start_results
+from benchmarks.commands import Benchmark, Options, Results, describe_packages
 from benchmarks.peers import launch
-from benchmarks.report import build_header
-from benchmarks.statistics import estimate_median, estimate_ratio, from_dict, to_dict
+from benchmarks.statistics import estimate_median, estimate_ratio, show, show_value, to_dict
 from jaxrl import PPOConfig
-from jaxrl.bench.markdown import Cells, Table, format_estimate, render_document
+from jaxrl.bench.markdown import Cells, Table
 from jaxrl.bench.peers import run_process
 
 ROWS = 64
@@ -47,45 +44,13 @@ NUM_REQUESTS = 2000
 """Requests of all clients together in a round."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure each case, write `serve.json` and `.md`, and print the table.
-
-    Returns:
-        Exit code.
-    """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    options = _parse(arguments)
-    results = start_results("benchmarks.serve", arguments, is_quick=options.quick)
-    packages = ("jax", "uvicorn", "httptools")
-    results["peers"] = {
-        OURS: {"devices": 1, "versions": {name: version(name) for name in packages}}
-    }
+def run(options: Options) -> dict[str, Any]:
+    """Measure each case."""
+    peers = {OURS: describe_packages("jax", "uvicorn", "httptools")}
     if options.peer:
-        results["peers"][RLLIB] = {"devices": 1, "versions": get_rllib_versions()}
-    results |= measure_cases(options.requests, options.pairs, has_peer=options.peer)
-    save_results(results, options.out, "serve", render_markdown)
-    return 0
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=NUM_REQUESTS,
-        help="requests per case and round (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--peer",
-        action="store_true",
-        help="measure RLlib in Ray Serve in turn; start the command with .ci/loopback",
-    )
-    add_round_options(parser)
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.requests, options.pairs = 64, 2
-    options.out = options.out or machine.choose_results_folder(is_complete=not options.quick)
-    return options
+        peers[RLLIB] = {"devices": 1, "versions": get_rllib_versions()}
+    cases = measure_cases(options.requests, options.pairs, has_peer=options.peer)
+    return {"peers": peers, **cases}
 
 
 def measure_cases(num_requests: int, rounds: int, *, has_peer: bool = False) -> dict[str, Any]:
@@ -110,8 +75,6 @@ def measure_cases(num_requests: int, rounds: int, *, has_peer: bool = False) -> 
             for peer, port in ports.items()
             if peer == OURS or case[2] == JSON
         }
-        for warm_up in functions.values():
-            warm_up()
         found = measure.take_turns(functions, rounds)
     peers = [
         {name: found[f"{peer} {name}"] for name in CASES if f"{peer} {name}" in found}
@@ -263,33 +226,43 @@ def _get_rates(rounds: Sequence[tuple[float, list[float]]]) -> list[float]:
     return [len(latencies) / seconds for seconds, latencies in rounds]
 
 
-def render_markdown(results: Mapping[str, Any]) -> str:
-    """Render the table as Markdown."""
-    text = (
-        f"Actions of a policy for CartPole-v1 over loopback; batches have {ROWS} rows. Medians over "
-        "the rounds with 95 % intervals; latencies in milliseconds."
-    )
+def build_tables(results: Results) -> Iterator[Table]:
+    """Build the table of the cases, and the peer's."""
     header = ("case", "actions/s", "p50", "p99")
-    tables = [Table(text=text, header=header, rows=_make_rows(results["cases"]))]
+    yield Table(
+        text=f"Actions of a policy for CartPole-v1 over loopback; batches have {ROWS} rows. Medians over "
+        "the rounds with 95 % intervals; latencies in milliseconds.",
+        header=header,
+        rows=[_make_row(name, case) for name, case in results["cases"].items()],
+    )
     if "peer_cases" in results:
-        text = (
-            "The same requests, answered in turn by RLlib's module in one replica of Ray Serve. The "
-            "ratio is that of the rates above to these, within a round."
+        yield Table(
+            text="The same requests, answered in turn by RLlib's module in one replica of Ray Serve. The "
+            "ratio is that of the rates above to these, within a round.",
+            header=(*header, "ratio"),
+            rows=[
+                (*_make_row(name, case), show(results["ratios"][name], ".1f"))
+                for name, case in results["peer_cases"].items()
+            ],
         )
-        ratios = [format_estimate(from_dict(ratio), ".1f") for ratio in results["ratios"].values()]
-        rows = _make_rows(results["peer_cases"])
-        rows = [(*row, ratio) for row, ratio in zip(rows, ratios, strict=True)]
-        tables.append(Table(text=text, header=(*header, "ratio"), rows=rows))
-    return render_document(*build_header(results, "Serving"), *tables)
 
 
-def _make_rows(cases: Mapping[str, Any]) -> list[Cells]:
-    rows: list[Cells] = []
-    for name, case in cases.items():
-        latencies = (format_estimate(from_dict(case[key]), ".2f") for key in ("p50_ms", "p99_ms"))
-        rows.append((name, f"{from_dict(case['rate']).value:,.0f}", *latencies))
-    return rows
+def _make_row(name: str, case: Results) -> Cells:
+    latencies = (show(case[key], ".2f") for key in ("p50_ms", "p99_ms"))
+    return (name, show_value(case["rate"], ",.0f"), *latencies)
 
+
+BENCHMARK = Benchmark(
+    name="serve",
+    about=__doc__,
+    title="Serving",
+    measure=run,
+    build_tables=build_tables,
+    numbers={"requests": (NUM_REQUESTS, "requests per case and round")},
+    quick={"requests": 64},
+    peer="measure RLlib in Ray Serve in turn; start the command with .ci/loopback",
+)
+main = BENCHMARK.main
 
 if __name__ == "__main__":
     sys.exit(main())

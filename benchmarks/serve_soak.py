@@ -23,8 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.commands import save_results, start_results
-from benchmarks.report import build_header
+from benchmarks.commands import build_header, save_results, start_results
 from benchmarks.serve import JSON, make_request, post, run_server
 from jaxrl import Algorithm, PPOConfig
 from jaxrl.bench.markdown import Table, render_document

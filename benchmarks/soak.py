@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, measure
-from benchmarks.commands import parse_names, save_results, start_results
-from benchmarks.host_report import render_soak_markdown
+from benchmarks.commands import Results, build_header, parse_names, save_results, start_results
 from benchmarks.peers import launch
-from benchmarks.settings import make_host_setting
-from benchmarks.statistics import MIN_POINTS, estimate_slope, to_dict
-from benchmarks.worker import Worker
+from benchmarks.peers.launch import Worker
+from benchmarks.settings import LOCAL, REMOTE, make_host_setting
+from benchmarks.statistics import MIN_POINTS, estimate_slope, from_dict, to_dict
+from jaxrl.bench.markdown import Table, format_range, render_document
 from jaxrl.bench.peers import PeerError
 
-RUNS = (launch.LOCAL, launch.REMOTE)
+RUNS = (LOCAL, REMOTE)
+MAX_MB_PER_MINUTE = 1.0
+ROLES_WITHOUT_AIM = ("Ray's own processes",)
 MemoryUsage = dict[str, tuple[float, float]]
 """Resident and private memory in MB, by role of the process."""
 
@@ -52,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PeerError, ProcessLookupError) as error:
         print(f"benchmarks.soak: {error}", file=sys.stderr)
         return 1
-    save_results(results, options.out, "soak", render_soak_markdown)
+    save_results(results, options.out, "soak", render_markdown)
     return 0
 
 
@@ -184,6 +186,41 @@ def summarize(trace: Trace, warmup_s: float) -> dict[str, Any]:
         for kind, series in (("resident", trace.resident), ("private", trace.private))
     }
     return {**dataclasses.asdict(trace), "first": first, "slopes": slopes}
+
+
+def render_markdown(results: Results) -> str:
+    """Render the growth of each run's memory."""
+    rows = []
+    for name, run in results["runs"].items():
+        for role, slope in run["slopes"]["resident"].items():
+            resident = from_dict(slope, "slope")
+            private = from_dict(run["slopes"]["private"][role], "slope")
+            aim = f"under {MAX_MB_PER_MINUTE:g}: {resident.judge_at_most(MAX_MB_PER_MINUTE)}"
+            values = run["resident"][role]
+            rows.append(
+                (
+                    name,
+                    role,
+                    f"{values[run['first']]:,.1f}",
+                    f"{values[-1]:,.1f}",
+                    f"{resident.value:+.3f}",
+                    format_range(resident, "+.3f"),
+                    f"{private.value:+.3f}",
+                    "-" if role in ROLES_WITHOUT_AIM else aim,
+                )
+            )
+    steps = ", ".join(f"{name} {run['env_steps']:,}" for name, run in results["runs"].items())
+    text = (
+        "PPO on gymnasium's CartPole-v1, eight environments. Resident memory in MB (10^6 bytes) "
+        f"over {results['minutes']:g} minutes, after {results['warmup_minutes']:g} of warm-up. The "
+        "slope is a least-squares fit to the means of ten groups, with its 95 % interval. Private "
+        f"memory is neither shared nor backed by files. Total environment steps: {steps}."
+    )
+    names = ("run", "process", "first MB", "last MB", "MB/minute", "interval", "private", "aim")
+    return render_document(
+        *build_header(results, "Memory", is_timed=False),
+        Table(text=text, header=names, rows=rows),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Medians and ratios with bootstrap intervals, and slopes with Student's t intervals."""
+"""Medians and ratios with bootstrap intervals, slopes with Student's t intervals, and their text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
+from jaxrl.bench.markdown import format_estimate
 from jaxrl.sweeps.statistics import CONFIDENCE, MIN_RUNS, Groups, Interval, Statistic
 
 NUM_RESAMPLES = 10_000
@@ -120,3 +121,32 @@ def estimate_slope(times: Sequence[float], values: Sequence[float]) -> Interval:
     margin = float(scipy.stats.t.ppf(0.5 + CONFIDENCE / 2.0, NUM_GROUPS - 2)) * float(fit.stderr)
     slope = float(fit.slope)
     return Interval(value=slope, low=slope - margin, high=slope + margin, count=len(times))
+
+
+def describe_rates(rates: Mapping[str, Sequence[float]], name: str = "rates") -> dict[str, Any]:
+    """Return the values of each round by peer, under a name, and their medians."""
+    medians = {peer: to_dict(estimate_median(values)) for peer, values in rates.items()}
+    return {name: dict(rates), "median": medians}
+
+
+def compare_to(
+    rates: Mapping[str, Sequence[float]], base: str, *, is_inverse: bool = False
+) -> dict[str, Any]:
+    """Return the ratio of every peer to one of them, or its inverse; empty without that one."""
+    if base not in rates:
+        return {}
+    pairs = {peer: (values, rates[base]) for peer, values in rates.items() if peer != base}
+    return {
+        peer: to_dict(estimate_ratio(*(pair[::-1] if is_inverse else pair)))
+        for peer, pair in pairs.items()
+    }
+
+
+def show(data: Mapping[str, Any] | None, spec: str, missing: str = "-") -> str:
+    """Format plain data of an interval as `value (low - high)`."""
+    return missing if data is None else format_estimate(from_dict(data), spec)
+
+
+def show_value(data: Mapping[str, Any], spec: str) -> str:
+    """Format the value of plain data of an interval."""
+    return format(from_dict(data).value, spec)

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,21 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure
+from benchmarks.commands import Results
 from benchmarks.machine import ROOT, get_load_average
 from benchmarks.peers import launch
-from benchmarks.recommended import CARTPOLE_CONFIG
-from benchmarks.statistics import estimate_median, estimate_ratio, to_dict
+from benchmarks.settings import CARTPOLE_CONFIG
+from benchmarks.settings import OURS as WORKER
+from benchmarks.statistics import (
+    describe_rates,
+    estimate_median,
+    estimate_ratio,
+    from_dict,
+    show,
+    show_value,
+    to_dict,
+)
+from jaxrl.bench.markdown import Table
 from jaxrl.bench.peers import run_process
 
 STEPS, QUICK_STEPS = 500_000, 4_096
@@ -27,8 +38,6 @@ CALLS, QUICK_CALLS = 3_000, 20
 OURS, COLD = "jaxrl", "jaxrl-cold"
 HANDWRITTEN, CACHED, TUNED = "handwritten", "handwritten-cached", "handwritten-tuned"
 SB3, RLLIB = "sb3", "rllib"
-PARTS = ("command", "iterations", "latency")
-PEERS = (OURS, COLD, HANDWRITTEN, CACHED, TUNED, SB3, RLLIB)
 ROUNDS = 3
 """Default number of rounds of whole commands, which take half a minute each."""
 ROUNDS_OF_SLOW = {SB3: 1, RLLIB: 1}
@@ -146,7 +155,7 @@ def measure_iterations(steps: int, rounds: int) -> dict[str, Any]:
     before = get_load_average()
     setting = {"env_steps": steps}
     with contextlib.ExitStack() as stack:
-        whole, single = (measure.start_worker(stack, launch.OURS) for _ in range(2))
+        whole, single = (measure.start_worker(stack, WORKER) for _ in range(2))
         whole.ask("recommend", setting=setting)
         single.ask("recommend_single", setting=setting)
         runs = {"whole": partial(whole.ask, "run"), "single": partial(single.ask, "run_single")}
@@ -154,7 +163,7 @@ def measure_iterations(steps: int, rounds: int) -> dict[str, Any]:
     rates = {name: [measure.compute_rate(reply) for reply in replies[name]] for name in runs}
     return {
         "rates": rates,
-        "medians": {name: to_dict(estimate_median(r)) for name, r in rates.items()},
+        "medians": describe_rates(rates)["median"],
         "ratio": to_dict(estimate_ratio(rates["single"], rates["whole"])),
         "load": [before, get_load_average()],
     }
@@ -179,3 +188,117 @@ def _run_and_parse(environment: str | None, *words: str) -> dict[str, list[float
     """Run a module with its arguments and parse the JSON in the last line that it prints."""
     output = run_process([*launch.get_python(environment), "-m", *words], ROOT)
     return json.loads(output.strip().splitlines()[-1])
+
+
+MAX_RATIOS = {HANDWRITTEN: 0.75}
+MIN_SHARE, MAX_LATENCY_S = 0.85, 0.15e-3
+DESCRIPTIONS = {
+    OURS: "`jaxrl train file configs/classic/cartpole-ppo.yaml`, with evaluations, run "
+    "folder, and plot",
+    COLD: "the same with an empty compilation cache",
+    HANDWRITTEN: "hand-written script with jax, flax, and optax: the same networks, batches, "
+    "and epochs; prints the return",
+    CACHED: "the same with a filled persistent compilation cache of JAX",
+    TUNED: "the same without a cache, with the cores as devices and a cheaper shuffle",
+    SB3: "Stable-Baselines3, `PPO(...).learn(...)`",
+    RLLIB: "RLlib, repeated `algo.train()`, sampling and learning in the driver process",
+}
+"""Description of each process."""
+
+
+def build_tables(results: Results) -> Iterator[Table]:
+    """Build all tables."""
+    for name, build in (
+        ("commands", _build_commands),
+        ("iterations", _build_iterations),
+        ("latency", _build_latency),
+    ):
+        if results[name]:
+            yield build(results)
+
+
+def build_readme_table(results: Results) -> Table:
+    """Build README's table of the results of each command."""
+    rows = [
+        (DESCRIPTIONS[name], f"{show_value(peer['median'], '.1f')} s")
+        for name, peer in results["commands"]["peers"].items()
+    ]
+    if results["iterations"]:
+        medians = results["iterations"]["medians"]
+        for name, words in (
+            ("single", "one train batch per"),
+            ("whole", "all train batches in one"),
+        ):
+            rate = show_value(medians[name], ",.0f")
+            rows.append((f"`algo.train()` with {words} call", f"{rate} steps/s"))
+    if "compute_single_action" in results["latency"]:
+        p50 = results["latency"]["compute_single_action"]["p50"]
+        rows.append(("`algo.compute_single_action(obs)`, median", f"{1e3 * p50:.2f} ms"))
+    return Table(header=(f"PPO, CartPole, {results['env_steps']:,} steps", "result"), rows=rows)
+
+
+def _build_commands(results: Results) -> Table:
+    measured = results["commands"]
+    rows = []
+    for name, peer in measured["peers"].items():
+        ratio_text, verdict = "", ""
+        if name in measured["ratios"]:
+            ratio, aim = from_dict(measured["ratios"][name]), MAX_RATIOS.get(name)
+            ratio_text = show(measured["ratios"][name], ".2f")
+            verdict = "" if aim is None else f"at most {aim:g}: {ratio.judge_at_most(aim)}"
+        seconds = show(peer["median"], ".1f")
+        rows.append((name, DESCRIPTIONS[name], seconds, ratio_text, verdict))
+    return Table(
+        title="From start to end",
+        text="Wall-clock time of whole processes that train PPO on CartPole-v1, 4 environments x "
+        f"128 steps, for {results['env_steps']:,} steps. Medians over rounds in which the "
+        "processes take turns, with 95 % intervals; one round for SB3 and RLlib.",
+        header=("process", "description", "seconds", "jaxrl's seconds / its seconds", "aim"),
+        rows=rows,
+    )
+
+
+def _build_iterations(results: Results) -> Table:
+    measured = results["iterations"]
+    ratio = from_dict(measured["ratio"])
+    return Table(
+        title="Iterations",
+        text=f"The second runs at {show(measured['ratio'], '.2f')} of the speed of the first "
+        f"(aim: at least {MIN_SHARE}; reached: {ratio.judge_at_least(MIN_SHARE)}).",
+        header=("iterations", "steps/s"),
+        rows=[
+            (description, show_value(measured["medians"][name], ",.0f"))
+            for name, description in (
+                ("whole", "all train batches in one `train()`, as in the other tables"),
+                ("single", "one train batch per `train()`, with results written"),
+            )
+        ],
+    )
+
+
+def _build_latency(results: Results) -> Table:
+    measured = results["latency"]
+    text = "Milliseconds per action of an MLP, after two calls to warm up."
+    ours = measured.get("compute_single_action")
+    if ours is not None:
+        reached = "yes" if ours["p50"] <= MAX_LATENCY_S else "no"
+        text += f" Aim: at most {1e3 * MAX_LATENCY_S:g} at p50; reached: {reached}."
+    return Table(
+        title="A single action",
+        text=text,
+        header=("call", "p10", "p50", "p99"),
+        rows=[
+            (name, *(f"{1e3 * spread[key]:.3f}" for key in ("p10", "p50", "p99")))
+            for name, spread in measured.items()
+        ],
+    )
+
+
+SUITE = measure.SpeedSuite(
+    stem="user",
+    title="Speed as a user sees it",
+    peers=tuple(COMMANDS),
+    parts=("command", "iterations", "latency"),
+    run=run,
+    build_tables=build_tables,
+)

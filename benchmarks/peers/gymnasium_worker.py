@@ -12,21 +12,24 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.protocol import Peer, Request, serve_peer
 from benchmarks.settings import Setting
 
 
-class GymnasiumPeer:
+class GymnasiumPeer(Peer):
     """Peer with one vector of environments, which continue from run to run."""
+
+    packages = ("gymnasium",)
 
     def __init__(self) -> None:
         self._envs: gymnasium.vector.VectorEnv[Any, Any, Any] | None = None
         self._actions = np.zeros((0, 0), np.int64)
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"versions": {"gymnasium": gymnasium.__version__}, "devices": 0}
+    def count_devices(self) -> int:
+        """Return 0: nothing is computed."""
+        return 0
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Make and reset the environments, and sample all actions of a measurement."""
         setting = Setting.from_dict(request["setting"])
         self._envs = gymnasium.make_vec(
@@ -37,7 +40,7 @@ class GymnasiumPeer:
         self._actions = np.random.default_rng(setting.seed).integers(2, size=shape)
         return {"compile_s": None}
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: Request) -> dict[str, Any]:
         """Run one measurement."""
         assert self._envs is not None
         step = self._envs.step
@@ -46,15 +49,6 @@ class GymnasiumPeer:
             step(actions)
         return {"seconds": time.perf_counter() - start, "env_steps": self._actions.size}
 
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return no mean return, because nothing learns."""
-        return {"return_mean": None}
-
-
-def main() -> None:
-    peer = GymnasiumPeer()
-    serve_peer(peer)
-
 
 if __name__ == "__main__":
-    main()
+    serve_peer(GymnasiumPeer())

@@ -6,15 +6,11 @@ each agent, or PettingZoo's simple_spread with one module, which needs `jaxrl[pe
 
 from __future__ import annotations
 
-import os
-import tempfile
 from typing import Any
 
-import jax
-
-from benchmarks.multi_settings import POLES, HostSetting
 from benchmarks.peers import jaxrl_worker
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.protocol import Request
+from benchmarks.settings import POLES, HostSetting
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.envs import make_multi_agent
 
@@ -24,13 +20,12 @@ PETTINGZOO_ID = "pettingzoo:mpe2/simple_spread_v3"
 class AgentsPeer(jaxrl_worker.AlgorithmPeer):
     """Peer with one Algorithm in this process."""
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return versions and the number of devices."""
-        probe = HostSetting(task=POLES, num_agents=2, num_envs=8, num_steps=16, num_updates=1)
-        make_config(probe).build().stop()
-        return {"versions": jaxrl_worker.get_versions(), "devices": len(jax.local_devices())}
+    def make_probe(self) -> AlgorithmConfig:
+        """Return a small config."""
+        sizes: dict[str, Any] = {"num_envs": 8, "num_steps": 16, "num_updates": 1}
+        return make_config(HostSetting(task=POLES, num_agents=2, **sizes))
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Build for a setting. The first `train()` compiles."""
         setting = HostSetting.from_dict(request["setting"])
         self.close()
@@ -57,15 +52,5 @@ def make_config(setting: HostSetting) -> AlgorithmConfig:
     return made.debugging(loggers=[])
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
-        os.environ["JAXRL_RESULTS_DIR"] = folder
-        peer = AgentsPeer()
-        try:
-            serve_peer(peer)
-        finally:
-            peer.close()
-
-
 if __name__ == "__main__":
-    main()
+    jaxrl_worker.serve_jaxrl(AgentsPeer())

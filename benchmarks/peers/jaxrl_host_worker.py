@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import tempfile
 import time
 from importlib.metadata import version
 from typing import Any
 
 from benchmarks.peers import jaxrl_worker
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.protocol import Request
 from benchmarks.peers.ray_start import start_ray
 from benchmarks.settings import Setting
 from jaxrl.algorithms.impala import IMPALAConfig
@@ -42,7 +41,7 @@ class HostPeer(jaxrl_worker.JaxrlPeer):
         configure = make_impala_config if algorithm == "IMPALA" else make_ppo_config
         super().__init__(functools.partial(configure, num_runners=num_runners))
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+    def info(self, request: Request) -> dict[str, Any]:
         """Return versions and the number of the learner's devices, the same without actors."""
         probe = make_ppo_config(Setting(num_envs=8, num_steps=256, num_updates=1)).build()
         devices = len(probe.devices)
@@ -50,7 +49,7 @@ class HostPeer(jaxrl_worker.JaxrlPeer):
         versions = {**jaxrl_worker.get_versions(), "gymnasium": version("gymnasium")}
         return {"versions": versions, "devices": devices}
 
-    def flow(self, request: dict[str, Any]) -> dict[str, Any]:
+    def flow(self, request: Request) -> dict[str, Any]:
         """Run one measurement, with the waiting times of learner and actors."""
         assert self._algorithm is not None
         start = time.perf_counter()
@@ -64,7 +63,7 @@ class HostPeer(jaxrl_worker.JaxrlPeer):
             "num_env_steps_discarded": sum(faults["num_env_steps_discarded_lifetime"].values()),
         }
 
-    def train_for(self, request: dict[str, Any]) -> dict[str, Any]:
+    def train_for(self, request: Request) -> dict[str, Any]:
         """Train for at least the given seconds.
 
         Returns:
@@ -111,7 +110,7 @@ def make_impala_config(setting: Setting, *, num_runners: int) -> AlgorithmConfig
     )
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "--runners", type=int, default=0, help="number of actors; 0 samples in this process"
@@ -120,14 +119,5 @@ def main() -> None:
     options = parser.parse_args()
     if options.runners:
         start_ray()
-    with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
-        os.environ["JAXRL_RESULTS_DIR"] = folder
-        peer = HostPeer(options.algorithm, options.runners)
-        try:
-            serve_peer(peer, "flow", "train_for")
-        finally:
-            peer.close()
-
-
-if __name__ == "__main__":
-    main()
+    peer = HostPeer(options.algorithm, options.runners)
+    jaxrl_worker.serve_jaxrl(peer, "flow", "train_for")

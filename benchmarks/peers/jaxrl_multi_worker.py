@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.multi_settings import TASKS, PlaySetting
+from benchmarks.peers.compiled import PlayPeer
 from benchmarks.peers.jaxrl_worker import get_versions
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.protocol import Request, serve_peer
+from benchmarks.settings import TASKS, PlaySetting
 from jaxrl.envs.multi.base import get_entries
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.envs.registry import make_multi
 
 
-class JaxrlMultiPeer:
+class JaxrlMultiPeer(PlayPeer):
     """Peer with many copies of one task, which continue from run to run."""
 
-    def __init__(self) -> None:
-        self._num_steps = 0
-        self._play: Any = None
-        self._state: Any = None
-
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+    def info(self, request: Request) -> dict[str, Any]:
+        """Return versions; one device plays."""
         return {"versions": get_versions(), "devices": 1}
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Make and reset the copies, and compile the steps of a measurement."""
         setting = PlaySetting.from_dict(request["setting"])
-        made = make_multi(TASKS[setting.task][0])
-        vector = MultiVectorEnv(made.env, made.env.reset_mode)
-        index = jnp.arange(setting.num_envs)
-        state = jax.jit(vector.reset)(jax.random.key(setting.seed), index, made.params)
-        self._state = (state, jnp.zeros(()))
-        self._num_steps = setting.num_envs * setting.num_steps
-        start = time.perf_counter()
-        self._play = jax.jit(make_play(made, vector, setting)).lower(self._state).compile()
-        return {"compile_s": time.perf_counter() - start}
+        made, vector, state = open_copies(TASKS[setting.task][0], setting)
+        play = make_play(made, vector, setting)
+        return self.compile(play, (state, jnp.zeros(())), env_steps=setting.env_steps)
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement."""
-        start = time.perf_counter()
-        self._state = jax.block_until_ready(self._play(self._state))
-        seconds = time.perf_counter() - start
-        reward = float(self._state[-1]) / self._num_steps
-        return {"seconds": seconds, "env_steps": self._num_steps, "reward_mean": reward}
 
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {}
+def open_copies(name: str, setting: PlaySetting) -> tuple[MadeMultiEnv, MultiVectorEnv, Any]:
+    """Make and reset the copies of an environment, vectorized as in training."""
+    made = make_multi(name)
+    vector = MultiVectorEnv(made.env, made.env.reset_mode)
+    index = jnp.arange(setting.num_envs)
+    state = jax.jit(vector.reset)(jax.random.key(setting.seed), index, made.params)
+    return made, vector, state
 
 
 def make_play(made: MadeMultiEnv, vector: MultiVectorEnv, setting: PlaySetting) -> Any:
@@ -78,9 +66,5 @@ def make_play(made: MadeMultiEnv, vector: MultiVectorEnv, setting: PlaySetting) 
     return play
 
 
-def main() -> None:
-    serve_peer(JaxrlMultiPeer())
-
-
 if __name__ == "__main__":
-    main()
+    serve_peer(JaxrlMultiPeer())

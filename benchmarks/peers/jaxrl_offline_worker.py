@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from typing import Any
 
@@ -11,10 +9,10 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from benchmarks.offline_settings import ACTION_SIZE, OBS_SIZE, READING, OfflineSetting
-from benchmarks.peers.jaxrl_worker import get_versions, wait_for_state
-from benchmarks.peers.protocol import serve_peer
-from jaxrl import Algorithm, BCConfig, CQLConfig, IQLConfig, TD3Config
+from benchmarks.peers.jaxrl_worker import AlgorithmPeer, get_versions, serve_jaxrl, wait_for_state
+from benchmarks.peers.protocol import Request
+from benchmarks.settings import ACTION_SIZE, OBS_SIZE, READING, OfflineSetting
+from jaxrl import BCConfig, CQLConfig, IQLConfig, TD3Config
 from jaxrl.config.base import AlgorithmConfig
 
 CONFIGS: dict[str, type[AlgorithmConfig]] = {
@@ -25,19 +23,16 @@ CONFIGS: dict[str, type[AlgorithmConfig]] = {
 }
 
 
-class JaxrlOfflinePeer:
+class JaxrlOfflinePeer(AlgorithmPeer):
     """Peer that learns from a file; `train()` is one measurement."""
 
-    def __init__(self) -> None:
-        self._algorithm: Algorithm | None = None
-
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
+    def info(self, request: Request) -> dict[str, Any]:
+        """Return versions and the number of devices."""
         return {"versions": get_versions(), "devices": len(jax.local_devices())}
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Build for a setting, and compile with the first `train()`."""
-        if self._algorithm is not None:
-            self._algorithm.stop()
+        self.close()
         start = time.perf_counter()
         setting = OfflineSetting.from_dict(request["setting"])
         self._algorithm = make_config(setting, request["data"]).build()
@@ -45,17 +40,14 @@ class JaxrlOfflinePeer:
         first, second = (self.run({})["seconds"] for _ in range(2))
         return {"compile_s": built + first - second}
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement, before and after which nothing is computed ahead."""
+    def run(self, request: Request) -> dict[str, Any]:
+        """Run one measurement, after which nothing is computed ahead."""
+        seconds = self.time_train()
         assert self._algorithm is not None
-        wait_for_state(self._algorithm)
-        start = time.perf_counter()
-        self._algorithm.train()
-        seconds = time.perf_counter() - start
         wait_for_state(self._algorithm)
         return {"seconds": seconds}
 
-    def read(self, request: dict[str, Any]) -> dict[str, Any]:
+    def read(self, request: Request) -> dict[str, Any]:
         """Build an algorithm, which reads a file and puts its rows on the device."""
         config: Any = make_config(READING, request["data"])
         config.offline_data(ignore_final_observation=False)  # it is recorded
@@ -66,9 +58,6 @@ class JaxrlOfflinePeer:
         num_rows = dataset.num_rows
         algorithm.stop()
         return {"seconds": seconds, "num_rows": num_rows}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {}
 
 
 def make_config(setting: OfflineSetting, data: str) -> AlgorithmConfig:
@@ -87,23 +76,17 @@ def make_config(setting: OfflineSetting, data: str) -> AlgorithmConfig:
     width = [setting.hidden_size, setting.hidden_size]
     config.rl_module(model_config={"fcnet_hiddens": width, "fcnet_activation": "relu"})
     config.training(train_batch_size=setting.batch_size, gamma=setting.gamma, grad_clip=None)
+    config.debugging(loggers=[])
     if setting.algorithm == "BC":
-        return config.training(lr=setting.lr).debugging(loggers=[])
+        return config.training(lr=setting.lr)
     config.training(actor_lr=setting.lr, critic_lr=setting.lr, tau=setting.tau)
-    if setting.algorithm == "IQL":
-        config.training(value_lr=setting.lr, beta=3.0)
-    if setting.algorithm == "CQL":
-        config.training(alpha_lr=setting.lr, bc_iters=0)
-    if setting.algorithm == "TD3+BC":
-        config.training(bc_coeff=2.5)
-    return config.debugging(loggers=[])
-
-
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
-        os.environ["JAXRL_RESULTS_DIR"] = folder
-        serve_peer(JaxrlOfflinePeer(), "read")
+    more: dict[str, dict[str, Any]] = {
+        "IQL": {"value_lr": setting.lr, "beta": 3.0},
+        "CQL": {"alpha_lr": setting.lr, "bc_iters": 0},
+        "TD3+BC": {"bc_coeff": 2.5},
+    }
+    return config.training(**more[setting.algorithm])
 
 
 if __name__ == "__main__":
-    main()
+    serve_jaxrl(JaxrlOfflinePeer(), "read")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from typing import Any
 
-import jax
-
-from benchmarks.peers.jaxrl_worker import AlgorithmPeer, get_versions
-from benchmarks.peers.protocol import serve_peer
-from benchmarks.replay_settings import ReplaySetting, make_replay_settings
+from benchmarks.peers.jaxrl_worker import AlgorithmPeer, serve_jaxrl
+from benchmarks.peers.protocol import Request
+from benchmarks.settings import ReplaySetting, make_replay_settings
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.registry import get_algorithm_config_class
 
@@ -19,12 +15,11 @@ from jaxrl.config.registry import get_algorithm_config_class
 class JaxrlReplayPeer(AlgorithmPeer):
     """Peer that trains DQN or SAC."""
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return versions and the number of devices, which the first build claims."""
-        make_config(next(iter(make_replay_settings("dqn", steps=4).values()))).build().stop()
-        return {"versions": get_versions(), "devices": len(jax.local_devices())}
+    def make_probe(self) -> AlgorithmConfig:
+        """Return a small config."""
+        return make_config(next(iter(make_replay_settings("dqn", steps=4).values())))
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Build for a setting and train until updates have begun. The first `train()` compiles."""
         setting = ReplaySetting.from_dict(request["setting"])
         self.close()
@@ -67,12 +62,5 @@ def make_config(setting: ReplaySetting) -> AlgorithmConfig:
     return made.training(td_error_loss_fn="mse", **rates)
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
-        os.environ["JAXRL_RESULTS_DIR"] = folder
-        peer = JaxrlReplayPeer()
-        serve_peer(peer)
-
-
 if __name__ == "__main__":
-    main()
+    serve_jaxrl(JaxrlReplayPeer())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from typing import Any
 
-import jax
-
-from benchmarks.multi_settings import (
+from benchmarks.peers.jaxrl_worker import AlgorithmPeer, serve_jaxrl
+from benchmarks.peers.protocol import Request
+from benchmarks.settings import (
     ALONE,
     FIXED,
     IPPO,
@@ -21,8 +19,6 @@ from benchmarks.multi_settings import (
     TeamQ,
     TrainSetting,
 )
-from benchmarks.peers.jaxrl_worker import AlgorithmPeer, get_versions
-from benchmarks.peers.protocol import serve_peer
 from jaxrl import Draw, Seats
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.qmix import QMIXConfig, VDNConfig
@@ -48,14 +44,12 @@ class JaxrlTeamPeer(AlgorithmPeer):
         super().__init__()
         self._rows_per_step = 1
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return versions and the number of devices, which the first build claims."""
-        make_config(
-            TrainSetting(algorithm=IPPO, num_envs=64, num_steps=128, num_updates=1)
-        ).build().stop()
-        return {"versions": get_versions(), "devices": len(jax.local_devices())}
+    def make_probe(self) -> AlgorithmConfig:
+        """Return a small config."""
+        sizes = {"num_envs": 64, "num_steps": 128, "num_updates": 1}
+        return make_config(TrainSetting(algorithm=IPPO, **sizes))
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Build for a setting and train until updates have begun. The first `train()` compiles."""
         setting = TrainSetting.from_dict(request["setting"])
         self.close()
@@ -75,7 +69,7 @@ class JaxrlTeamPeer(AlgorithmPeer):
         """Modules that are drawn from."""
         return [] if self._algorithm is None else list(self._algorithm.opponents)
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: Request) -> dict[str, Any]:
         """Run one measurement. A step of two agents counts twice."""
         reply = super().run(request)
         return {**reply, "env_steps": reply["env_steps"] * self._rows_per_step}
@@ -161,11 +155,5 @@ def _make_team_q(setting: TrainSetting) -> AlgorithmConfig:
     )
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
-        os.environ["JAXRL_RESULTS_DIR"] = folder
-        serve_peer(JaxrlTeamPeer())
-
-
 if __name__ == "__main__":
-    main()
+    serve_jaxrl(JaxrlTeamPeer())

@@ -15,9 +15,8 @@ import optax
 
 import jaxrl
 from benchmarks.machine import ROOT
-from benchmarks.peers.protocol import serve_peer
-from benchmarks.recommended import CARTPOLE_CONFIG, make_setting
-from benchmarks.settings import Setting
+from benchmarks.peers.protocol import Peer, Request, serve_peer
+from benchmarks.settings import CARTPOLE_CONFIG, Setting, make_recommended_setting
 from jaxrl import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.base import AlgorithmConfig
@@ -25,7 +24,7 @@ from jaxrl.config.load import load_experiment
 from jaxrl.runs import results
 
 
-class AlgorithmPeer:
+class AlgorithmPeer(Peer):
     """Peer with one Algorithm, whose training continues from run to run."""
 
     def __init__(self) -> None:
@@ -33,19 +32,32 @@ class AlgorithmPeer:
         self._env_steps = 0
         self._result: dict[str, Any] = {}
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def info(self, request: Request) -> dict[str, Any]:
+        """Return versions and the number of devices, which the first build claims."""
+        self.make_probe().build().stop()
+        return {"versions": get_versions(), "devices": len(jax.local_devices())}
+
+    def make_probe(self) -> AlgorithmConfig:
+        """Return a small config."""
+        return make_config(Setting(num_envs=64, num_steps=32, num_updates=1))
+
+    def run(self, request: Request) -> dict[str, Any]:
         """Run one measurement: one `train()`."""
-        assert self._algorithm is not None
-        wait_for_state(self._algorithm)
-        start = time.perf_counter()
-        self._result = self._algorithm.train()
-        seconds = time.perf_counter() - start
+        seconds = self.time_train()
         sampled = self._result["env_runners"]["num_env_steps_sampled"]
         if sampled != self._env_steps:
             raise RuntimeError(f"train() made {sampled} steps, expected {self._env_steps}")
         return {"seconds": seconds, "env_steps": sampled}
 
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+    def time_train(self) -> float:
+        """Train for an iteration, before which nothing is computed, and return the seconds."""
+        assert self._algorithm is not None
+        wait_for_state(self._algorithm)
+        start = time.perf_counter()
+        self._result = self._algorithm.train()
+        return time.perf_counter() - start
+
+    def evaluate(self, request: Request) -> dict[str, Any]:
         """Return the mean return of the latest training episodes."""
         return {"return_mean": results.get_number(self._result, results.RETURN_MEAN)}
 
@@ -67,12 +79,7 @@ class JaxrlPeer(AlgorithmPeer):
         self._configure = configure
         self._num_updates = 0
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return versions and the number of devices, which the first build claims."""
-        make_config(Setting(num_envs=64, num_steps=32, num_updates=1)).build().stop()
-        return {"versions": get_versions(), "devices": len(jax.local_devices())}
-
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Build with new parameters for a setting, and compile.
 
         The first `train()` compiles; the time of a second one is subtracted. `program_s` is the
@@ -81,21 +88,21 @@ class JaxrlPeer(AlgorithmPeer):
         setting = self._use(Setting.from_dict(request["setting"]))
         return self._build(self._configure(setting))
 
-    def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+    def recommend(self, request: Request) -> dict[str, Any]:
         """Set up with jaxrl's shipped config for CartPole, without its evaluations."""
         chosen = self._configure_recommended(request)
         chosen.reporting(min_sample_timesteps_per_iteration=self._env_steps)
         return self._build(chosen)
 
-    def recommend_single(self, request: dict[str, Any]) -> dict[str, Any]:
+    def recommend_single(self, request: Request) -> dict[str, Any]:
         """Set up with the shipped config and one train batch per iteration, as in the file."""
         return self._build(self._configure_recommended(request))
 
-    def _configure_recommended(self, request: dict[str, Any]) -> AlgorithmConfig:
+    def _configure_recommended(self, request: Request) -> AlgorithmConfig:
         chosen = load_recommended_config()
         plan = chosen.plan()
         self._use(
-            make_setting(
+            make_recommended_setting(
                 request["setting"]["env_steps"],
                 num_envs=plan.num_envs,
                 num_steps=plan.rollout_fragment_length,
@@ -117,7 +124,7 @@ class JaxrlPeer(AlgorithmPeer):
         second = time.perf_counter()
         return {"compile_s": (first - start) - (second - first), "program_s": compiled}
 
-    def run_single(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run_single(self, request: Request) -> dict[str, Any]:
         """Run one measurement: one `train()` per train batch."""
         assert self._algorithm is not None
         wait_for_state(self._algorithm)
@@ -126,7 +133,7 @@ class JaxrlPeer(AlgorithmPeer):
             self._result = self._algorithm.train()
         return {"seconds": time.perf_counter() - start, "env_steps": self._env_steps}
 
-    def bare(self, request: dict[str, Any]) -> dict[str, Any]:
+    def bare(self, request: Request) -> dict[str, Any]:
         """Run one measurement of the compiled program of `run`, without `train()` around it."""
         assert self._algorithm is not None
         seconds = time_bare_loop(self._algorithm, self._num_updates)
@@ -229,14 +236,14 @@ def _unroll(number: int) -> None:
     jax.lax.scan = unrolled
 
 
-def main() -> None:
-    if "JAXRL_BENCHMARK_UNROLL" in os.environ:
-        _unroll(int(os.environ["JAXRL_BENCHMARK_UNROLL"]))
+def serve_jaxrl(peer: AlgorithmPeer, *others: str) -> None:
+    """Serve a peer whose runs are written to a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="jaxrl-benchmark-") as folder:
         os.environ["JAXRL_RESULTS_DIR"] = folder
-        peer = JaxrlPeer(make_config)
-        serve_peer(peer, "recommend", "recommend_single", "run_single", "bare")
+        serve_peer(peer, *others)
 
 
 if __name__ == "__main__":
-    main()
+    if "JAXRL_BENCHMARK_UNROLL" in os.environ:
+        _unroll(int(os.environ["JAXRL_BENCHMARK_UNROLL"]))
+    serve_jaxrl(JaxrlPeer(make_config), "recommend", "recommend_single", "run_single", "bare")

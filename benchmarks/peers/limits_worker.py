@@ -22,9 +22,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.peers import jaxrl_replay_worker, jaxrl_worker, products_worker
-from benchmarks.peers.protocol import serve
-from benchmarks.replay_settings import ReplaySetting
-from benchmarks.settings import Setting
+from benchmarks.peers.protocol import Peer, Request, serve_peer
+from benchmarks.settings import ReplaySetting, Setting
 from jaxrl.assembly.assemble import assemble
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.envs import make
@@ -82,7 +81,7 @@ class Probe:
         return self.work * self.count / self.measure_seconds()
 
 
-class LimitsPeer:
+class LimitsPeer(Peer):
     """Peer that runs probes, which are reused for later settings.
 
     Args:
@@ -102,12 +101,14 @@ class LimitsPeer:
         self._probes: dict[str, Probe] = {}
         self._names: list[str] = []
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        claim_cpu_devices()
-        versions = {"jax": jax.__version__, "gymnasium": gymnasium.__version__}
-        return {"versions": versions, "devices": len(jax.local_devices())}
+    packages = ("jax", "gymnasium")
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def count_devices(self) -> int:
+        """Return the number of devices, which are the cores of a CPU."""
+        claim_cpu_devices()
+        return len(jax.local_devices())
+
+    def setup(self, request: Request) -> dict[str, Any]:
         """Make the requested probes, and count the operations per step of the other peers."""
         start = time.perf_counter()
         work = request["setting"]["work"]
@@ -121,7 +122,7 @@ class LimitsPeer:
         flops = {name: _count_item(item, counts) for name, item in work.items()}
         return {"compile_s": time.perf_counter() - start, "work": work, "flops_per_step": flops}
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: Request) -> dict[str, Any]:
         """Measure each probe once."""
         return {"rates": {name: self._probes[name].measure_rate() for name in self._names}}
 
@@ -301,10 +302,5 @@ def _wait(result: Any) -> None:
     jax.block_until_ready(result)
 
 
-def main() -> None:
-    peer = LimitsPeer()
-    serve({"info": peer.info, "setup": peer.setup, "run": peer.run})
-
-
 if __name__ == "__main__":
-    main()
+    serve_peer(LimitsPeer())

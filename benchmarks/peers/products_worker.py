@@ -9,15 +9,15 @@ products that are independent in an update are independent here too.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.peers.protocol import serve_peer
-from benchmarks.replay_settings import ReplaySetting
+from benchmarks.peers.compiled import CompiledPeer
+from benchmarks.peers.protocol import Request, serve_peer
+from benchmarks.settings import ReplaySetting
 
 NUM_BATCHES = 16
 """Number of different batches, so that the compiler cannot hoist any product out of the loop."""
@@ -25,36 +25,26 @@ NUM_BATCHES = 16
 Layers = tuple[jax.Array, ...]
 
 
-class ProductsPeer:
+class ProductsPeer(CompiledPeer):
     """Peer that counts one environment step per update, as in SAC with one environment."""
 
-    def __init__(self) -> None:
-        self._setting: ReplaySetting | None = None
-        self._run: Any = None
-        self._arguments: Any = None
+    packages = ("jax",)
+    has_report = True
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"versions": {"jax": jax.__version__}, "devices": jax.local_device_count()}
+    def count_devices(self) -> int:
+        """Return the number of devices."""
+        return jax.local_device_count()
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Compile a loop of the updates of a measurement."""
-        self._setting = ReplaySetting.from_dict(request["setting"])
-        self._arguments = make_arguments(self._setting, obs_size=3, action_size=1)
-        steps = self._setting.env_steps
-        start = time.perf_counter()
-        compiled = jax.jit(lambda networks, batches: run_updates(networks, batches, steps))
-        self._run = compiled.lower(*self._arguments).compile()
-        return {"compile_s": time.perf_counter() - start}
+        setting = ReplaySetting.from_dict(request["setting"])
+        arguments = make_arguments(setting, obs_size=3, action_size=1)
+        steps = setting.env_steps
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement."""
-        assert self._setting is not None
-        start = time.perf_counter()
-        jax.block_until_ready(self._run(*self._arguments))
-        return {"seconds": time.perf_counter() - start, "env_steps": self._setting.env_steps}
+        def run(state: Any, networks: Any, batches: Any) -> Any:
+            return state, run_updates(networks, batches, steps)
 
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"return_mean": None}
+        return self.compile(run, (), *arguments, env_steps=steps)
 
 
 def make_arguments(setting: ReplaySetting, *, obs_size: int, action_size: int) -> tuple[Any, Any]:
@@ -139,10 +129,5 @@ def compute_weight_gradients(
     return tuple(x.T @ g for x, g in zip(activations[:-1], outputs, strict=True))
 
 
-def main() -> None:
-    peer = ProductsPeer()
-    serve_peer(peer)
-
-
 if __name__ == "__main__":
-    main()
+    serve_peer(ProductsPeer())

@@ -12,17 +12,50 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
-Handler = Callable[[dict[str, Any]], dict[str, Any]]
-
-COMMANDS = ("info", "setup", "run", "evaluate")
-"""Commands of every peer that is compared."""
+Request = dict[str, Any]
+Handler = Callable[[Request], dict[str, Any]]
 
 
-def serve_peer(peer: object, *others: str) -> None:
+class Peer:
+    """Peer that is compared: it sets up and then measures, continuing from run to run."""
+
+    packages: tuple[str, ...] = ()
+    """Packages whose versions are recorded."""
+
+    def info(self, request: Request) -> dict[str, Any]:
+        """Return versions and the number of devices."""
+        versions = {name: version(name) for name in self.packages}
+        return {"versions": versions, "devices": self.count_devices()}
+
+    def count_devices(self) -> int:
+        """Return the number of devices, or of threads."""
+        return 1
+
+    def setup(self, request: Request) -> dict[str, Any]:
+        """Prepare for a setting, and return `compile_s`; None if nothing is compiled."""
+        raise NotImplementedError
+
+    def run(self, request: Request) -> dict[str, Any]:
+        """Run one measurement, and return `seconds` and, if there are any, `env_steps`."""
+        raise NotImplementedError
+
+    def evaluate(self, request: Request) -> dict[str, Any]:
+        """Return the mean return of recent episodes; None if nothing learns."""
+        return {"return_mean": None}
+
+    def close(self) -> None:
+        """Release all that was set up."""
+
+
+def serve_peer(peer: Peer, *others: str) -> None:
     """Serve the commands of every peer, and the given others, by the methods of these names."""
-    serve({name: getattr(peer, name) for name in (*COMMANDS, *others)})
+    try:
+        serve({name: getattr(peer, name) for name in ("info", "setup", "run", "evaluate", *others)})
+    finally:
+        peer.close()
 
 
 def serve(handlers: Mapping[str, Handler]) -> None:
@@ -41,9 +74,7 @@ def serve(handlers: Mapping[str, Handler]) -> None:
             print(json.dumps(_make_reply(handlers, command, request)), file=replies, flush=True)
 
 
-def _make_reply(
-    handlers: Mapping[str, Handler], command: str, request: dict[str, Any]
-) -> dict[str, Any]:
+def _make_reply(handlers: Mapping[str, Handler], command: str, request: Request) -> dict[str, Any]:
     if command not in handlers:
         return {"error": f"unknown command {command!r}; known commands are {sorted(handlers)}"}
     try:

@@ -85,6 +85,7 @@ def test_seeds_are_added_to_the_summary_and_not_repeated(
     assert "full report" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.allow_key_reuse  # JAX's check does not know what vmap does to a key
 def test_a_seed_and_the_sweep_are_trained_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_short(name: str) -> Any:

@@ -9,32 +9,28 @@ from __future__ import annotations
 
 import importlib
 import time
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import torch  # pyright: ignore[reportMissingImports]
 
-from benchmarks.offline_settings import OfflineSetting
-from benchmarks.peers.protocol import serve_peer
-from benchmarks.peers.torch_threads import set_threads
+from benchmarks.peers.protocol import Request, serve_peer
+from benchmarks.peers.torch_peer import TorchPeer, set_threads
+from benchmarks.settings import OfflineSetting
 
 d3rlpy: Any = importlib.import_module("d3rlpy")  # not this package, which has the same name
 
 
-class D3rlpyPeer:
+class D3rlpyPeer(TorchPeer):
     """Peer with one algorithm, whose training continues from run to run."""
+
+    packages = ("d3rlpy", "torch")
 
     def __init__(self) -> None:
         self._algorithm: Any = None
         self._dataset: Any = None
         self._num_updates = 0
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        versions = {name: version(name) for name in ("d3rlpy", "torch")}
-        return {"versions": versions, "devices": torch.get_num_threads()}
-
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Create a new algorithm; nothing is compiled."""
         setting = OfflineSetting.from_dict(request["setting"])
         self._dataset = load(request["data"])
@@ -43,12 +39,9 @@ class D3rlpyPeer:
         self._fit(max(2, setting.num_updates // 10))
         return {"compile_s": None}
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: Request) -> dict[str, Any]:
         """Run one measurement."""
         return {"seconds": self._fit(self._num_updates)}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {}
 
     def _fit(self, num_updates: int) -> float:
         start = time.perf_counter()
@@ -105,10 +98,6 @@ def create(setting: OfflineSetting) -> Any:
     return config.create(device="cpu:0")
 
 
-def main() -> None:
+if __name__ == "__main__":
     set_threads()
     serve_peer(D3rlpyPeer())
-
-
-if __name__ == "__main__":
-    main()

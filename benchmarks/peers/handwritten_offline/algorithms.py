@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.offline_settings import OfflineSetting
+from benchmarks.settings import OfflineSetting
 
 POLICY_DELAY, POLICY_NOISE, NOISE_CLIP, BC_COEFF = 2, 0.2, 0.5, 2.5
 """TD3+BC: critic updates per policy update, smoothing of target actions, and the paper's alpha."""
@@ -146,21 +146,18 @@ class Learner:
         target = {name: jax.tree.map(jnp.copy, params[name]) for name in ("policy", "critics")}
         return State(params, target, moments, run, jnp.zeros((), jnp.int32))
 
-    def compile(self, state: State, rows: Rows) -> Callable[[State, Rows], State]:
-        """Compile `num_updates` updates."""
+    def train(self, state: State, rows: Rows) -> State:
+        """Make `num_updates` updates."""
 
-        def train(state: State, rows: Rows) -> State:
-            def one(state: State, _: None) -> tuple[State, None]:
-                key, draw = jax.random.split(state.key)
-                number = rows.reward.shape[0]
-                index = jax.random.randint(draw, (self.setting.batch_size,), 0, number)
-                batch = jax.tree.map(lambda x: x[index], rows)
-                state = self.update(state._replace(key=key), batch)
-                return state._replace(step=state.step + 1), None
+        def one(state: State, _: None) -> tuple[State, None]:
+            key, draw = jax.random.split(state.key)
+            number = rows.reward.shape[0]
+            index = jax.random.randint(draw, (self.setting.batch_size,), 0, number)
+            batch = jax.tree.map(lambda x: x[index], rows)
+            state = self.update(state._replace(key=key), batch)
+            return state._replace(step=state.step + 1), None
 
-            return jax.lax.scan(one, state, None, length=self.setting.num_updates)[0]
-
-        return jax.jit(train, donate_argnums=0).lower(state, rows).compile()
+        return jax.lax.scan(one, state, None, length=self.setting.num_updates)[0]
 
     def _step(self, state: State, name: str, loss: Callable[[Params], jax.Array]) -> State:
         """Take a step of one part of the parameters."""

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.peers.handwritten_ppo import tasks
 from benchmarks.settings import Setting
@@ -169,8 +169,7 @@ class PPO:
         """Train on `num_updates` train batches; metrics are `[num_updates]`."""
         if self.mesh is None:
             return self._train(state)
-        replicated, split = cast(Any, PartitionSpec()), cast(Any, PartitionSpec(AXIS))
-        specs = State(replicated, replicated, split, replicated)
+        specs, replicated = self._get_specs(), PartitionSpec()
         # check_vma is off because the gradients are averaged by hand, once per minibatch.
         return jax.shard_map(
             self._train,
@@ -179,6 +178,17 @@ class PPO:
             out_specs=(specs, replicated),
             check_vma=False,
         )(state)
+
+    def get_shardings(self) -> Any:
+        """Return how the state is laid out on the devices; None on one device."""
+        mesh = self.mesh
+        if mesh is None:
+            return None
+        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), self._get_specs())
+
+    def _get_specs(self) -> State:
+        replicated, split = cast(Any, PartitionSpec()), cast(Any, PartitionSpec(AXIS))
+        return State(replicated, replicated, split, replicated)
 
     def _train(self, state: State) -> tuple[State, Metrics]:
         return jax.lax.scan(
@@ -340,9 +350,3 @@ def make_device_mesh(setting: Setting) -> jax.sharding.Mesh:
         if setting.num_envs % n == 0 and setting.minibatch_size % n == 0
     )
     return jax.sharding.Mesh(np.array(devices[:count]), (AXIS,))
-
-
-def compile_train(ppo: PPO) -> Callable[[State], tuple[State, Metrics]]:
-    """Compile the train loop, which donates its state."""
-    example = jax.eval_shape(ppo.init, jax.random.key(0))
-    return jax.jit(ppo.train, donate_argnums=0).lower(example).compile()

@@ -29,11 +29,9 @@ def main() -> None:
         jax.config.update("jax_num_cpu_devices", min(count_usable_cores(), 8))
     setting = parse_setting("4x128", steps=options.steps)
     program = ppo.PPO(setting, ppo.make_device_mesh(setting) if options.tuned else None)
-    train = ppo.compile_train(program)
-    state = jax.jit(program.init)(jax.random.key(setting.seed))
-    if options.tuned:
-        state = jax.device_put(state, train.input_shardings[0][0])  # pyright: ignore
-    metrics = jax.block_until_ready(train(state))[1]
+    init = jax.jit(program.init, out_shardings=program.get_shardings())
+    train = jax.jit(program.train, donate_argnums=0)
+    metrics = jax.block_until_ready(train(init(jax.random.key(setting.seed))))[1]
     last = setting.num_updates // 10
     episodes = max(1, int(np.sum(metrics.num_episodes[-last:])))
     print(f"{setting.env_steps} {float(np.sum(metrics.return_sum[-last:])) / episodes}")

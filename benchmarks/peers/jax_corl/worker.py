@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import flax
 import jax
 import jax.numpy as jnp
-import optax
 
-from benchmarks.offline_settings import ACTION_SIZE, JAX_CORL_VARIABLE, OBS_SIZE, OfflineSetting
 from benchmarks.peers.handwritten_offline.algorithms import load
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.protocol import Peer, Request, serve_peer
+from benchmarks.settings import ACTION_SIZE, JAX_CORL_VARIABLE, OBS_SIZE, OfflineSetting
 
 UPDATES_PER_DISPATCH = 8
 """JAX-CORL's default."""
@@ -36,8 +34,10 @@ REPLACED = ("d4rl", "gym", "wandb", "tqdm")
 Step = Callable[[Any, jax.Array], Any]
 
 
-class JaxCorlPeer:
+class JaxCorlPeer(Peer):
     """Peer with one compiled setting, whose training continues from run to run."""
+
+    packages = ("jax", "flax", "optax")
 
     def __init__(self) -> None:
         self._step: Step | None = None
@@ -45,11 +45,7 @@ class JaxCorlPeer:
         self._key = jax.random.key(1)
         self._num_updates = 0
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        versions = {module.__name__: module.__version__ for module in (jax, flax, optax)}
-        return {"versions": versions, "devices": 1}
-
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Load the data and the algorithm's file, and compile for a setting."""
         setting = OfflineSetting.from_dict(request["setting"])
         module = import_algorithm(FILES[setting.algorithm])
@@ -70,7 +66,7 @@ class JaxCorlPeer:
         self.run({})
         return {"compile_s": compile_s}
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: Request) -> dict[str, Any]:
         """Run one measurement; seconds are those of the setting's number of updates."""
         dispatches = math.ceil(self._num_updates / UPDATES_PER_DISPATCH)
         start = time.perf_counter()
@@ -79,9 +75,6 @@ class JaxCorlPeer:
         self._take_step()
         seconds = time.perf_counter() - start
         return {"seconds": seconds * self._num_updates / (dispatches * UPDATES_PER_DISPATCH)}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {}
 
     def _dispatch(self) -> None:
         assert self._step is not None
@@ -170,9 +163,5 @@ def make_cql(module: Any, setting: OfflineSetting, data: Any) -> tuple[Any, Step
     )[:2]
 
 
-def main() -> None:
-    serve_peer(JaxCorlPeer())
-
-
 if __name__ == "__main__":
-    main()
+    serve_peer(JaxCorlPeer())

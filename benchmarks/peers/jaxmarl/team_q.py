@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.multi_settings import TeamQ
+from benchmarks.settings import TeamQ
 
 MAX_GRAD_NORM = 25.0
 

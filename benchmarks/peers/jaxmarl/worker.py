@@ -5,29 +5,22 @@
 
 from __future__ import annotations
 
-import time
-from importlib.metadata import version
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.multi_settings import TASKS, PlaySetting
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.compiled import PlayPeer
+from benchmarks.peers.protocol import Request, serve_peer
+from benchmarks.settings import TASKS, PlaySetting
 
 
-class JaxmarlPeer:
+class JaxmarlPeer(PlayPeer):
     """Peer with many copies of one task, which continue from run to run."""
 
-    def __init__(self) -> None:
-        self._num_steps = 0
-        self._play: Any = None
-        self._state: Any = None
+    packages = ("jaxmarl", "jax")
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"versions": {name: version(name) for name in ("jaxmarl", "jax")}, "devices": 1}
-
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Make and reset the copies, and compile the steps of a measurement."""
         # It prints while it is imported, which must not come before the protocol has begun.
         from jaxmarl import make  # pyright: ignore[reportAttributeAccessIssue]
@@ -37,22 +30,8 @@ class JaxmarlPeer:
         reset_key, key = jax.random.split(jax.random.key(setting.seed))
         keys = jax.random.split(reset_key, setting.num_envs)
         obs, state = jax.jit(jax.vmap(env.reset))(keys)
-        self._state = (key, obs, state, jnp.zeros(()))
-        self._num_steps = setting.num_envs * setting.num_steps
-        start = time.perf_counter()
-        self._play = jax.jit(make_play(env, setting)).lower(self._state).compile()
-        return {"compile_s": time.perf_counter() - start}
-
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement."""
-        start = time.perf_counter()
-        self._state = jax.block_until_ready(self._play(self._state))
-        seconds = time.perf_counter() - start
-        reward = float(self._state[-1]) / self._num_steps
-        return {"seconds": seconds, "env_steps": self._num_steps, "reward_mean": reward}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {}
+        start = (key, obs, state, jnp.zeros(()))
+        return self.compile(make_play(env, setting), start, env_steps=setting.env_steps)
 
 
 def make_play(env: Any, setting: PlaySetting) -> Any:
@@ -80,9 +59,5 @@ def make_play(env: Any, setting: PlaySetting) -> Any:
     return play
 
 
-def main() -> None:
-    serve_peer(JaxmarlPeer())
-
-
 if __name__ == "__main__":
-    main()
+    serve_peer(JaxmarlPeer())

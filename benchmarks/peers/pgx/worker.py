@@ -8,55 +8,39 @@ uniformly.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.multi_settings import PlaySetting
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.compiled import PlayPeer
+from benchmarks.peers.protocol import Request, serve_peer
+from benchmarks.settings import PlaySetting
 
 Play = Callable[[Any], Any]
 
 
-class GamePeer:
+class GamePeer(PlayPeer):
     """Peer with many copies of the game, which continue from run to run.
+
+    The reward is the share of steps that win.
 
     Args:
         make: Function from a setting to the state and a function that plays and returns the state.
     """
 
+    packages = ("pgx", "jax")
+
     def __init__(self, make: Callable[[PlaySetting], tuple[Any, Play]]) -> None:
+        super().__init__()
         self._make = make
-        self._num_steps = 0
-        self._play: Any = None
-        self._state: Any = None
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"versions": {name: version(name) for name in ("pgx", "jax")}, "devices": 1}
-
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Make and reset the copies, and compile the steps of a measurement."""
         setting = PlaySetting.from_dict(request["setting"])
-        self._state, play = self._make(setting)
-        self._num_steps = setting.num_envs * setting.num_steps
-        start = time.perf_counter()
-        self._play = jax.jit(play).lower(self._state).compile()
-        return {"compile_s": time.perf_counter() - start}
-
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement. The reward is the share of steps that win."""
-        start = time.perf_counter()
-        self._state = jax.block_until_ready(self._play(self._state))
-        seconds = time.perf_counter() - start
-        reward = float(self._state[-1]) / self._num_steps
-        return {"seconds": seconds, "env_steps": self._num_steps, "reward_mean": reward}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {}
+        state, play = self._make(setting)
+        return self.compile(play, state, env_steps=setting.env_steps)
 
 
 def sample_legal(key: jax.Array, mask: jax.Array) -> jax.Array:
@@ -92,13 +76,9 @@ def make_pgx(setting: PlaySetting) -> tuple[Any, Play]:
 
 def make_jaxrl(name: str, setting: PlaySetting) -> tuple[Any, Play]:
     """Make copies of an environment of jaxrl, vectorized as in training."""
-    from jaxrl.envs.multi.vector import MultiVectorEnv
-    from jaxrl.envs.registry import make_multi
+    from benchmarks.peers.jaxrl_multi_worker import open_copies
 
-    made = make_multi(name)
-    vector = MultiVectorEnv(made.env, made.env.reset_mode)
-    index = jnp.arange(setting.num_envs)
-    state: Any = jax.jit(vector.reset)(jax.random.key(setting.seed), index, made.params)
+    made, vector, state = open_copies(name, setting)
     players = made.env.possible_agents
 
     def step(carry: Any, inputs: Any) -> tuple[Any, None]:
@@ -119,16 +99,13 @@ def make_jaxrl(name: str, setting: PlaySetting) -> tuple[Any, Play]:
     return (state, jnp.zeros(())), play
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("game", choices=("pgx", "adapter", "own"))
     game = parser.parse_args().game
     names = {"adapter": "pgx:connect_four", "own": "ConnectFour-v0"}
-    if game == "pgx":
-        serve_peer(GamePeer(make_pgx))
-    else:
-        serve_peer(GamePeer(lambda setting: make_jaxrl(names[game], setting)))
-
-
-if __name__ == "__main__":
-    main()
+    serve_peer(
+        GamePeer(
+            make_pgx if game == "pgx" else lambda setting: make_jaxrl(names[game], setting),
+        )
+    )

@@ -8,15 +8,13 @@ limit counts as a termination, and the first actions of SAC come from the policy
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import jax
 from rejax import DQN, SAC  # pyright: ignore[reportAttributeAccessIssue]
 
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.protocol import Request, serve_peer
 from benchmarks.peers.rejax.worker import RejaxPeer
-from benchmarks.replay_settings import ReplaySetting
+from benchmarks.settings import ReplaySetting
 
 
 class RejaxReplayPeer(RejaxPeer):
@@ -24,21 +22,17 @@ class RejaxReplayPeer(RejaxPeer):
 
     num_evaluation_episodes = 32
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Compile Rejax's own `train`, and train until updates have begun.
 
         The state is donated, as is usual; otherwise each call would copy the buffer.
         """
         setting = ReplaySetting.from_dict(request["setting"])
-        self._algorithm, self._env_steps = create(setting), setting.env_steps
-        self._state = jax.jit(self._algorithm.init_state)(jax.random.PRNGKey(setting.seed))
-        start = time.perf_counter()
-        train = jax.jit(lambda state: self._algorithm.train(train_state=state)[0], donate_argnums=0)
-        self._train = train.lower(self._state).compile()
-        seconds = time.perf_counter() - start
+        algorithm, steps = create(setting), setting.env_steps
+        reply = self.compile_train(algorithm, steps, setting.seed, is_donated=True)
         for _ in range(-(-setting.warmup_steps // setting.env_steps)):
             self.run({})
-        return {"compile_s": seconds}
+        return reply
 
 
 def create(setting: ReplaySetting) -> Any:
@@ -83,10 +77,5 @@ def create(setting: ReplaySetting) -> Any:
     return algorithm.replace(eval_callback=lambda algorithm, state, rng: ())
 
 
-def main() -> None:
-    peer = RejaxReplayPeer()
-    serve_peer(peer)
-
-
 if __name__ == "__main__":
-    main()
+    serve_peer(RejaxReplayPeer())

@@ -7,8 +7,6 @@ normalized per minibatch, and a time limit counts as a termination.
 
 from __future__ import annotations
 
-import time
-from importlib.metadata import version
 from typing import Any
 
 import jax
@@ -16,55 +14,51 @@ import numpy as np
 from rejax import PPO  # pyright: ignore[reportAttributeAccessIssue]
 from rejax.evaluate import evaluate  # pyright: ignore[reportMissingImports]
 
-from benchmarks.peers.protocol import serve_peer
-from benchmarks.recommended import make_setting
-from benchmarks.settings import Setting
+from benchmarks.peers.compiled import CompiledPeer
+from benchmarks.peers.protocol import Request, serve_peer
+from benchmarks.settings import Setting, make_recommended_setting
 
 
-class RejaxPeer:
+class RejaxPeer(CompiledPeer):
     """Peer with one compiled setting, whose training continues from run to run."""
 
+    packages = ("rejax", "gymnax", "jax", "flax", "optax")
     num_evaluation_episodes = 128
 
     def __init__(self) -> None:
-        self._env_steps = 0
+        super().__init__()
         self._algorithm: Any = None
-        self._train: Any = None
-        self._state: Any = None
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        packages = ("rejax", "gymnax", "jax", "flax", "optax")
-        return {"versions": {name: version(name) for name in packages}, "devices": 1}
-
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Compile Rejax's own `train` for a setting and initialize new parameters."""
         setting = Setting.from_dict(request["setting"])
-        return self._compile(create(setting), setting)
+        return self.compile_train(create(setting), setting.env_steps, setting.seed)
 
-    def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+    def recommend(self, request: Request) -> dict[str, Any]:
         """Set up with the hyperparameters of Rejax's config for CartPole."""
-        setting = make_setting(request["setting"]["env_steps"], num_envs=5, num_steps=100)
-        return self._compile(create_recommended(setting.env_steps), setting)
+        steps = request["setting"]["env_steps"]
+        setting = make_recommended_setting(steps, num_envs=5, num_steps=100)
+        algorithm = create_recommended(setting.env_steps)
+        return self.compile_train(algorithm, setting.env_steps, setting.seed)
 
-    def _compile(self, algorithm: Any, setting: Setting) -> dict[str, Any]:
-        self._algorithm, self._env_steps = algorithm, setting.env_steps
-        self._state = jax.jit(self._algorithm.init_state)(jax.random.PRNGKey(setting.seed))
-        start = time.perf_counter()
-        train = jax.jit(lambda state: self._algorithm.train(train_state=state)[0])
-        self._train = train.lower(self._state).compile()
-        return {"compile_s": time.perf_counter() - start}
+    def compile_train(
+        self, algorithm: Any, env_steps: int, seed: int, *, is_donated: bool = False
+    ) -> dict[str, Any]:
+        """Compile Rejax's own `train` from a new state."""
+        self._algorithm = algorithm
+        state = jax.jit(algorithm.init_state)(jax.random.PRNGKey(seed))
+        return self.compile(
+            lambda state: algorithm.train(train_state=state)[0],
+            state,
+            env_steps=env_steps,
+            is_donated=is_donated,
+        )
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run one measurement."""
-        start = time.perf_counter()
-        self._state = jax.block_until_ready(self._train(self._state))
-        return {"seconds": time.perf_counter() - start, "env_steps": self._env_steps}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+    def evaluate(self, request: Request) -> dict[str, Any]:
         """Return the mean return of new episodes with Rejax's acting policy."""
         algorithm = self._algorithm
         _, returns = evaluate(
-            algorithm.make_act(self._state),
+            algorithm.make_act(self.state),
             jax.random.PRNGKey(1),
             algorithm.env,
             algorithm.env_params,
@@ -123,10 +117,5 @@ def create_recommended(env_steps: int) -> Any:
     return algorithm.replace(eval_callback=lambda algorithm, state, rng: ())
 
 
-def main() -> None:
-    peer = RejaxPeer()
-    serve_peer(peer, "recommend")
-
-
 if __name__ == "__main__":
-    main()
+    serve_peer(RejaxPeer(), "recommend")

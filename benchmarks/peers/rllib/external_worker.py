@@ -23,9 +23,8 @@ from ray.rllib.env.external.env_runner_server_for_external_inference import (  #
     EnvRunnerServerForExternalInference,
 )
 
-from benchmarks.peers.protocol import serve_peer
-from benchmarks.peers.ray_start import start_ray
-from benchmarks.peers.rllib.worker import RLlibPeer
+from benchmarks.peers.protocol import Request
+from benchmarks.peers.rllib.worker import RLlibPeer, serve_rllib
 
 CLIENT = """
 import sys
@@ -41,7 +40,7 @@ class ExternalPeer(RLlibPeer):
         super().__init__(num_runners=0, envs_per_runner=1)
         self._client: subprocess.Popen[bytes] | None = None
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Start the simulator and an Algorithm, and run one iteration to warm up."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -50,7 +49,8 @@ class ExternalPeer(RLlibPeer):
         self._client = subprocess.Popen(
             [sys.executable, "-c", CLIENT, str(port)], stdout=sys.stderr, env=environment
         )
-        self._algorithm = create_external(port, request["env_steps"], request["train_batch_size"])
+        sizes = request["env_steps"], request["train_batch_size"]
+        self._algorithm = make_external_config(port, *sizes).build_algo()
         self._train()
         return {"compile_s": None}
 
@@ -61,13 +61,13 @@ class ExternalPeer(RLlibPeer):
         super().close()
 
 
-def create_external(port: int, env_steps: int, train_batch_size: int) -> Any:
-    """Build RLlib's PPO on simulators that connect to a port, with the learner in this process."""
+def make_external_config(port: int, env_steps: int, train_batch_size: int) -> Any:
+    """Return the config of RLlib's PPO on simulators that connect to a port, with the learner in this process."""
     spaces = gymnasium.make("CartPole-v1")
     model = DefaultModelConfig(
         fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False
     )
-    config = (
+    return (
         PPOConfig()
         .environment(
             observation_space=spaces.observation_space,
@@ -85,18 +85,8 @@ def create_external(port: int, env_steps: int, train_batch_size: int) -> Any:
         .reporting(min_sample_timesteps_per_iteration=env_steps)
         .debugging(seed=0, log_level="ERROR")
     )
-    return config.build_algo()
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    start_ray()
-    peer = ExternalPeer()
-    try:
-        serve_peer(peer)
-    finally:
-        peer.close()
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve_rllib(ExternalPeer())

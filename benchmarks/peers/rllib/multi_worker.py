@@ -13,10 +13,9 @@ from ray.rllib.examples.envs.classes.multi_agent import (  # pyright: ignore[rep
     MultiAgentCartPole,
 )
 
-from benchmarks.multi_settings import HostSetting
-from benchmarks.peers.protocol import serve_peer
-from benchmarks.peers.ray_start import start_ray
-from benchmarks.peers.rllib.worker import RLlibPeer, make_config
+from benchmarks.peers.protocol import Request
+from benchmarks.peers.rllib.worker import RLlibPeer, make_config, serve_rllib
+from benchmarks.settings import HostSetting
 
 
 class MultiPeer(RLlibPeer):
@@ -25,34 +24,17 @@ class MultiPeer(RLlibPeer):
     def __init__(self) -> None:
         super().__init__(num_runners=0, envs_per_runner=0)
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Build a new Algorithm and run one iteration to warm up; nothing is compiled."""
-        self.close()
-        self._algorithm = create(HostSetting.from_dict(request["setting"]))
-        self._train()
-        return {"compile_s": None}
-
-
-def create(setting: HostSetting) -> Any:
-    """Build RLlib's PPO with a policy for each agent."""
-    config = make_config(setting, num_runners=0, envs_per_runner=setting.num_envs)
-    config.environment(MultiAgentCartPole, env_config={"num_agents": setting.num_agents})
-    config.multi_agent(
-        policies={f"p{agent}" for agent in range(setting.num_agents)},
-        policy_mapping_fn=lambda agent_id, *args, **kwargs: f"p{agent_id}",
-    )
-    return config.build_algo()
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    start_ray()
-    peer = MultiPeer()
-    try:
-        serve_peer(peer)
-    finally:
-        peer.close()
+    def configure(self, request: Request) -> Any:
+        """Return RLlib's config of PPO with a policy for each agent."""
+        setting = HostSetting.from_dict(request["setting"])
+        config = make_config(setting, num_runners=0, envs_per_runner=setting.num_envs)
+        config.environment(MultiAgentCartPole, env_config={"num_agents": setting.num_agents})
+        return config.multi_agent(
+            policies={f"p{agent}" for agent in range(setting.num_agents)},
+            policy_mapping_fn=lambda agent_id, *args, **kwargs: f"p{agent_id}",
+        )
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    serve_rllib(MultiPeer())

@@ -10,13 +10,10 @@ policy is a squashed normal distribution, and its `beta` is 1, RLlib's largest.
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import Any
 
 import gymnasium
 import numpy as np
-import ray
-import torch  # pyright: ignore[reportMissingImports]
 from gymnasium import spaces
 from ray.rllib.algorithms.bc import BCConfig  # pyright: ignore[reportMissingImports]
 from ray.rllib.algorithms.cql import CQLConfig  # pyright: ignore[reportMissingImports]
@@ -34,11 +31,11 @@ from ray.rllib.utils.metrics import (  # pyright: ignore[reportMissingImports]
     LEARNER_RESULTS,
 )
 
-from benchmarks.offline_settings import ACTION_SIZE, OBS_SIZE, READING, OfflineSetting
-from benchmarks.peers.protocol import serve_peer
-from benchmarks.peers.ray_start import start_ray
+from benchmarks.peers.protocol import Request
 from benchmarks.peers.rllib.critics import CriticCatalog
-from benchmarks.peers.torch_threads import set_threads
+from benchmarks.peers.rllib.worker import serve_rllib
+from benchmarks.peers.torch_peer import TorchPeer, set_threads
+from benchmarks.settings import ACTION_SIZE, OBS_SIZE, READING, OfflineSetting
 
 OBJECT_STORE_BYTES = 2**30
 
@@ -61,18 +58,16 @@ class UnusedEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return np.zeros(OBS_SIZE, np.float32), 0.0, False, False, {}
 
 
-class RLlibOfflinePeer:
+class RLlibOfflinePeer(TorchPeer):
     """Peer with one algorithm, whose training continues from run to run."""
+
+    packages = ("ray", "torch")
 
     def __init__(self) -> None:
         self._algorithm: Any = None
         self._num_updates = self._total = 0
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        versions = {name: version(name) for name in ("ray", "torch")}
-        return {"versions": versions, "devices": torch.get_num_threads()}
-
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Build a new algorithm, map the rows, and run one iteration; nothing is compiled."""
         setting = OfflineSetting.from_dict(request["setting"])
         self.close()
@@ -81,7 +76,7 @@ class RLlibOfflinePeer:
         self.run({})
         return {"compile_s": None}
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: Request) -> dict[str, Any]:
         """Run one measurement, and count its gradient steps by RLlib's metric and by Adam's."""
         start = time.perf_counter()
         result = self._algorithm.train()
@@ -97,7 +92,7 @@ class RLlibOfflinePeer:
             )
         return {"seconds": seconds}
 
-    def read(self, request: dict[str, Any]) -> dict[str, Any]:
+    def read(self, request: Request) -> dict[str, Any]:
         """Read a file once, from its rows to batches of tensors, after the algorithm is built."""
         self.close()
         config = make_config(READING, request["data"])
@@ -112,9 +107,6 @@ class RLlibOfflinePeer:
         )
         num_rows = sum(len(batch[f"{DEFAULT_MODULE_ID}/obs"]) for batch in batches)
         return {"seconds": time.perf_counter() - start, "num_rows": num_rows}
-
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {}
 
     def close(self) -> None:
         """Stop the algorithm."""
@@ -177,16 +169,6 @@ def make_config(setting: OfflineSetting, data: str) -> Any:
     return config.training(lr=None, alpha_lr=setting.lr, bc_iters=0, num_actions=10)
 
 
-def main() -> None:
-    set_threads()
-    start_ray(OBJECT_STORE_BYTES)
-    peer = RLlibOfflinePeer()
-    try:
-        serve_peer(peer, "read")
-    finally:
-        peer.close()
-        ray.shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    set_threads()
+    serve_rllib(RLlibOfflinePeer(), "read", object_store_bytes=OBJECT_STORE_BYTES)

@@ -9,14 +9,14 @@ import ray
 import torch  # pyright: ignore[reportMissingImports]
 
 from benchmarks.peers.ray_start import start_ray
-from benchmarks.peers.rllib.worker import create
+from benchmarks.peers.rllib.worker import make_config
 from benchmarks.settings import parse_setting
 
 
 def main(steps: int) -> None:
     """Train in the driver process, with the hyperparameters of the other peers."""
     setting = replace(parse_setting("4x128", steps=steps), num_updates=1)
-    algorithm = create(setting, num_runners=0, envs_per_runner=setting.num_envs)
+    algorithm = make_config(setting, 0, setting.num_envs).build_algo()
     result: dict[str, float] = {"num_env_steps_sampled_lifetime": 0}
     while result["num_env_steps_sampled_lifetime"] < steps:
         result = algorithm.train()["env_runners"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from importlib.metadata import version
 from typing import Any
 
 import ray
@@ -20,12 +19,13 @@ from ray.rllib.core.rl_module.default_model_config import (  # pyright: ignore[r
     DefaultModelConfig,
 )
 
-from benchmarks.peers.protocol import serve_peer
-from benchmarks.peers.ray_start import start_ray
+from benchmarks.peers.protocol import Peer, Request, serve_peer
+from benchmarks.peers.ray_start import OBJECT_STORE_BYTES, start_ray
+from benchmarks.peers.torch_peer import TorchPeer
 from benchmarks.settings import Setting
 
 
-class RLlibPeer:
+class RLlibPeer(TorchPeer):
     """Peer with one Algorithm, whose training continues from run to run.
 
     Args:
@@ -33,40 +33,42 @@ class RLlibPeer:
         envs_per_runner: Environments per runner.
     """
 
+    packages = ("ray", "torch", "gymnasium")
+
     def __init__(self, num_runners: int, envs_per_runner: int) -> None:
         self._num_runners, self._envs_per_runner = num_runners, envs_per_runner
         self._algorithm: Any = None
         self._result: dict[str, Any] = {}
         self._sampled = 0
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        versions = {name: version(name) for name in ("ray", "torch", "gymnasium")}
-        return {"versions": versions, "devices": torch.get_num_threads()}
-
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Build a new Algorithm and run one iteration to warm up; nothing is compiled."""
+        return self.start(self.configure(request))
+
+    def configure(self, request: Request) -> Any:
+        """Return RLlib's config of a request."""
         setting = Setting.from_dict(request["setting"])
+        return make_config(setting, self._num_runners, self._envs_per_runner)
+
+    def start(self, config: Any) -> dict[str, Any]:
+        """Build a new Algorithm and run one iteration."""
         self.close()
-        self._algorithm = create(setting, self._num_runners, self._envs_per_runner)
+        self._algorithm = config.build_algo()
         self._train()
         return {"compile_s": None}
 
-    def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+    def recommend(self, request: Request) -> dict[str, Any]:
         """Set up with the hyperparameters of RLlib's example for CartPole."""
-        self.close()
-        self._algorithm = create_example(
-            request["setting"]["env_steps"], self._num_runners, self._envs_per_runner
-        )
-        self._train()
-        return {"compile_s": None}
+        steps = request["setting"]["env_steps"]
+        return self.start(make_example_config(steps, self._num_runners, self._envs_per_runner))
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: Request) -> dict[str, Any]:
         """Run one measurement: one `train()`, which repeats training steps to reach the number."""
         start = time.perf_counter()
         steps = self._train()
         return {"seconds": time.perf_counter() - start, "env_steps": steps}
 
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+    def evaluate(self, request: Request) -> dict[str, Any]:
         """Return the mean return of the last hundred training episodes."""
         return {"return_mean": self._result["env_runners"].get("episode_return_mean")}
 
@@ -81,11 +83,6 @@ class RLlibPeer:
         before = self._sampled
         self._sampled = int(self._result["env_runners"]["num_env_steps_sampled_lifetime"])
         return self._sampled - before
-
-
-def create(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
-    """Build RLlib's PPO at a setting, with the learner in this process."""
-    return make_config(setting, num_runners, envs_per_runner).build_algo()
 
 
 def make_config(setting: Setting, num_runners: int, envs_per_runner: int) -> Any:
@@ -126,13 +123,13 @@ def make_config(setting: Setting, num_runners: int, envs_per_runner: int) -> Any
     )
 
 
-def create_example(env_steps: int, num_runners: int, envs_per_runner: int) -> Any:
-    """Build the PPO of RLlib's `examples/algorithms/ppo/cartpole_ppo.py`.
+def make_example_config(env_steps: int, num_runners: int, envs_per_runner: int) -> Any:
+    """Return the config of RLlib's `examples/algorithms/ppo/cartpole_ppo.py`.
 
     The learner is in this process instead of a separate one. The example has four runners with
     sixteen environments each, for a larger machine.
     """
-    config = (
+    return (
         PPOConfig()
         .environment("CartPole-v1")
         .env_runners(num_env_runners=num_runners, num_envs_per_env_runner=envs_per_runner)
@@ -146,10 +143,18 @@ def create_example(env_steps: int, num_runners: int, envs_per_runner: int) -> An
         .reporting(min_sample_timesteps_per_iteration=env_steps)
         .debugging(seed=0, log_level="ERROR")
     )
-    return config.build_algo()
 
 
-def main() -> None:
+def serve_rllib(peer: Peer, *others: str, object_store_bytes: int = OBJECT_STORE_BYTES) -> None:
+    """Serve a peer that needs Ray."""
+    start_ray(object_store_bytes)
+    try:
+        serve_peer(peer, *others)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "--runners", type=int, required=True, help="number of runners; 0 samples in this process"
@@ -157,14 +162,4 @@ def main() -> None:
     parser.add_argument("--envs", type=int, required=True, help="environments per runner")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    start_ray()
-    peer = RLlibPeer(options.runners, options.envs)
-    try:
-        serve_peer(peer, "recommend")
-    finally:
-        peer.close()
-        ray.shutdown()
-
-
-if __name__ == "__main__":
-    main()
+    serve_rllib(RLlibPeer(options.runners, options.envs), "recommend")

@@ -14,10 +14,10 @@ from stable_baselines3.common.env_util import (  # pyright: ignore[reportMissing
     make_vec_env,
 )
 
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.protocol import Request, serve_peer
 from benchmarks.peers.sb3.worker import ModelPeer
-from benchmarks.peers.torch_threads import set_threads
-from benchmarks.replay_settings import ReplaySetting
+from benchmarks.peers.torch_peer import set_threads
+from benchmarks.settings import ReplaySetting
 
 
 class SB3ReplayPeer(ModelPeer):
@@ -31,7 +31,7 @@ class SB3ReplayPeer(ModelPeer):
         super().__init__()
         self._algorithms = algorithms
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Create a new model and train it until updates have begun.
 
         Compilation time, if any, is the difference between the first updates and the next ones.

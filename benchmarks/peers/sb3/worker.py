@@ -7,7 +7,6 @@ advantages are normalized per minibatch.
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -20,34 +19,28 @@ from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingI
     DummyVecEnv,
 )
 
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.protocol import Request, serve_peer
 from benchmarks.peers.sb3 import models
-from benchmarks.peers.torch_threads import set_threads
-from benchmarks.recommended import make_setting
-from benchmarks.settings import Setting
+from benchmarks.peers.torch_peer import TorchPeer, set_threads
+from benchmarks.settings import Setting, make_recommended_setting
 
 
-class ModelPeer:
+class ModelPeer(TorchPeer):
     """Peer with one model, whose training continues from run to run."""
 
     packages = ("stable-baselines3", "torch", "gymnasium")
-    """Packages whose versions are recorded."""
 
     def __init__(self) -> None:
         self._env_steps = 0
         self._model: Any = None
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        versions = {name: version(name) for name in self.packages}
-        return {"versions": versions, "devices": torch.get_num_threads()}
-
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: Request) -> dict[str, Any]:
         """Run one measurement: one `learn()`, which continues from the last one."""
         before = self._model.num_timesteps
         seconds = self.learn(self._env_steps)
         return {"seconds": seconds, "env_steps": self._model.num_timesteps - before}
 
-    def evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
+    def evaluate(self, request: Request) -> dict[str, Any]:
         """Return the mean return of the last hundred training episodes."""
         returns = [episode["r"] for episode in self._model.ep_info_buffer]
         return {"return_mean": float(np.mean(returns)) if returns else None}
@@ -62,16 +55,16 @@ class ModelPeer:
 class SB3Peer(ModelPeer):
     """Peer that trains PPO."""
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Create a new model; nothing is compiled."""
         setting = Setting.from_dict(request["setting"])
         self._model, self._env_steps = create(setting), setting.env_steps
         return {"compile_s": None}
 
-    def recommend(self, request: dict[str, Any]) -> dict[str, Any]:
+    def recommend(self, request: Request) -> dict[str, Any]:
         """Create a new model with the hyperparameters of RL Baselines3 Zoo for CartPole."""
         steps = request["setting"]["env_steps"]
-        self._env_steps = make_setting(steps, num_envs=8, num_steps=32).env_steps
+        self._env_steps = make_recommended_setting(steps, num_envs=8, num_steps=32).env_steps
         self._model = create_from_zoo()
         return {"compile_s": None}
 

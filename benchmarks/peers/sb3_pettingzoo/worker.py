@@ -13,9 +13,9 @@ import torch  # pyright: ignore[reportMissingImports]
 from mpe2 import simple_spread_v3  # pyright: ignore[reportMissingImports]
 from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
 
-from benchmarks.multi_settings import HostSetting
-from benchmarks.peers.protocol import serve_peer
+from benchmarks.peers.protocol import Request, serve_peer
 from benchmarks.peers.sb3.worker import ModelPeer, make_arguments
+from benchmarks.settings import HostSetting
 
 
 class PettingZooPeer(ModelPeer):
@@ -27,7 +27,7 @@ class PettingZooPeer(ModelPeer):
         super().__init__()
         self._num_agents = 1
 
-    def setup(self, request: dict[str, Any]) -> dict[str, Any]:
+    def setup(self, request: Request) -> dict[str, Any]:
         """Create a new model; nothing is compiled."""
         setting = HostSetting.from_dict(request["setting"])
         self._num_agents = setting.num_agents
@@ -35,7 +35,7 @@ class PettingZooPeer(ModelPeer):
         self._env_steps = setting.env_steps * setting.num_agents  # the model counts each agent's
         return {"compile_s": None}
 
-    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+    def run(self, request: Request) -> dict[str, Any]:
         """Run one measurement: one `learn()`, which continues from the last one."""
         reply = super().run(request)
         return {**reply, "env_steps": reply["env_steps"] // self._num_agents}
@@ -51,10 +51,6 @@ def create(setting: HostSetting) -> Any:
     return PPO("MlpPolicy", vector, **make_arguments(setting))
 
 
-def main() -> None:
+if __name__ == "__main__":
     torch.set_num_threads(1)
     serve_peer(PettingZooPeer())
-
-
-if __name__ == "__main__":
-    main()

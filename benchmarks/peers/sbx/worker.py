@@ -5,8 +5,6 @@ One difference from the setting remains: DQN does not clip gradients.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 from sbx import DQN, SAC  # pyright: ignore
 
@@ -19,8 +17,9 @@ class SBXPeer(SB3ReplayPeer):
 
     packages = ("sbx-rl", "stable-baselines3", "jax", "flax", "gymnasium")
 
-    def info(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {**super().info(request), "devices": jax.local_device_count()}
+    def count_devices(self) -> int:
+        """Return the number of devices."""
+        return jax.local_device_count()
 
 
 if __name__ == "__main__":

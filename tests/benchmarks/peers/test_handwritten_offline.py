@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.offline_settings import OfflineSetting
 from benchmarks.peers.handwritten_offline import algorithms
+from benchmarks.settings import OfflineSetting
 
 NUM_ROWS = 2000
 BEST = 0.6
@@ -30,7 +30,7 @@ def write(path: Path, **changes: Any) -> str:
     return str(path)
 
 
-@pytest.mark.representatives("IQL")
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["TD3+BC", "IQL"])
 def test_a_bandits_good_actions_are_found(tmp_path: Path, algorithm: str) -> None:
     setting = OfflineSetting(
@@ -39,7 +39,7 @@ def test_a_bandits_good_actions_are_found(tmp_path: Path, algorithm: str) -> Non
     rows = algorithms.load(write(tmp_path / "data.npz"), setting.gamma)
     learner = algorithms.Learner(setting, 2, 1)
     state = learner.init(jax.random.key(0))
-    state = learner.compile(state, rows)(state, rows)
+    state = jax.jit(learner.train)(state, rows)
     assert int(state.step) == 1500
     chosen = float(algorithms.act(state.params["policy"], jnp.ones((1, 2)))[0, 0])
     assert chosen == pytest.approx(BEST, abs=0.25)  # imitation alone has the mean, 0
@@ -96,7 +96,7 @@ def train_cql(path: str) -> algorithms.State:
     rows = algorithms.load(path, setting.gamma)
     learner = algorithms.Learner(setting, 2, 1)
     state = learner.init(jax.random.key(0))
-    return learner.compile(state, rows)(state, rows)
+    return jax.jit(learner.train)(state, rows)
 
 
 def test_drawn_actions_of_cql_have_the_density_of_a_squashed_normal_distribution() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.offline_settings import JAX_CORL_VARIABLE, OfflineSetting, write_data
 from benchmarks.peers.jax_corl.worker import UPDATES_PER_DISPATCH, JaxCorlPeer
+from benchmarks.settings import JAX_CORL_VARIABLE, OfflineSetting, write_data
 
 FILE = """
 import os

@@ -1,10 +1,20 @@
-"""Number of threads of the peers that use torch."""
+"""Peers that use torch, and the number of its threads."""
 
 from __future__ import annotations
 
 import argparse
 
 import torch  # pyright: ignore[reportMissingImports]
+
+from benchmarks.peers.protocol import Peer
+
+
+class TorchPeer(Peer):
+    """Peer whose devices are torch's threads."""
+
+    def count_devices(self) -> int:
+        """Return the number of threads."""
+        return torch.get_num_threads()
 
 
 def set_threads() -> None:
