@@ -1,6 +1,6 @@
 """Buffer for one kind of an episode's data, including a lookback to earlier time steps."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
+from jaxrl.core.spaces import map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EpisodeError, EpisodeIndexError
 
@@ -275,19 +276,6 @@ def unstack_items(tree: PyTree) -> list[PyTree]:
     return [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(number)]
 
 
-def _map_space(
-    space: gymnasium.Space[Any], fn: Callable[[gymnasium.Space[Any], PyTree], PyTree], value: PyTree
-) -> PyTree:
-    """Apply `fn` to each leaf of a space and the corresponding part of a value."""
-    match space:
-        case spaces.Dict():
-            return {name: _map_space(part, fn, value[name]) for name, part in space.items()}
-        case spaces.Tuple():
-            return tuple(_map_space(part, fn, v) for part, v in zip(space, value, strict=True))
-        case _:
-            return fn(space, value)
-
-
 def one_hot(space: gymnasium.Space[Any] | None, value: PyTree) -> PyTree:
     """Encode the discrete parts of a value as one-hot vectors (float32).
 
@@ -315,7 +303,7 @@ def one_hot(space: gymnasium.Space[Any] | None, value: PyTree) -> PyTree:
                 return x
 
     assert space is not None
-    return _map_space(space, encode, value)
+    return map_leaves(encode, space, value)
 
 
 def make_filled(space: gymnasium.Space[Any], fill: object, one_hot_discrete: bool) -> PyTree:
@@ -327,7 +315,7 @@ def make_filled(space: gymnasium.Space[Any], fill: object, one_hot_discrete: boo
         one_hot_discrete: Whether discrete parts are one-hot vectors.
     """
 
-    def fill_leaf(part: gymnasium.Space[Any], _: object) -> np.ndarray:
+    def fill_leaf(part: gymnasium.Space[Any]) -> np.ndarray:
         match part:
             case spaces.Discrete() if one_hot_discrete:
                 return np.full(int(part.n), fill, np.float32)
@@ -336,15 +324,4 @@ def make_filled(space: gymnasium.Space[Any], fill: object, one_hot_discrete: boo
             case _:
                 return np.full(part.shape or (), fill, part.dtype)
 
-    return _map_space(space, fill_leaf, _make_none_tree(space))
-
-
-def _make_none_tree(space: gymnasium.Space[Any]) -> PyTree:
-    """Return a value of the space's structure whose leaves are None, for `_map_space`."""
-    match space:
-        case spaces.Dict():
-            return {name: _make_none_tree(part) for name, part in space.items()}
-        case spaces.Tuple():
-            return tuple(_make_none_tree(part) for part in space)
-        case _:
-            return None
+    return map_leaves(fill_leaf, space)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from jaxrl.assembly.assemble import make_env
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.episodes.from_rollout import episodes_from_rollout
+from jaxrl.episodes.packing import episodes_from_rollout
 from jaxrl.episodes.single_agent import SingleAgentEpisode
 from jaxrl.errors import RunFolderError
 from jaxrl.evaluation.host import HostEvaluationPlan, aggregate_parts

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl.core.types import Rollout
-from jaxrl.episodes.from_rollout import episodes_from_rollout
+from jaxrl.episodes.packing import episodes_from_rollout
 
 
 def test_rows_become_episodes() -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl.episodes.from_rollout import episodes_from_rollout
-from jaxrl.episodes.packing import EpisodePart, PackedParts, pack
+from jaxrl.episodes.packing import EpisodePart, PackedParts, episodes_from_rollout, pack
 from jaxrl.learners.bootstrap import compute_values_and_successors
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from jaxrl.callbacks import CallbackList, Callbacks
 from jaxrl.core.types import Columns
 from jaxrl.episodes import SingleAgentEpisode
-from jaxrl.episodes.from_rollout import episodes_from_rollout
+from jaxrl.episodes.packing import episodes_from_rollout
 from jaxrl.runners.env_runner import make_env_runner
 from jaxrl.runners.quotas import EvalShare, play_share
 from tests.helpers import small
