@@ -7,7 +7,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jaxrl.compat import lookup
 from jaxrl.config.placement import HOST_ONLY_SETTINGS, HOST_REMEDIES
@@ -42,6 +42,20 @@ HOST_HOOKS = (
 )
 """Hooks that are only called if environments are stepped on the host."""
 
+# Classes that runs are made of, of which callbacks import none.
+AnyAlgorithm: TypeAlias = Any
+"""The run, a `jaxrl.Algorithm`."""
+AnyEnvRunner: TypeAlias = Any
+"""The `EnvRunner` of environments, or between dispatches the `CompiledEnvRunner` in its place."""
+AnyEnvRunnerGroup: TypeAlias = Any
+"""The group of runners, a `RayEnvRunnerGroup`."""
+AnyVectorEnv: TypeAlias = Any
+"""The vector environment of a runner."""
+AnyMetricsLogger: TypeAlias = Any
+"""The `MetricsLogger` of a runner."""
+AnyEpisode: TypeAlias = Any
+"""A `SingleAgentEpisode` or `MultiAgentEpisode` on the host, else an `EndedEpisode`."""
+
 
 class Callbacks:
     """Base class of callbacks: subclass it and override the hooks you need.
@@ -53,38 +67,36 @@ class Callbacks:
     of environments, episodes and samples in their own process, on their own instance of the class.
     If environments are part of the compiled program, hooks run between dispatches; those of
     episodes and samples run after the dispatch that produced them.
-
-    `algorithm` is the run's `Algorithm`, `env_runner` the `EnvRunner` of the environments, or the
-    `CompiledEnvRunner` that stands in for one between dispatches, `env` its vector environment, and
-    `metrics_logger` a `MetricsLogger`.
     """
 
-    def on_algorithm_init(self, *, algorithm: Any) -> None:
+    def on_algorithm_init(self, *, algorithm: AnyAlgorithm) -> None:
         """Run after the Algorithm has been built."""
 
-    def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
+    def on_train_result(self, *, algorithm: AnyAlgorithm, result: dict[str, Any]) -> None:
         """Run on each result before it is logged; entries added here are logged as well."""
 
-    def on_evaluate_start(self, *, algorithm: Any) -> None:
+    def on_evaluate_start(self, *, algorithm: AnyAlgorithm) -> None:
         """Run before each evaluation."""
 
-    def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any]) -> None:
+    def on_evaluate_end(
+        self, *, algorithm: AnyAlgorithm, evaluation_metrics: dict[str, Any]
+    ) -> None:
         """Run after each evaluation, with its result."""
 
-    def on_evaluate_offline_start(self, *, algorithm: Any) -> None:
+    def on_evaluate_offline_start(self, *, algorithm: AnyAlgorithm) -> None:
         """Run before each evaluation on held-out episodes of recorded data."""
 
     def on_evaluate_offline_end(
-        self, *, algorithm: Any, evaluation_metrics: dict[str, Any]
+        self, *, algorithm: AnyAlgorithm, evaluation_metrics: dict[str, Any]
     ) -> None:
         """Run after each evaluation on held-out episodes, with its result, which it may extend."""
 
     def on_environment_created(
         self,
         *,
-        env_runner: Any,
-        metrics_logger: Any,
-        env: Any,
+        env_runner: AnyEnvRunner,
+        metrics_logger: AnyMetricsLogger,
+        env: AnyVectorEnv,
         env_context: "EnvContext",
     ) -> None:
         """Run after a runner created its environments; `env.envs` holds those in its process.
@@ -97,9 +109,9 @@ class Callbacks:
         self,
         *,
         episode: "SingleAgentEpisode",
-        env_runner: Any,
-        metrics_logger: Any,
-        env: Any,
+        env_runner: AnyEnvRunner,
+        metrics_logger: AnyMetricsLogger,
+        env: AnyVectorEnv,
         env_index: int,
         rl_module: "RLModule",
     ) -> None:
@@ -109,9 +121,9 @@ class Callbacks:
         self,
         *,
         episode: "SingleAgentEpisode",
-        env_runner: Any,
-        metrics_logger: Any,
-        env: Any,
+        env_runner: AnyEnvRunner,
+        metrics_logger: AnyMetricsLogger,
+        env: AnyVectorEnv,
         env_index: int,
         rl_module: "RLModule",
     ) -> None:
@@ -121,15 +133,15 @@ class Callbacks:
         self,
         *,
         episode: "SingleAgentEpisode",
-        env_runner: Any,
-        metrics_logger: Any,
-        env: Any,
+        env_runner: AnyEnvRunner,
+        metrics_logger: AnyMetricsLogger,
+        env: AnyVectorEnv,
         env_index: int,
         rl_module: "RLModule",
     ) -> None:
         """Run after each step."""
 
-    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+    def on_episode_end(self, *, episode: AnyEpisode, **kwargs: Any) -> None:
         """Run on each episode that ended.
 
         On the host, the arguments are those of `on_episode_step`, with `episode` being the chunk
@@ -153,14 +165,14 @@ class Callbacks:
     def on_env_runners_recreated(
         self,
         *,
-        algorithm: Any,
-        env_runner_group: Any,
+        algorithm: AnyAlgorithm,
+        env_runner_group: AnyEnvRunnerGroup,
         env_runner_indices: list[int],
         is_evaluation: bool,
     ) -> None:
         """Run after failed runners have been restarted."""
 
-    def on_checkpoint_loaded(self, *, algorithm: Any) -> None:
+    def on_checkpoint_loaded(self, *, algorithm: AnyAlgorithm) -> None:
         """Run after a checkpoint has been restored."""
 
 
@@ -174,11 +186,11 @@ class MemoryTrackingCallbacks(Callbacks):
     num_largest = 5
     """Number of source lines listed in `largest_allocations`."""
 
-    def on_algorithm_init(self, *, algorithm: Any) -> None:
+    def on_algorithm_init(self, *, algorithm: AnyAlgorithm) -> None:
         if not tracemalloc.is_tracing():
             tracemalloc.start()
 
-    def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
+    def on_train_result(self, *, algorithm: AnyAlgorithm, result: dict[str, Any]) -> None:
         current, peak = tracemalloc.get_traced_memory()
         largest = tracemalloc.take_snapshot().statistics("lineno")[: self.num_largest]
         result.setdefault("custom_metrics", {})["memory"] = {

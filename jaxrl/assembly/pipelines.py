@@ -187,22 +187,23 @@ def make_learner_pipeline(
     return pipeline
 
 
-def _is_done_by_runners(piece: Any, observations: ObservationPipeline) -> bool:
+def _is_done_by_runners(piece: object, observations: ObservationPipeline) -> bool:
     """Return whether a piece for the learner is part of the pipeline that it shares with runners.
 
     Raises:
         ConfigError: If the piece would transform observations in another way.
     """
-    if isinstance(piece, lookup.load("rllib.connectors").FrameStackingLearner):
+    num_frames = lookup.load("rllib.connectors").get_stacked_frames(piece)
+    if num_frames is not None:
         counts = [
             connector.unwrapped.num_frames
             for connector in observations
             if isinstance(connector.unwrapped, FrameStacking)
         ]
         stacked = counts[0] if counts else 1
-        if stacked != piece.num_frames:
+        if stacked != num_frames:
             raise ConfigError(
-                f"FrameStackingLearner(num_frames={piece.num_frames}) differs from the runners, "
+                f"FrameStackingLearner(num_frames={num_frames}) differs from the runners, "
                 f"whose env_to_module_connector stacks {stacked}; the learner applies the same "
                 "connectors, so set num_frames there."
             )

@@ -36,7 +36,7 @@ class RLlibNames:
 
     if not TYPE_CHECKING:  # hidden from the type checker, which would accept any attribute
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             if name.startswith("_"):  # not read by users, but by IPython, `copy` and `pickle`
                 raise AttributeError(name)
             return load("rllib.attributes").get_attribute(self, self._rllib_kind, name)

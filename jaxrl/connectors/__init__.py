@@ -1,6 +1,6 @@
 """Connectors that transform observations, actions and rollouts, and the editing of pipelines."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxrl.compat import lookup
 from jaxrl.connectors.actions import ClipActions, OffsetActions, RoundActions, UnsquashActions
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import the connector of RLlib's on first access."""
     if name == "SingleAgentObservationPreprocessor":
         return lookup.load("rllib.connectors").SingleAgentObservationPreprocessor

@@ -3,7 +3,6 @@
 import inspect
 import warnings
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from jaxrl.callbacks import HOOKS
 from jaxrl.compat.libraries import ATTRIBUTE_COUNTERPARTS, make_unknown_method_error
@@ -306,7 +305,7 @@ def has_answer(kind: str, name: str) -> bool:
     return name in RENAMED_METHODS.get(kind, {}) or name in METHOD_ADVICE.get(kind, {})
 
 
-def get_attribute(owner: object, kind: str, name: str) -> Any:
+def get_attribute(owner: object, kind: str, name: str) -> object:
     """Return an attribute of an object by its name in RLlib, for `__getattr__`.
 
     Args:

@@ -244,6 +244,11 @@ class FrameStackingLearner(ImpliedPiece):
         self.num_frames = num_frames
 
 
+def get_stacked_frames(piece: object) -> int | None:
+    """Return the number of frames that a piece for the learner stacks, None if it stacks none."""
+    return piece.num_frames if isinstance(piece, FrameStackingLearner) else None
+
+
 class NoEpisode:
     """Value of `episode` in `preprocess`, which has no attributes."""
 
