@@ -573,7 +573,9 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         Returns:
             Last result. A plot of the learning curve is written to the run folder.
         """
-        criteria = parse_fit_criteria(stop, should_stop, on_iteration, config=self.config)
+        criteria = parse_fit_criteria(
+            stop, should_stop, on_iteration, is_offline=self.config.is_offline
+        )
         settings = self.config.checkpointing_settings
         if settings.checkpoint_at_end or settings.checkpoint_frequency:
             get_config_class_path(self.config)

@@ -193,12 +193,9 @@ def parse_mapping(
     patterns = mapping if isinstance(mapping, list) else [mapping]
     if not patterns:
         raise ConfigError("mapping is an empty list: give the mapping of at least one copy.")
-    return tuple(_parse_pattern(own, agents) for own in patterns)
-
-
-def _parse_pattern(mapping: Mapping[str, Player], agents: tuple[str, ...]) -> Pattern:
-    check_agents_named(mapping, agents)
-    return {agent: to_player(mapping[agent]) for agent in agents}
+    for own in patterns:
+        check_agents_named(own, agents)
+    return tuple({agent: to_player(own[agent]) for agent in agents} for own in patterns)
 
 
 def check_agents_named(mapping: Mapping[str, object], agents: tuple[str, ...]) -> None:

@@ -901,7 +901,7 @@ class AlgorithmConfig:
             config.environment(env)
         config.draw_seed()
         if is_sweep(config):
-            check_sweep(config)
+            check_sweep(config.env_runners_settings.num_envs_per_env_runner)
             return _build_sweep(config)
         return (config.algo_class or load_run_class("algorithm"))(config)
 
@@ -1020,12 +1020,9 @@ def _collect_declared(cls: type[Any], groups: set[str]) -> list[tuple[str, Any, 
                     f"change its default, set {group} = dataclasses.replace(..., {name}=...)."
                 )
         default = cls.__dict__[name]
-        fields.append((name, annotation, default if _is_field(default) else _make_field(default)))
+        is_field = isinstance(default, dataclasses.Field)
+        fields.append((name, annotation, default if is_field else _make_field(default)))
     return fields
-
-
-def _is_field(value: object) -> bool:
-    return isinstance(value, dataclasses.Field)
 
 
 def _make_field(default: object) -> object:

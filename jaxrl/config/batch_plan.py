@@ -1228,9 +1228,14 @@ def choose_num_devices(
             1,
             "1 cpu device: XLA's threads share each update, as the environments are on the host.",
         )
-    is_enough = _has_enough_rows if is_faster is None else is_faster
-    rows = plan.minibatch_size
-    chosen = next(n for n in reversed(allowed) if platform != "cpu" or is_enough(rows // n, n))
+
+    def is_enough(number: int) -> bool:
+        rows = plan.minibatch_size // number
+        if is_faster is not None:
+            return is_faster(rows, number)
+        return number == 1 or rows >= MIN_ROWS_PER_CPU_DEVICE
+
+    chosen = next(n for n in reversed(allowed) if platform != "cpu" or is_enough(n))
     reason = f"the largest divisor of num_shards={plan.num_shards} up to {local_device_count}"
     if platform == "cpu":
         condition = f"leaves {MIN_ROWS_PER_CPU_DEVICE} rows of a minibatch to each"
@@ -1238,10 +1243,6 @@ def choose_num_devices(
             f" that {condition if is_faster is None else 'makes updates faster on this machine'}"
         )
     return chosen, f"{chosen} {platform} device{'s' * (chosen > 1)}: {reason}."
-
-
-def _has_enough_rows(rows: int, num_devices: int) -> bool:
-    return num_devices == 1 or rows >= MIN_ROWS_PER_CPU_DEVICE
 
 
 def _join_choices(values: list[int]) -> str:

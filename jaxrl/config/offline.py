@@ -94,7 +94,8 @@ def count_source_rows(
     Raises:
         ConfigError: If shares do not sum to 1, or do not make whole rows or sequences.
     """
-    exact, shares = _parse_shares(config), config.offline_data_settings.input_
+    shares = config.offline_data_settings.input_
+    exact = _parse_shares(shares)
     samples = {name: share / (length * num_shards) for name, share in exact.items()}
     if any((num_rows * sample).denominator > 1 for sample in samples.values()):
         unit = math.lcm(*(sample.denominator for sample in samples.values()))
@@ -108,15 +109,15 @@ def count_source_rows(
     return {name: int(share * num_rows) for name, share in exact.items()}
 
 
-def _parse_shares(config: "AlgorithmConfig") -> dict[str, Fraction]:
+def _parse_shares(shares: object) -> dict[str, Fraction]:
     """Return the exact shares of the sources in the order of their names; empty without shares.
 
     Raises:
         ConfigError: If they do not sum to 1.
     """
-    shares = config.offline_data_settings.input_
     if not isinstance(shares, dict):
         return {}
+    shares = cast("dict[str, float]", shares)
     if not shares:
         raise ConfigError(f"input_={shares!r} has no source: name one, {{'data/': 1.0}}.")
     exact = {name: _parse_share(shares, name) for name in sorted(shares)}
@@ -149,7 +150,7 @@ def check_offline(config: "AlgorithmConfig") -> None:
     _check_output(config)
     for source in iter_sources(config.offline_data_settings.input_):
         split_name(source.removeprefix(PREFIX))
-    _parse_shares(config)
+    _parse_shares(data.input_)
     _check_storage(config)
     if config.is_mixed:
         _check_mixed(config)

@@ -1,5 +1,6 @@
 """Generator of the settings page of the documentation, from the groups of settings."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,7 +39,7 @@ def _render_algorithm(algo: str) -> str:
     base = AlgorithmConfig.get_name_table()
     defaults = cls()
     changed = [
-        _replace_default(setting, defaults[setting.name])
+        dataclasses.replace(setting, default=defaults[setting.name])
         for settings in cls.get_name_table().groups.values()
         for setting in settings.values()
         if setting.name not in base.group_by_setting
@@ -49,10 +50,6 @@ def _render_algorithm(algo: str) -> str:
         f"Settings that `{cls.__name__}` adds, or whose defaults it changes.",
         changed,
     )
-
-
-def _replace_default(setting: Setting, default: Any) -> Setting:
-    return Setting(**{**vars(setting), "default": default})
 
 
 def _render_section(title: str, description: str | None, settings: Iterable[Setting]) -> str:

@@ -108,31 +108,23 @@ class PopulationBasedTraining:
             object.__setattr__(self, name, value)
 
 
-def get_scheduler(config: "AlgorithmConfig") -> PopulationBasedTraining | None:
-    """Return the scheduler of a sweep, made from its arguments if they are given as a dictionary.
-
-    Raises:
-        ConfigError: If an argument is invalid.
-    """
-    given = config.sweep_settings.scheduler
-    if given is None or isinstance(given, PopulationBasedTraining):
-        return given
-    return make_scheduler(given)
-
-
-def make_scheduler(arguments: Mapping[str, Any]) -> PopulationBasedTraining:
-    """Return the scheduler with these arguments.
+def make_scheduler(
+    given: "PopulationBasedTraining | Mapping[str, Any] | None",
+) -> PopulationBasedTraining | None:
+    """Return the scheduler of a sweep, made of its arguments if they are given as a mapping.
 
     Raises:
         ConfigError: If an argument is invalid.
         UnknownNameError: If there is no such argument.
     """
-    return PopulationBasedTraining(**{str(name): value for name, value in arguments.items()})
+    if given is None or isinstance(given, PopulationBasedTraining):
+        return given
+    return PopulationBasedTraining(**{str(name): value for name, value in given.items()})
 
 
 def get_mutations(config: "AlgorithmConfig") -> dict[str, Marker]:
     """Return the settings that a sweep's scheduler changes; see `parse_mutations`."""
-    return parse_mutations(config, get_scheduler(config))
+    return parse_mutations(config, make_scheduler(config.sweep_settings.scheduler))
 
 
 def parse_mutations(

@@ -23,7 +23,7 @@ from jaxrl.metrics import (
 )
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    pass
 
 logger = logging.getLogger("jaxrl")
 
@@ -74,7 +74,7 @@ def _require_finite(threshold: float) -> float:
 
 
 def parse_fit_criteria(
-    criteria: object, should_stop: object, on_iteration: object, *, config: "AlgorithmConfig"
+    criteria: object, should_stop: object, on_iteration: object, *, is_offline: bool
 ) -> StopCriteria:
     """Parse the stop criteria of `fit`, which must be able to end.
 
@@ -82,7 +82,7 @@ def parse_fit_criteria(
         criteria: Stop criteria as written by the user.
         should_stop: Stop function, or None.
         on_iteration: Function called with each result, or None.
-        config: Config of the run.
+        is_offline: Whether the run steps no environment.
 
     Raises:
         ConfigError: If there is neither a criterion nor a `should_stop`, the only criterion is a
@@ -102,7 +102,7 @@ def parse_fit_criteria(
             "fit() needs a stop criterion, such as stop={'training_iteration': 10}; got none."
         )
     steps = stop.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0.0)
-    if config.is_offline and len(stop) == 1 and steps > 0:
+    if is_offline and len(stop) == 1 and steps > 0:
         raise ConfigError(
             f"{NUM_ENV_STEPS_SAMPLED_LIFETIME}={steps:g} is never reached by a run that learns from "
             f"recorded data and steps no environment: stop={{'{NUM_ENV_STEPS_TRAINED_LIFETIME}': "

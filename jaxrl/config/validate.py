@@ -15,7 +15,8 @@ from jaxrl.config.offline import check_offline, check_offline_evaluation
 from jaxrl.config.placement import check_placement
 from jaxrl.config.settings.actor_critic import check_critics
 from jaxrl.config.settings.multi_agent import MultiAgentSettings, PopulationPlay
-from jaxrl.config.settings.run import EvaluationSettings
+from jaxrl.config.settings.run import EvaluationSettings, FaultToleranceSettings
+from jaxrl.config.settings.runners import LearnersSettings
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import DEFAULT_MODULE, check_key
@@ -50,7 +51,11 @@ def validate(config: "AlgorithmConfig") -> None:
     check_offline(config)
     check_offline_evaluation(config)
     _check_num_envs_tuning(config)
-    _check_runners_and_learners(config)
+    _check_failures(
+        config.fault_tolerance_settings,
+        is_restart_explicit="restart_failed_env_runners" in config.explicit,
+    )
+    _check_devices(config.learners_settings)
     _check_clipping(config.environment_settings.clip_rewards)
     check_curriculum(config.environment_settings, evaluation.evaluation_interval)
     _check_evaluation(config)
@@ -79,27 +84,28 @@ def _check_num_envs_tuning(config: "AlgorithmConfig") -> None:
             )
 
 
-def check_sweep(config: "AlgorithmConfig") -> None:
+def check_sweep(num_envs: object) -> None:
     """Raise if a sweep is to tune its number of environments.
 
     All lanes must have the same shapes, which a measurement of a single run cannot determine.
     """
-    if config.env_runners_settings.num_envs_per_env_runner == "auto":
+    if num_envs == "auto":
         raise ConfigError(
             "num_envs_per_env_runner='auto' is measured for a single run, but this config is a "
             "sweep: set a number, or leave it out for the one nearest to 16."
         )
 
 
-def _check_runners_and_learners(config: "AlgorithmConfig") -> None:
-    learners, faults = config.learners_settings, config.fault_tolerance_settings
-    if faults.ignore_env_runner_failures and (
-        faults.restart_failed_env_runners and "restart_failed_env_runners" in config.explicit
-    ):
+def _check_failures(faults: FaultToleranceSettings, *, is_restart_explicit: bool) -> None:
+    is_restarted = faults.restart_failed_env_runners and is_restart_explicit
+    if faults.ignore_env_runner_failures and is_restarted:
         raise ConfigError(
             "ignore_env_runner_failures and restart_failed_env_runners are mutually exclusive, got "
             "True for both; set one of them to False."
         )
+
+
+def _check_devices(learners: LearnersSettings) -> None:
     index = learners.local_device_idx
     if index is None:
         return

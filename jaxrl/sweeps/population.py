@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.compat.lookup import answer_arguments
 from jaxrl.config.imports import Trust, TrustSpec
-from jaxrl.config.pbt import get_mutations, get_scheduler
+from jaxrl.config.pbt import get_mutations, make_scheduler
 from jaxrl.config.serialize import decode_numbers, deserialize_config, encode_numbers
 from jaxrl.config.stop import parse_fit_criteria, warn_of_missing
 from jaxrl.config.sweep import Lane
@@ -62,7 +62,8 @@ class Population(SweepRuns):
         """
         super().__init__(config, run_folder=run_folder)
         prepare_process(config)
-        scheduler, self._mutations = get_scheduler(config), get_mutations(config)
+        scheduler = make_scheduler(config.sweep_settings.scheduler)
+        self._mutations = get_mutations(config)
         sharing = group_lanes(self.lanes)
         self._data = LaneData()
         self._scheduler: PBTScheduler | None = None
@@ -211,7 +212,9 @@ class Population(SweepRuns):
         Returns:
             The latest result of `train`.
         """
-        criteria = parse_fit_criteria(stop, should_stop, on_iteration, config=self.config)
+        criteria = parse_fit_criteria(
+            stop, should_stop, on_iteration, is_offline=self.config.is_offline
+        )
         if stop is not None:
             for folder in (self.folder, *(run.algorithm.run_folder for run in self._runs)):
                 folder.save_stop_criterion(criteria)

@@ -121,7 +121,9 @@ class Trials(SweepRuns):
         Raises:
             DivergenceError: If all trials have failed.
         """
-        criteria = parse_fit_criteria(stop, should_stop, on_iteration, config=self.config)
+        criteria = parse_fit_criteria(
+            stop, should_stop, on_iteration, is_offline=self.config.is_offline
+        )
         if stop is not None:
             self.folder.save_stop_criterion(criteria)
 

@@ -9,7 +9,6 @@ import pytest
 
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config import get_algorithm_config
 from jaxrl.config.load import experiment_from_dict, load_experiment
 from jaxrl.config.markers import grid
 from jaxrl.config.serialize import serialize_config
@@ -38,11 +37,6 @@ def experiment(**changes: Any) -> Any:
 
 CASES: list[Case] = [
     (
-        "unknown setting",
-        lambda: PPOConfig().training(clip_parm=0.2),
-        ["training()", "'clip_parm'", "0.2", "Did you mean 'clip_param'?"],
-    ),
-    (
         "unknown flat setting",
         lambda: ppo(entropy_coef=0.1),
         ["'entropy_coef'", "0.1", "Did you mean 'entropy_coeff'?"],
@@ -69,18 +63,11 @@ CASES: list[Case] = [
         ["got Dense( # attributes features = 3", "rl_module(network=...)"],
     ),
     ("reading what is not there", lambda: ppo()["gama"], ["'gama'", "Did you mean 'gamma'?"]),
-    ("wrong type", lambda: ppo(lr="3e-4"), ["lr", "must be a number", "'3e-4'"]),
     ("bool for a number", lambda: ppo(gamma=True), ["gamma", "must be a number", "True"]),
     ("float for a count", lambda: ppo(num_epochs=2.5), ["num_epochs", "a whole number", "2.5"]),
     ("NaN", lambda: ppo(lr=float("nan")), ["lr", "must be a number", "nan"]),
-    ("out of range", lambda: ppo(gamma=1.5), ["gamma", "must be between 0 and 1", "1.5"]),
     ("negative", lambda: ppo(clip_param=-0.2), ["clip_param", "must be above 0", "-0.2"]),
     ("zero steps", lambda: ppo(train_batch_size=0), ["train_batch_size", "at least 1", "0"]),
-    (
-        "wrong word",
-        lambda: ppo(observation_filter="MeanStdFiltr"),
-        ["observation_filter", "'MeanStdFiltr'", "Did you mean 'MeanStdFilter'?"],
-    ),
     (
         "wrong unit",
         lambda: ppo(evaluation_duration_unit="episode"),
@@ -132,26 +119,9 @@ CASES: list[Case] = [
         ["on_train_result", "'module:name'", "'../..'", "empty"],
     ),
     (
-        "minibatch larger than the batch",
-        lambda: ppo(train_batch_size=400, minibatch_size=512).validate(),
-        ["train_batch_size=400", "minibatch_size=512", "to 400", "train_batch_size to 512"],
-    ),
-    (
         "environments that do not fit the batch",
         lambda: ppo(train_batch_size=100, num_envs_per_env_runner=64, minibatch_size=None).plan(),
         ["train_batch_size=100", "num_envs_per_env_runner=64", "50 or 100", "64 or 128"],
-    ),
-    (
-        "environments times steps",
-        lambda: ppo(
-            train_batch_size=4096, num_envs_per_env_runner=16, rollout_fragment_length=100
-        ).plan(),
-        ["=16 x rollout_fragment_length=100 = 1600", "train_batch_size=4096", "to 3200 or 4800"],
-    ),
-    (
-        "indivisible shards",
-        lambda: ppo(num_envs_per_env_runner=12, num_shards=8, train_batch_size=1200).plan(),
-        ["num_envs_per_env_runner=12", "num_shards=8", "6"],
     ),
     (
         "actors beside the compiled program",
@@ -273,11 +243,6 @@ CASES: list[Case] = [
         "explicit settings that are no names",
         lambda: ppo().update_from_dict({"explicit_settings": [[1]]}),
         ["explicit_settings", "a list of names", "got [[1]]"],
-    ),
-    (
-        "unknown algorithm",
-        lambda: get_algorithm_config("PP0"),
-        ["'PP0'", "Did you mean 'PPO'?"],
     ),
     (
         "unknown stop criterion",
@@ -454,13 +419,6 @@ def test_a_wrong_value_changes_nothing() -> None:
     with pytest.raises(JaxrlError):
         config.training(lr=1e-4, gamma=2.0)
     assert config.to_dict() == before
-
-
-def test_errors_in_files_have_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text("x:\n  run: PPO\n  env: CartPole-v1\n  config:\n    clip_parm: 0.2\n")
-    with pytest.raises(JaxrlError, match=r"bad\.yaml, line 5: .*Did you mean 'clip_param'"):
-        load_experiment(path)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.cli.experiments import parse_json_object
 from jaxrl.config.load import (
     experiment_from_dict,
@@ -195,7 +194,7 @@ def test_stop_criteria() -> None:
     assert find_reached_criterion({"training_iteration": None}, stop) is None
     assert parse_stop(None) == {}
     with pytest.raises(ConfigError, match=r"should_stop must be a function .* got 5"):
-        parse_fit_criteria(stop, 5, None, config=PPOConfig())
+        parse_fit_criteria(stop, 5, None, is_offline=False)
     written = parse_stop({"custom_metrics": {"a/b": 2}})  # a key may have a slash of its own
     assert find_reached_criterion({"custom_metrics": {"a/b": 2}}, written) is not None
 
@@ -264,9 +263,3 @@ def test_options_that_are_no_settings_are_one_sentence(text: str) -> None:
         parse_stop(parse_json_object("--stop", text))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
-
-
-@pytest.mark.parametrize("threshold", [float("inf"), 10**400], ids=["infinite", "huge"])
-def test_a_criterion_is_finite(threshold: float) -> None:
-    with pytest.raises(ConfigError, match=r"a finite number for 'training_iteration'"):
-        parse_stop({"training_iteration": threshold})

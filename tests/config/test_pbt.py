@@ -11,7 +11,7 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.markers import Marker, choice, grid, loguniform, uniform
-from jaxrl.config.pbt import get_mutations, get_scheduler
+from jaxrl.config.pbt import get_mutations, make_scheduler
 from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.config.sweep import is_sweep, make_lanes
 from jaxrl.errors import ConfigError, JaxrlError
@@ -58,7 +58,7 @@ def test_a_dictionary_and_a_file_say_the_same() -> None:
     arguments = {"hyperparam_mutations": {"lr": RATES}, "perturbation_interval": 3, "mode": "min"}
     config = PPOConfig().environment("CartPole-v1").sweep(seeds=2, scheduler=arguments)
     want = PopulationBasedTraining(**arguments)
-    assert get_scheduler(config) == want
+    assert make_scheduler(config.sweep_settings.scheduler) == want
     assert is_sweep(config)
     body = {
         "run": "PPO",
