@@ -15,9 +15,9 @@ from jaxrl.config.teams import check_team, describe_team
 from jaxrl.core.types import Columns, Metrics, Params, Transition
 from jaxrl.errors import ConfigError
 from jaxrl.learners.actor_critic import critic_loss
-from jaxrl.modules.group_policy import GroupPolicyModule
 from jaxrl.modules.model_config import RELU_ACTIVATIONS
 from jaxrl.modules.rl_module import RLModuleSpec
+from jaxrl.modules.teams import GroupPolicyModule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

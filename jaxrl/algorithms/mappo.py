@@ -18,7 +18,7 @@ from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
 from jaxrl.config.fields import field, fluent
 from jaxrl.config.settings.training import CriticKind
 from jaxrl.errors import ConfigError
-from jaxrl.modules.central_critic import CentralCriticModule
+from jaxrl.modules.actor_critic import CentralCriticModule
 from jaxrl.modules.rl_module import RLModuleSpec
 
 MODEL_CONFIG: Mapping[str, Any] = {

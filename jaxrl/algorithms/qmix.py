@@ -26,9 +26,9 @@ from jaxrl.config.settings.value import DQNTraining
 from jaxrl.config.teams import GroupReward, check_team, describe_team
 from jaxrl.core.types import Columns, Key, Metrics, Params, Transition
 from jaxrl.errors import ConfigError
-from jaxrl.modules.group_q import GroupQModule
 from jaxrl.modules.model_config import TORCH_BIASES
 from jaxrl.modules.rl_module import RLModuleSpec
+from jaxrl.modules.teams import GroupQModule
 from jaxrl.ops import losses
 from jaxrl.ops.value_losses import batched_index
 

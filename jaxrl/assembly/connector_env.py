@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector.utils import batch_space
 
-from jaxrl.connectors.builder import Offers
+from jaxrl.connectors.pipelines import Offers
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv

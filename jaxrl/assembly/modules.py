@@ -15,8 +15,7 @@ from jaxrl.core.types import Columns, Key, Params, PyTree
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.modules.autoregressive import check_exact_entropy
-from jaxrl.modules.encoder_module import EncoderModule, explain_axes
-from jaxrl.modules.encoders import is_image
+from jaxrl.modules.encoder_module import EncoderModule, explain_axes, is_image
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec, check_module, make_zeros
 from jaxrl.modules.scripted import ParameterFreeModule
 

@@ -24,7 +24,7 @@ from jaxrl.config.batch_plan import MultiAgentPlan
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
 from jaxrl.config.settings.multi_agent import PolicySpec
 from jaxrl.connectors.agent_ids import AgentIds
-from jaxrl.connectors.central import CentralPipeline
+from jaxrl.connectors.pipelines import CentralPipeline
 from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.base import JaxEnv
@@ -37,7 +37,7 @@ from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.learners.fixed import FixedLearner
-from jaxrl.modules.central_critic import CentralCriticModule
+from jaxrl.modules.actor_critic import CentralCriticModule
 from jaxrl.training.agent_rows import AgentRows, make_sharing_matrix
 from jaxrl.training.agent_views import AgentView, CriticInputs
 from jaxrl.training.multi_agent import MultiAgentRunner

@@ -10,7 +10,6 @@ from jaxrl.compat import lookup
 from jaxrl.config.modules import resolve_default_model_config
 from jaxrl.connectors.actions import default_action_connectors, fit_action_pipeline
 from jaxrl.connectors.base import ActionConnector, LearnerConnector, ObservationConnector
-from jaxrl.connectors.builder import Offers, PipelineBuilder, merge_user_connectors
 from jaxrl.connectors.checks import (
     check_action_pipeline,
     check_learner_pipeline,
@@ -23,7 +22,14 @@ from jaxrl.connectors.observations import (
     default_observation_connectors,
     fit_observation_pipeline,
 )
-from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
+from jaxrl.connectors.pipelines import (
+    ActionPipeline,
+    LearnerPipeline,
+    ObservationPipeline,
+    Offers,
+    PipelineBuilder,
+    merge_user_connectors,
+)
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.core.hparams import get_abstract_values
 from jaxrl.core.types import Columns

@@ -10,8 +10,7 @@ import jax
 
 from jaxrl.assembly.hindsight import make_hindsight
 from jaxrl.buffers.host import HostBuffer
-from jaxrl.buffers.packed import PackedReplayBuffer
-from jaxrl.buffers.replay import Prioritization, ReplayBuffer, ReplayState
+from jaxrl.buffers.replay import PackedReplayBuffer, Prioritization, ReplayBuffer, ReplayState
 from jaxrl.buffers.sequence import AnyReplayBuffer, SequenceReplayBuffer
 from jaxrl.config.batch_plan import BatchPlan, ReplayPlan, divisors
 from jaxrl.config.settings.replay import (

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxrl.buffers.n_step import fold_n_steps
 from jaxrl.buffers.replay import (
     Priorities,
     Prioritization,
@@ -19,6 +18,7 @@ from jaxrl.buffers.replay import (
     ReplayState,
     SampledIndices,
     compute_importance_weights,
+    fold_n_steps,
 )
 from jaxrl.buffers.sum_tree import SumTree
 from jaxrl.core.struct import pytree, replace

@@ -11,10 +11,9 @@ from jaxrl.connectors.base import (
     ObservationConnector,
     TemporalConnector,
 )
-from jaxrl.connectors.builder import PipelineBuilder
 from jaxrl.connectors.learning import ClipRewards, NormalizeRewards
-from jaxrl.connectors.masks import SeparateMask
-from jaxrl.connectors.observations import FlattenObservations, MeanStdFilter
+from jaxrl.connectors.observations import FlattenObservations, MeanStdFilter, SeparateMask
+from jaxrl.connectors.pipelines import PipelineBuilder
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.connectors.masks import OBSERVATIONS_KEY
+from jaxrl.connectors.observations import OBSERVATIONS_KEY
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError
 

@@ -11,10 +11,12 @@ from typing import Protocol, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from jaxrl.core.struct import pytree, static
-from jaxrl.core.types import ActionMask, Key, PyTree
+from jaxrl.core.types import ActionMask, Key, PyTree, TreeStructure
+from jaxrl.errors import SpaceError
 
 ILLEGAL_LOGIT = -1e9
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -416,3 +418,172 @@ class Deterministic:
     def _is_equal(self, value: Array) -> Array:
         axes = tuple(range(-len(self.event_shape), 0))
         return jnp.all(self.value == value, axis=axes)
+
+
+@pytree
+class IndependentBernoulli:
+    """Independent bits of a `MultiBinary` action, each a choice of two.
+
+    Inputs and masks have two numbers per bit, for 0 and for 1, one bit after another.
+    """
+
+    choices: MultiCategorical
+
+    @classmethod
+    def from_inputs(
+        cls,
+        inputs: Float[Array, "*batch n"],
+        mask: ActionMask | None = None,
+        *,
+        event_shape: tuple[int, ...],
+    ) -> "IndependentBernoulli":
+        num_choices = (2,) * (inputs.shape[-1] // 2)
+        choices = MultiCategorical.from_inputs(
+            inputs, mask, num_choices=num_choices, event_shape=event_shape
+        )
+        return cls(choices=choices)
+
+    def sample_noise(self, key: Key) -> Float[Array, "*batch k 2"]:
+        return self.choices.sample_noise(key)
+
+    def from_noise(self, noise: Float[Array, "*batch k 2"]) -> Int[Array, "*batch_and_event"]:
+        return self.choices.from_noise(noise).astype(jnp.int8)
+
+    def sample(self, key: Key) -> Int[Array, "*batch_and_event"]:
+        return self.from_noise(self.sample_noise(key))
+
+    def log_prob(self, action: Int[Array, "*batch_and_event"]) -> Float[Array, "*batch"]:
+        return self.choices.log_prob(action)
+
+    def entropy(self) -> Float[Array, "*batch"]:
+        return self.choices.entropy()
+
+    def kl(self, other: "IndependentBernoulli") -> Float[Array, "*batch"]:
+        return self.choices.kl(other.choices)
+
+    def mode(self) -> Int[Array, "*batch_and_event"]:
+        return self.choices.mode().astype(jnp.int8)
+
+
+@pytree
+class Joint:
+    """Independent parts of an action: log-probabilities, entropies and divergences add up.
+
+    `parts` are in the leaf order of `structure`, the tree structure of an action.
+    """
+
+    parts: tuple[Distribution, ...]
+    structure: TreeStructure = static()
+
+    def sample_noise(self, key: Key) -> tuple[PyTree, ...]:
+        keys = jax.random.split(key, len(self.parts))
+        return tuple(part.sample_noise(keys[i]) for i, part in enumerate(self.parts))
+
+    def from_noise(self, noise: tuple[PyTree, ...]) -> PyTree:
+        pairs = zip(self.parts, noise, strict=True)
+        return self.structure.unflatten([part.from_noise(part_noise) for part, part_noise in pairs])
+
+    def sample(self, key: Key) -> PyTree:
+        return self.from_noise(self.sample_noise(key))
+
+    def log_prob(self, action: PyTree) -> Float[Array, "*batch"]:
+        pairs = zip(self.parts, self.structure.flatten_up_to(action), strict=True)
+        return sum_terms([part.log_prob(value) for part, value in pairs])
+
+    def entropy(self) -> Float[Array, "*batch"]:
+        return sum_terms([part.entropy() for part in self.parts])
+
+    def kl(self, other: "Joint") -> Float[Array, "*batch"]:
+        pairs = zip(self.parts, other.parts, strict=True)
+        return sum_terms([part.kl(other_part) for part, other_part in pairs])
+
+    def mode(self) -> PyTree:
+        return self.structure.unflatten([part.mode() for part in self.parts])
+
+
+def sum_terms(terms: list[Array]) -> Array:
+    """Sum at least one term."""
+    return sum(terms[1:], terms[0])
+
+
+@pytree
+class Uniform:
+    """Uniform distribution over a Box; its inputs only set the batch size.
+
+    Directions without width are constants and have no density.
+    """
+
+    batch: Float[Array, "*batch"]
+    low: tuple[float, ...] = static()
+    high: tuple[float, ...] = static()
+    event_shape: tuple[int, ...] = static()
+
+    @classmethod
+    def from_inputs(
+        cls,
+        inputs: Float[Array, "*batch n"],
+        mask: None = None,
+        *,
+        low: tuple[float, ...],
+        high: tuple[float, ...],
+        event_shape: tuple[int, ...],
+    ) -> "Uniform":
+        batch = jnp.zeros(inputs.shape[:-1], jnp.float32)
+        return cls(batch=batch, low=low, high=high, event_shape=event_shape)
+
+    def sample_noise(self, key: Key) -> Float[Array, "*batch_and_event"]:
+        return jax.random.uniform(key, self.batch.shape + self.event_shape, jnp.float32)
+
+    def from_noise(
+        self, noise: Float[Array, "*batch_and_event"]
+    ) -> Float[Array, "*batch_and_event"]:
+        low, high = self._bounds
+        actions = self._broadcast(low) + noise * self._broadcast(high - low)
+        # Rounding may exceed the upper bound by one ulp, which is outside of the space.
+        return jnp.minimum(actions, self._broadcast(high))
+
+    def sample(self, key: Key) -> Float[Array, "*batch_and_event"]:
+        return self.from_noise(self.sample_noise(key))
+
+    def log_prob(self, action: Float[Array, "*batch_and_event"]) -> Float[Array, "*batch"]:
+        low, high = (self._broadcast(bound) for bound in self._bounds)
+        axes = tuple(range(-len(self.event_shape), 0))
+        is_inside = jnp.all((action >= low) & (action <= high), axis=axes)
+        return jnp.where(is_inside, -self.entropy(), -jnp.inf)
+
+    def entropy(self) -> Float[Array, "*batch"]:
+        low, high = self._bounds
+        width = high - low
+        return self.batch + float(np.sum(np.log(np.where(width > 0.0, width, 1.0))))
+
+    def kl(self, other: "Uniform") -> Float[Array, "*batch"]:
+        """Return the divergence from another uniform distribution over the same Box, 0."""
+        return jnp.zeros_like(other.batch)
+
+    def mode(self) -> Float[Array, "*batch_and_event"]:
+        """Return the center of the Box."""
+        low, high = self._bounds
+        return self._broadcast((low + high) / 2)
+
+    def _broadcast(self, value: Float[np.ndarray, "*event"]) -> Float[Array, "*batch_and_event"]:
+        return jnp.broadcast_to(value, self.batch.shape + self.event_shape)
+
+    @property
+    def _bounds(self) -> tuple[Float[np.ndarray, "*event"], Float[np.ndarray, "*event"]]:
+        low, high = np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+        return low.reshape(self.event_shape), high.reshape(self.event_shape)
+
+
+def get_uniform_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the bounds of the flattened action.
+
+    Raises:
+        SpaceError: If a bound is infinite.
+    """
+    low, high = (np.asarray(bound, np.float32).flatten() for bound in (space.low, space.high))
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise SpaceError(
+            f"The action space {space} has an infinite bound, so uniformly random actions are "
+            "undefined; give it finite bounds or set initial_random_timesteps=0."
+        )
+    return tuple(low.tolist()), tuple(high.tolist())

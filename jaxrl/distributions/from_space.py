@@ -26,11 +26,13 @@ from jaxrl.distributions.base import (
     Deterministic,
     DiagGaussian,
     Distribution,
+    IndependentBernoulli,
+    Joint,
     MultiCategorical,
     SquashedGaussian,
+    Uniform,
+    get_uniform_bounds,
 )
-from jaxrl.distributions.joint import IndependentBernoulli, Joint
-from jaxrl.distributions.uniform import Uniform, get_uniform_bounds
 from jaxrl.errors import SpaceError
 
 ContinuousFamily: TypeAlias = Literal["gaussian", "squashed", "deterministic", "uniform"]

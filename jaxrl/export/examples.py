@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.connectors.masks import SeparateMask
+from jaxrl.connectors.observations import SeparateMask
 from jaxrl.core.keys import make_key
 from jaxrl.core.spaces import SpacePath, get_at_path, get_leaf_spaces
 from jaxrl.core.types import Columns, PyTree

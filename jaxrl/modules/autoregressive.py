@@ -24,14 +24,13 @@ from jaxrl.core.space_arrays import flatten_last_axes, get_choices, get_leaf_dty
 from jaxrl.core.spaces import get_leaf_spaces
 from jaxrl.core.struct import pytree, static
 from jaxrl.core.types import ActionMask, Key, PyTree, TreeStructure
-from jaxrl.distributions.base import Categorical, DiagGaussian, Distribution
+from jaxrl.distributions.base import Categorical, DiagGaussian, Distribution, sum_terms
 from jaxrl.distributions.from_space import (
     ActionDistribution,
     get_action_structure,
     make_action_distribution,
     split_mask,
 )
-from jaxrl.distributions.joint import sum_terms
 from jaxrl.errors import ConfigError
 from jaxrl.modules.rl_module import RLModule
 

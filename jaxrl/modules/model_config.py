@@ -1,21 +1,137 @@
 """Settings of the default module, with RLlib's `DefaultModelConfig` names."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from jaxrl.compat import lookup
-from jaxrl.errors import ConfigError, UnknownSettingError
-from jaxrl.modules import model_checks as check
-from jaxrl.modules.model_checks import Check, InitializerSetting
-from jaxrl.modules.networks import get_initializer
-from jaxrl.modules.recurrent import RECURRENT_CORES
+from jaxrl.errors import ConfigError, UnknownSettingError, did_you_mean
+from jaxrl.modules.networks import ConvFilter, get_activation, get_initializer, parse_conv_filters
+from jaxrl.modules.recurrent import RECURRENT_CORES, RecurrentLayer, make_recurrent_core
 
 T = TypeVar("T")
+InitializerSetting: TypeAlias = str | Callable[..., Any] | None
+Check: TypeAlias = Callable[[str, Any], Any]
+"""Function `(setting name, value) -> value in its stored form` that may raise ConfigError."""
+
+
+def _hiddens(name: str, value: object) -> tuple[int, ...]:
+    sizes: list[Any] = list(value) if isinstance(value, list | tuple) else [None]
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
+        raise ConfigError(
+            f"{name} is {value!r}; it must be a list of positive whole numbers, such as [64, 64]."
+        )
+    return tuple(sizes)
+
+
+def _hiddens_or_none(name: str, value: object) -> tuple[int, ...] | None:
+    return None if value is None else _hiddens(name, value)
+
+
+def _one_of(*known: str) -> Check:
+    def check(name: str, value: object) -> object:
+        if value not in known:
+            raise ConfigError(
+                f"{name} is {value!r}; it must be {' or '.join(map(repr, known))}."
+                f"{did_you_mean(str(value), known)}"
+            )
+        return value
+
+    return check
+
+
+def _check_flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; it must be True or False.")
+    return value
+
+
+def _activation(name: str, value: str | None) -> str | None:
+    get_activation(value, name)
+    return value
+
+
+def _check_initializer(name: str, value: object) -> InitializerSetting:
+    if not (value is None or isinstance(value, str) or callable(value)):
+        raise ConfigError(f"{name} is {value!r}; it must be an initializer's name or a callable.")
+    return value
+
+
+def _check_kwargs(name: str, value: object) -> dict[str, Any] | None:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {value!r}; it must be a dict such as {{'gain': 1.0}}.")
+    return None if value is None else dict(cast(Mapping[str, Any], value))
+
+
+def _names(name: str, value: object) -> tuple[str, ...]:
+    given: list[Any] = list(value) if isinstance(value, list | tuple) else [None]
+    if not all(isinstance(each, str) for each in given) or len(set(given)) < len(given):
+        raise ConfigError(
+            f"{name} is {value!r}; it must be a list of different names, such as ['privileged_state']."
+        )
+    return tuple(given)
+
+
+def _conv_filters(name: str, value: object) -> tuple[ConvFilter, ...] | None:
+    return None if value is None else parse_conv_filters(value, name)
+
+
+def _size_or_none(name: str, value: int | None) -> int | None:
+    is_size = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if value is not None and not is_size:
+        raise ConfigError(
+            f"{name} is {value!r}; it must be a positive whole number, or None for one-hot vectors."
+        )
+    return value
+
+
+def _log_std_clip(name: str, value: float) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or math.isnan(value) or value <= 0:
+        raise ConfigError(
+            f"{name} is {value!r}; it must be a number above 0 (float('inf') for no clamp)."
+        )
+    return float(value)
+
+
+def _at_least(least: int) -> Check:
+    def check(name: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(
+                f"{name} is {value!r}; it must be a whole number of at least {least}."
+            )
+        return value
+
+    return check
+
+
+def _number(name: str, value: float) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value):
+        raise ConfigError(f"{name} is {value!r}; it must be a finite number.")
+    return float(value)
+
+
+def _layer_type(name: str, value: RecurrentLayer) -> RecurrentLayer:
+    make_recurrent_core(value, 1)  # raises for an unknown kind
+    return value
 
 
 def _setting(default: T, check: Check, doc: str) -> T:
     return dataclasses.field(default=default, metadata={"doc": doc, "check": check})
+
+
+def _flag(doc: str) -> bool:
+    return _setting(False, _check_flag, doc)
+
+
+def _initializer(doc: str) -> InitializerSetting:
+    return _setting(None, _check_initializer, doc)
+
+
+def _kwargs(doc: str = "Keyword arguments of that initializer.") -> dict[str, Any] | None:
+    return _setting(None, _check_kwargs, doc)
 
 
 MEMORY_SWITCHES = ("use_lstm", "use_attention")
@@ -55,220 +171,158 @@ class DefaultModelConfig:
     """
 
     fcnet_hiddens: tuple[int, ...] | list[int] = _setting(
-        (256, 256), check.hiddens, "Sizes of the encoder's dense layers."
+        (256, 256), _hiddens, "Sizes of the encoder's dense layers."
     )
     critic_fcnet_hiddens: tuple[int, ...] | list[int] | None = _setting(
         None,
-        check.hiddens_or_none,
+        _hiddens_or_none,
         "Sizes of these layers in critics and values with an encoder of their own; None is "
         "fcnet_hiddens.",
     )
     fcnet_block: str = _setting(
         "mlp",
-        check.one_of("mlp", "simba"),
+        _one_of("mlp", "simba"),
         "What each size is: 'mlp' is a dense layer, 'simba' a residual block with a hidden layer 4 "
         "times as wide, between a linear embedding and a LayerNorm (Lee et al. 2024); all sizes "
         "are then equal.",
     )
-    fcnet_activation: str | None = _setting("tanh", check.activation, "Activation of the encoder.")
-    fcnet_kernel_initializer: InitializerSetting = _setting(
-        None,
-        check.initializer,
-        "Initializer of the encoder's kernels; None is torch's default, or that of SimBa's authors.",
+    fcnet_activation: str | None = _setting("tanh", _activation, "Activation of the encoder.")
+    fcnet_kernel_initializer: InitializerSetting = _initializer(
+        "Initializer of the encoder's kernels; None is torch's default, or that of SimBa's authors."
     )
-    fcnet_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Keyword arguments of that initializer, such as {'gain': 1.41}."
+    fcnet_kernel_initializer_kwargs: dict[str, Any] | None = _kwargs(
+        "Keyword arguments of that initializer, such as {'gain': 1.41}."
     )
-    fcnet_bias_initializer: InitializerSetting = _setting(
-        None,
-        check.initializer,
-        "Initializer of the encoder's biases; None is zeros, 'default' torch's.",
+    fcnet_bias_initializer: InitializerSetting = _initializer(
+        "Initializer of the encoder's biases; None is zeros, 'default' torch's."
     )
-    fcnet_bias_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Keyword arguments of that initializer."
-    )
-    fcnet_use_layernorm: bool = _setting(
-        False, check.flag, "Whether to apply LayerNorm after each dense layer of the encoder."
+    fcnet_bias_initializer_kwargs: dict[str, Any] | None = _kwargs()
+    fcnet_use_layernorm: bool = _flag(
+        "Whether to apply LayerNorm after each dense layer of the encoder."
     )
     conv_filters: Any = _setting(
         None,
-        check.conv_filters,
+        _conv_filters,
         "Convolutions, each [channels, kernel, stride(, 'same' | 'valid')]; None is a default "
         "for the image's size, [] is none (the image is flattened).",
     )
-    conv_activation: str | None = _setting(
-        "relu", check.activation, "Activation of the convolutions."
+    conv_activation: str | None = _setting("relu", _activation, "Activation of the convolutions.")
+    conv_kernel_initializer: InitializerSetting = _initializer(
+        "Initializer of the convolutions' kernels; None is torch's default."
     )
-    conv_kernel_initializer: InitializerSetting = _setting(
-        None,
-        check.initializer,
-        "Initializer of the convolutions' kernels; None is torch's default.",
+    conv_kernel_initializer_kwargs: dict[str, Any] | None = _kwargs()
+    conv_bias_initializer: InitializerSetting = _initializer(
+        "Initializer of the convolutions' biases; None is zeros, 'default' torch's."
     )
-    conv_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Keyword arguments of that initializer."
-    )
-    conv_bias_initializer: InitializerSetting = _setting(
-        None,
-        check.initializer,
-        "Initializer of the convolutions' biases; None is zeros, 'default' torch's.",
-    )
-    conv_bias_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Keyword arguments of that initializer."
-    )
-    conv_use_layernorm: bool = _setting(
-        False, check.flag, "Whether to apply LayerNorm over the channels after each convolution."
+    conv_bias_initializer_kwargs: dict[str, Any] | None = _kwargs()
+    conv_use_layernorm: bool = _flag(
+        "Whether to apply LayerNorm over the channels after each convolution."
     )
     fusionnet_hiddens: tuple[int, ...] | list[int] = _setting(
-        (256, 256),
-        check.hiddens,
-        "Sizes of the dense layers that join the parts of a Dict or Tuple.",
+        (256, 256), _hiddens, "Sizes of the dense layers that join the parts of a Dict or Tuple."
     )
-    fusionnet_activation: str | None = _setting(
-        "tanh", check.activation, "Activation of these layers."
+    fusionnet_activation: str | None = _setting("tanh", _activation, "Activation of these layers.")
+    fusionnet_kernel_initializer: InitializerSetting = _initializer(
+        "Initializer of these layers' kernels; None is torch's default."
     )
-    fusionnet_kernel_initializer: InitializerSetting = _setting(
-        None, check.initializer, "Initializer of these layers' kernels; None is torch's default."
+    fusionnet_kernel_initializer_kwargs: dict[str, Any] | None = _kwargs()
+    fusionnet_bias_initializer: InitializerSetting = _initializer(
+        "Initializer of these layers' biases; None is zeros, 'default' torch's."
     )
-    fusionnet_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Keyword arguments of that initializer."
-    )
-    fusionnet_bias_initializer: InitializerSetting = _setting(
-        None,
-        check.initializer,
-        "Initializer of these layers' biases; None is zeros, 'default' torch's.",
-    )
-    fusionnet_bias_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Keyword arguments of that initializer."
-    )
-    fusionnet_use_layernorm: bool = _setting(
-        False, check.flag, "Whether to apply LayerNorm after each of these layers."
-    )
+    fusionnet_bias_initializer_kwargs: dict[str, Any] | None = _kwargs()
+    fusionnet_use_layernorm: bool = _flag("Whether to apply LayerNorm after each of these layers.")
     embedding_size: int | None = _setting(
         None,
-        check.size_or_none,
+        _size_or_none,
         "Size of the learned embedding of each choice of a Discrete or MultiDiscrete part of a "
         "Dict or Tuple; None is one-hot.",
     )
     head_fcnet_hiddens: tuple[int, ...] | list[int] = _setting(
-        (), check.hiddens, "Sizes of the hidden layers of each head."
+        (), _hiddens, "Sizes of the hidden layers of each head."
     )
-    head_fcnet_activation: str | None = _setting(
-        "relu", check.activation, "Activation of the heads."
+    head_fcnet_activation: str | None = _setting("relu", _activation, "Activation of the heads.")
+    head_fcnet_kernel_initializer: InitializerSetting = _initializer(
+        "Initializer of the heads' hidden kernels; None is torch's default."
     )
-    head_fcnet_kernel_initializer: InitializerSetting = _setting(
-        None,
-        check.initializer,
-        "Initializer of the heads' hidden kernels; None is torch's default.",
+    head_fcnet_kernel_initializer_kwargs: dict[str, Any] | None = _kwargs()
+    head_fcnet_bias_initializer: InitializerSetting = _initializer(
+        "Initializer of the heads' hidden biases; None is zeros."
     )
-    head_fcnet_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Keyword arguments of that initializer."
+    head_fcnet_bias_initializer_kwargs: dict[str, Any] | None = _kwargs()
+    head_fcnet_use_layernorm: bool = _flag(
+        "Whether to apply LayerNorm after each hidden layer of the heads."
     )
-    head_fcnet_bias_initializer: InitializerSetting = _setting(
-        None, check.initializer, "Initializer of the heads' hidden biases; None is zeros."
+    pi_head_kernel_initializer: InitializerSetting = _initializer(
+        "Initializer of the policy's output kernel; None is torch's default."
     )
-    head_fcnet_bias_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Keyword arguments of that initializer."
+    pi_head_kernel_initializer_kwargs: dict[str, Any] | None = _kwargs()
+    vf_head_kernel_initializer: InitializerSetting = _initializer(
+        "Initializer of the value's output kernel; None is torch's default."
     )
-    head_fcnet_use_layernorm: bool = _setting(
-        False, check.flag, "Whether to apply LayerNorm after each hidden layer of the heads."
-    )
-    pi_head_kernel_initializer: InitializerSetting = _setting(
-        None,
-        check.initializer,
-        "Initializer of the policy's output kernel; None is torch's default.",
-    )
-    pi_head_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Keyword arguments of that initializer."
-    )
-    vf_head_kernel_initializer: InitializerSetting = _setting(
-        None,
-        check.initializer,
-        "Initializer of the value's output kernel; None is torch's default.",
-    )
-    vf_head_kernel_initializer_kwargs: dict[str, Any] | None = _setting(
-        None, check.kwargs, "Keyword arguments of that initializer."
-    )
-    autoregressive_actions: bool = _setting(
-        False,
-        check.flag,
+    vf_head_kernel_initializer_kwargs: dict[str, Any] | None = _kwargs()
+    autoregressive_actions: bool = _flag(
         "Whether to choose the parts of an action one after another, each conditioned on those "
-        "before it, instead of independently.",
+        "before it, instead of independently."
     )
-    free_log_std: bool = _setting(
-        False,
-        check.flag,
-        "Whether the log standard deviation is a parameter instead of a network output.",
+    free_log_std: bool = _flag(
+        "Whether the log standard deviation is a parameter instead of a network output."
     )
     log_std_clip_param: float = _setting(
-        20.0, check.log_std_clip, "Clamp of the log standard deviation; infinity for none."
+        20.0, _log_std_clip, "Clamp of the log standard deviation; infinity for none."
     )
-    critic_use_batchrenorm: bool = _setting(
-        False,
-        check.flag,
+    critic_use_batchrenorm: bool = _flag(
         "Whether the critics of SAC, TQC, TD3 and DDPG renormalize their input and every activation by "
-        "the moments of the batch (CrossQ).",
+        "the moments of the batch (CrossQ)."
     )
-    vf_share_layers: bool = _setting(
-        False, check.flag, "Whether policy and value share the encoder."
-    )
+    vf_share_layers: bool = _flag("Whether policy and value share the encoder.")
     critic_only_observations: tuple[str, ...] | list[str] = _setting(
         (),
-        check.names,
+        _names,
         "Names of parts of a Dict observation that values and critics see and the policy does not "
         "(asymmetric actor-critic, Pinto et al. 2018). Acting needs no such part.",
     )
-    use_lstm: bool = _setting(False, check.flag, "Whether a recurrent layer follows the encoder.")
+    use_lstm: bool = _flag("Whether a recurrent layer follows the encoder.")
     max_seq_len: int = _setting(
         20,
-        check.at_least(1),
+        _at_least(1),
         "Maximum rows of the sequences that a recurrent module learns from: on-policy, the largest "
         "number up to this that divides the rollout into whole minibatches; with replay, exactly "
         "this many after the burn-in.",
     )
-    lstm_cell_size: int = _setting(256, check.at_least(1), "Size of the recurrent layers.")
+    lstm_cell_size: int = _setting(256, _at_least(1), "Size of the recurrent layers.")
     recurrent_layer_type: str | type[Any] = _setting(
         "lstm",
-        check.layer_type,
+        _layer_type,
         f"One of {', '.join(map(repr, RECURRENT_CORES))}, or a subclass of flax.linen.RNNCellBase.",
     )
-    recurrent_num_layers: int = _setting(
-        1, check.at_least(1), "Number of stacked recurrent layers."
+    recurrent_num_layers: int = _setting(1, _at_least(1), "Number of stacked recurrent layers.")
+    lstm_use_prev_action: bool = _flag("Whether to observe the previous action.")
+    lstm_use_prev_reward: bool = _flag("Whether to observe the previous reward.")
+    use_attention: bool = _flag(
+        "Whether to attend over the episode's latest features (GTrXL, Parisotto et al. 2020)."
     )
-    lstm_use_prev_action: bool = _setting(
-        False, check.flag, "Whether to observe the previous action."
-    )
-    lstm_use_prev_reward: bool = _setting(
-        False, check.flag, "Whether to observe the previous reward."
-    )
-    use_attention: bool = _setting(
-        False,
-        check.flag,
-        "Whether to attend over the episode's latest features (GTrXL, Parisotto et al. 2020).",
-    )
-    attention_num_transformer_units: int = _setting(
-        1, check.at_least(1), "Number of attention blocks."
-    )
-    attention_dim: int = _setting(64, check.at_least(1), "Width of the blocks.")
-    attention_num_heads: int = _setting(1, check.at_least(1), "Number of heads of each block.")
-    attention_head_dim: int = _setting(32, check.at_least(1), "Width of each head.")
+    attention_num_transformer_units: int = _setting(1, _at_least(1), "Number of attention blocks.")
+    attention_dim: int = _setting(64, _at_least(1), "Width of the blocks.")
+    attention_num_heads: int = _setting(1, _at_least(1), "Number of heads of each block.")
+    attention_head_dim: int = _setting(32, _at_least(1), "Width of each head.")
     attention_memory_inference: int = _setting(
         50,
-        check.at_least(1),
+        _at_least(1),
         "Number of past steps that each block attends to, in acting and in learning.",
     )
     attention_position_wise_mlp_dim: int = _setting(
-        32, check.at_least(1), "Width of the hidden layer after each block's attention."
+        32, _at_least(1), "Width of the hidden layer after each block's attention."
     )
     attention_init_gru_gate_bias: float = _setting(
         2.0,
-        check.number,
+        _number,
         "Initial bias of the gates: the larger, the closer a block starts to the identity.",
     )
     attention_use_n_prev_actions: int = _setting(
-        0, check.at_least(0), "Number of previous actions to observe."
+        0, _at_least(0), "Number of previous actions to observe."
     )
     attention_use_n_prev_rewards: int = _setting(
-        0, check.at_least(0), "Number of previous rewards to observe."
+        0, _at_least(0), "Number of previous rewards to observe."
     )
 
     def __new__(cls, **given: object) -> "DefaultModelConfig":
@@ -349,8 +403,8 @@ class DefaultModelConfig:
         return self.__dict__[name]
 
     def make_initializer(self, name: str) -> Callable[..., Any]:
-        """Return the initializer described by the settings `name` and `name + "_kwargs"`."""
-        kwargs = self.__dict__.get(f"{name}_kwargs")
+        """Return the initializer described by the settings `name` and `name + "_check_kwargs"`."""
+        kwargs = self.__dict__.get(f"{name}_check_kwargs")
         return get_initializer(self[name], kwargs, name, for_bias="_bias_" in name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -369,7 +423,7 @@ class DefaultModelConfig:
 
 
 INITIALIZER_SETTINGS = tuple(
-    f.name for f in dataclasses.fields(DefaultModelConfig) if f.name.endswith("_initializer")
+    f.name for f in dataclasses.fields(DefaultModelConfig) if f.name.endswith("_check_initializer")
 )
 MODEL_SETTINGS = tuple(f.name for f in dataclasses.fields(DefaultModelConfig))
 

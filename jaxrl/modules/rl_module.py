@@ -40,7 +40,7 @@ from jaxrl.errors import (
     summarize_exception,
 )
 from jaxrl.modules.networks import format_parameter_table
-from jaxrl.modules.unroll import gather_rows, unroll_steps
+from jaxrl.modules.sequences import gather_rows, unroll_steps
 
 if TYPE_CHECKING:
     from jaxrl.compat.rllib.distributions import DistributionClass

@@ -15,8 +15,8 @@ from jaxrl import Algorithm, DTConfig
 from jaxrl.algorithms.dt import DTLearner
 from jaxrl.assembly.offline import concatenate_parts
 from jaxrl.buffers.dataset import DatasetSampler, DrawnRows, compute_returns_to_go
-from jaxrl.connectors.builder import PipelineBuilder
 from jaxrl.connectors.observations import MeanStdFilter
+from jaxrl.connectors.pipelines import PipelineBuilder
 from jaxrl.connectors.temporal import PrevActionsPrevRewards
 from jaxrl.core.space_arrays import get_flat_size
 from jaxrl.core.types import Columns, ObsSequence, ReturnColumns, Transition

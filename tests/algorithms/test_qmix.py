@@ -18,7 +18,7 @@ from jaxrl.core.types import (
     SuccessorObs,
     Transition,
 )
-from jaxrl.modules.group_q import GroupQModule, MonotonicMixer
+from jaxrl.modules.teams import GroupQModule, MonotonicMixer
 
 ROWS, LENGTH, SIZE, ACTIONS, WIDTH, STATE = 12, 5, 3, 4, 2, 3
 OWN = spaces.Dict(

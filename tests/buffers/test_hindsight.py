@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl.buffers.hindsight import Hindsight
-from jaxrl.buffers.packed import PackedReplayBuffer
-from jaxrl.buffers.replay import ReplayBuffer
+from jaxrl.buffers.replay import PackedReplayBuffer, ReplayBuffer
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
 from tests.buffers.streams import GAMMA, Buffer, Streams, every_place, stored_places

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.modules import convolution
-from jaxrl.modules.convolution import Conv, convolve_by_matmul, convolve_on_cpu, convolve_with_xla
+from jaxrl.modules import networks
+from jaxrl.modules.networks import Conv, convolve_by_matmul, convolve_on_cpu, convolve_with_xla
 
 CASES = [
     ((10, 10, 4), (3, 3), (1, 1), "valid"),
@@ -65,7 +65,7 @@ def test_both_ways_agree(shape, window, strides, padding):
 def test_a_cpu_takes_the_product_unless_it_is_too_large():
     """MinAtar's network makes 36 x 64 numbers of an image."""
     kernel = jax.ShapeDtypeStruct((3, 3, 4, 16), jnp.float32)
-    most = convolution.MAX_PRODUCT_BYTES // (36 * 64 * 4)
+    most = networks.MAX_PRODUCT_BYTES // (36 * 64 * 4)
 
     def primitives(rows):
         x = jax.ShapeDtypeStruct((4, 10, 10, rows), jnp.float32)

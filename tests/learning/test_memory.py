@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl.core.struct import replace
-from jaxrl.modules.encoders import RecurrentEncoder
+from jaxrl.modules.encoder_module import RecurrentEncoder
 from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_mean
 
 pytestmark = pytest.mark.slow

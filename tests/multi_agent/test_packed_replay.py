@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.buffers.packed import PackedReplayBuffer
-from jaxrl.buffers.replay import Prioritization, ReplayState, SampledIndices
+from jaxrl.buffers.replay import PackedReplayBuffer, Prioritization, ReplayState, SampledIndices
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter
 from jaxrl.ops.schedules import Schedule

@@ -13,7 +13,7 @@ from jaxrl.core.struct import replace, where_rows
 from jaxrl.core.types import Columns
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, ModuleError
-from jaxrl.modules.encoders import RecurrentEncoder
+from jaxrl.modules.encoder_module import RecurrentEncoder
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.training.train_state import RolloutBatch
 from tests import actor_critics as ac

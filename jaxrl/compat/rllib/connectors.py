@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl.connectors.base import ObservationConnector
-from jaxrl.connectors.builder import Offers
+from jaxrl.connectors.pipelines import Offers
 from jaxrl.core.spaces import get_leaf_spaces, map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, SpaceError, did_you_mean
