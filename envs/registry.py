@@ -8,7 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, TypeVar
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
@@ -145,17 +145,18 @@ def list_multi_envs() -> list[str]:
 def is_multi_agent_spec(spec: object) -> bool:
     """Return whether a spec is known, without being called, to make an environment of several agents."""
     if isinstance(spec, str):
-        name = spec.removeprefix("jaxrl:")
-        if spec in _registered:
-            return is_multi_agent_spec(_registered[spec])
-        found = split_id(spec)
-        if found is not None and ADAPTERS[found[0]].is_multi:
-            return True
-        if name in _CATALOG:
-            return name in BUILTIN_MULTI_ENVS
-        if gymnasium_adapter.is_multi_agent_id(spec.removeprefix(gymnasium_adapter.PREFIX)):
-            return True
-        if not _CLASS_PATH.fullmatch(spec) or find_imports(spec)[1] is None:
+        kind, key = _look_up(spec)
+        if kind == "registered":
+            return is_multi_agent_spec(_registered[key])
+        if kind == "built-in":
+            return key in BUILTIN_MULTI_ENVS
+        if kind == "package":
+            prefix, name = key
+            is_multi_id = prefix == "gymnasium" and gymnasium_adapter.is_multi_agent_id(name)
+            return is_multi_id or ADAPTERS[prefix].is_multi
+        if kind == "gymnasium":
+            return gymnasium_adapter.is_multi_agent_id(spec)
+        if kind != "path":
             return False
         try:
             return is_multi_agent_spec(_load(spec))
@@ -288,32 +289,53 @@ def make_any(
     return _from_object(spec, request, describe_spec(spec))
 
 
-def _from_string(spec: str, request: EnvRequest) -> Made:
+_Kind: TypeAlias = Literal["registered", "built-in", "package", "gymnasium", "path", "unknown"]
+
+
+def _look_up(spec: str) -> tuple[_Kind, Any]:
+    """Return where the environment of a name is found, and its key there.
+
+    The key of a package's is its prefix and its name.
+    """
     prefix, _, name = spec.partition(":")
     if spec in _registered:
-        return _from_object(_registered[spec], request, spec)
-    if prefix == "jaxrl" and name in _CATALOG:
-        return _from_catalog(name, request, spec)
+        return "registered", spec
+    if prefix == "jaxrl" and name:
+        return ("built-in", name) if name in _CATALOG else ("unknown", None)
     if spec in BUILTIN_ENVS or spec in BUILTIN_MULTI_ENVS:
-        made = _from_catalog(spec, request, spec)
-        if spec not in gymnasium.registry and spec not in gymnax_adapter.ENV_IDS:
-            return made
-        return _with_note(
-            made, f"{spec}: jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."
-        )
+        return "built-in", spec
     if name and (prefix in WITHOUT_ADAPTER or prefix in _ADAPTED_PACKAGES - set(ADAPTERS)):
-        raise _unknown_env_error(spec)
+        return "unknown", None
     if (found := split_id(spec)) is not None:
-        return _from_adapter(*found, request, spec)
+        return "package", found
     if spec in gymnax_adapter.ENV_IDS:
-        made = _from_adapter("gymnax", spec, request, spec)
-        return _with_note(made, f"{spec}: gymnax's implementation.")
-    if prefix != "jaxrl" and _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.has_env(spec):
-        made = gymnasium_adapter.make(spec, request, spec)
-        return _with_note(made, f"{spec}: gymnasium's implementation, stepped on the host.")
-    if prefix != "jaxrl" and _CLASS_PATH.fullmatch(spec):
-        return _from_object(check_creator(_load(spec), spec), request, spec)
-    raise _unknown_env_error(spec)
+        return "package", ("gymnax", spec)
+    if _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.has_env(spec):
+        return "gymnasium", spec
+    return ("path", spec) if _CLASS_PATH.fullmatch(spec) else ("unknown", None)
+
+
+def _from_string(spec: str, request: EnvRequest) -> Made:
+    kind, key = _look_up(spec)
+    match kind:
+        case "registered":
+            return _from_object(_registered[key], request, spec)
+        case "built-in":
+            made, note = _from_catalog(key, request, spec), None
+            if key == spec and (spec in gymnasium.registry or spec in gymnax_adapter.ENV_IDS):
+                note = "jaxrl's own JAX implementation (not gymnasium's, not gymnax's)."
+        case "package":
+            prefix, name = key
+            made = _from_adapter(prefix, name, request, spec)
+            note = "gymnax's implementation." if name == spec else None
+        case "gymnasium":
+            made = gymnasium_adapter.make(spec, request, spec)
+            note = "gymnasium's implementation, stepped on the host."
+        case "path":
+            return _from_object(check_creator(_load(spec), spec), request, spec)
+        case _:
+            raise _unknown_env_error(spec)
+    return made if note is None else _with_note(made, f"{spec}: {note}")
 
 
 def find_imports(spec: str) -> tuple[str | None, str | None]:
@@ -322,20 +344,14 @@ def find_imports(spec: str) -> tuple[str | None, str | None]:
     Returns:
         Module in front of an id or class path, and the class path; each None if there is none.
     """
-    prefix, _, name = spec.partition(":")
-    known = any(
-        spec in names
-        for names in (_registered, BUILTIN_ENVS, BUILTIN_MULTI_ENVS, gymnax_adapter.ENV_IDS)
-    )
-    if known or (prefix == "jaxrl" and name):
-        return None, None
-    if (found := split_id(spec)) is not None:
-        return ADAPTERS[prefix].find_import(found[1]), None
-    if _GYMNASIUM_ID.fullmatch(spec) and gymnasium_adapter.has_env(spec):
+    kind, key = _look_up(spec)
+    if kind == "package":
+        return ADAPTERS[key[0]].find_import(key[1]), None
+    if kind == "gymnasium":
         return spec.rpartition(":")[0] or None, None
-    if _CLASS_PATH.fullmatch(spec):
-        module = spec.replace(":", ".").rpartition(".")[0]
-        return module, f"{module}:{spec.replace(':', '.').rpartition('.')[2]}"
+    if kind == "path":
+        module, _, name = spec.replace(":", ".").rpartition(".")
+        return module, f"{module}:{name}"
     return None, None
 
 

@@ -20,8 +20,13 @@ from jaxrl.envs.adapters.host_spaces import Converter, log_warnings, make_conver
 from jaxrl.envs.adapters.host_state import unwrap_layers
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import MadeHostEnv
-from jaxrl.envs.multi.checked import HostMultiStart, HostMultiStep, NonFiniteValueError
-from jaxrl.envs.multi.host_made import AnyCheckedEnv, MadeMultiHostEnv
+from jaxrl.envs.multi.checked import (
+    CheckedMultiAgentEnv,
+    HostMultiStart,
+    HostMultiStep,
+    NonFiniteValueError,
+)
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.space_checks import check_values
 from jaxrl.errors import EnvError, JaxrlError, summarize_exception
 
@@ -109,7 +114,7 @@ def _check_one_agent(made: MadeHostEnv, env: gymnasium.Env[Any, Any]) -> None:
         _run_gymnasium_checker(made, env)
 
 
-def _check_agents(made: MadeMultiHostEnv, env: AnyCheckedEnv) -> None:
+def _check_agents(made: MadeMultiHostEnv, env: CheckedMultiAgentEnv) -> None:
     _check_signature(made.id, env.env)
     play_randomly(env, _NUM_STEPS, seed=0)
     if made.max_episode_steps is not None and env.leaves_agents_waiting:
@@ -261,7 +266,7 @@ def call_validate_env(
         raise EnvError(f"validate_env rejected {name}: {summarize_exception(error)}.") from error
 
 
-def make_checked(made: MadeMultiHostEnv, context: EnvContext) -> AnyCheckedEnv:
+def make_checked(made: MadeMultiHostEnv, context: EnvContext) -> CheckedMultiAgentEnv:
     """Make one environment.
 
     Raises:
@@ -278,7 +283,7 @@ def make_checked(made: MadeMultiHostEnv, context: EnvContext) -> AnyCheckedEnv:
         ) from error
 
 
-def play_randomly(env: AnyCheckedEnv, num_steps: int, seed: int) -> None:
+def play_randomly(env: CheckedMultiAgentEnv, num_steps: int, seed: int) -> None:
     """Take steps with random actions of whoever acts, across episodes.
 
     Raises:
@@ -302,7 +307,7 @@ def play_randomly(env: AnyCheckedEnv, num_steps: int, seed: int) -> None:
         raise _EnvRaisedError(f"{env.name}: {what} raised {summarize_exception(error)}.") from error
 
 
-def sample_actions(env: AnyCheckedEnv, obs: dict[str, PyTree], seed: int) -> dict[str, Any]:
+def sample_actions(env: CheckedMultiAgentEnv, obs: dict[str, PyTree], seed: int) -> dict[str, Any]:
     """Sample an action of each agent that acts, a legal one where its observation has a mask."""
     actions: dict[str, Any] = {}
     for place, agent in enumerate(env.agents_to_act):

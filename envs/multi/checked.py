@@ -514,6 +514,10 @@ class CheckedMultiAgentEnv:
         """Names of the agents whose actions the next step takes."""
         return tuple(self._asked)
 
+    def get_own_id(self, agent: str) -> AgentID:
+        """Return the environment's own id of an agent, which may be an int."""
+        return self.agents.get_own_id(agent)
+
     def get_observation_space(self, agent: str) -> gymnasium.Space[Any]:
         """Return the observation space of an agent as modules see it, float64 as float32."""
         return self.agents.get_observation_space(agent)

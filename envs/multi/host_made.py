@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import gymnasium
 
@@ -10,9 +10,6 @@ from jaxrl.envs.context import EnvContext
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
 from jaxrl.envs.multi.host_env import AgentID, MultiAgentEnv
 from jaxrl.envs.multi.host_slots import AgentSlotPlan, SlottedEnv
-
-AnyCheckedEnv: TypeAlias = CheckedMultiAgentEnv | SlottedEnv
-"""An environment whose agents are named by their ids, or by their slots."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,7 +68,7 @@ class MadeMultiHostEnv:
         *,
         trains: bool = False,
         reads_state: bool | None = None,
-    ) -> AnyCheckedEnv:
+    ) -> CheckedMultiAgentEnv:
         """Make one environment, whose contract is checked and whose time limit is applied.
 
         Args:
@@ -83,14 +80,14 @@ class MadeMultiHostEnv:
             EnvError: If its ids are invalid. What the creator raises passes.
         """
         env = self.create(EnvContext(self.env_config) if context is None else context)
-        checked = CheckedMultiAgentEnv(
-            env,
-            self.id,
-            max_episode_steps=self.max_episode_steps,
-            trains=trains,
-            reads_state=reads_state,
-        )
-        return checked if self.slots is None else SlottedEnv(checked, self.slots)
+        options: dict[str, Any] = {
+            "max_episode_steps": self.max_episode_steps,
+            "trains": trains,
+            "reads_state": reads_state,
+        }
+        if self.slots is None:
+            return CheckedMultiAgentEnv(env, self.id, **options)
+        return SlottedEnv(self.slots, env, self.id, **options)
 
     def with_slots(self, plan: AgentSlotPlan) -> "MadeMultiHostEnv":
         """Return the environment with slots in place of agents."""

@@ -16,7 +16,7 @@ from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.base import ALL, SLOT_MARK
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv, HostMultiStart, HostMultiStep
-from jaxrl.envs.multi.host_env import AgentID
+from jaxrl.envs.multi.host_env import AgentID, MultiAgentEnv
 from jaxrl.errors import EnvError, did_you_mean
 
 SpacePair: TypeAlias = tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
@@ -97,22 +97,21 @@ class AgentSlotPlan:
         return module
 
 
-class SlottedEnv:
+class SlottedEnv(CheckedMultiAgentEnv):
     """A checked environment whose agents have the names of their slots.
 
-    It has the methods of `CheckedMultiAgentEnv`. Values of agents without a slot, such as a reward of
-    one that ended, are those of a name in parentheses, which no slot has.
+    Values of agents without a slot, such as a reward of one that ended, are those of a name in
+    parentheses, which no slot has.
 
     Attributes:
         episode: Ongoing episode, which knows the module of every agent that took part.
         make_episode: Function that makes the next one.
     """
 
-    def __init__(self, inner: CheckedMultiAgentEnv, plan: AgentSlotPlan) -> None:
-        """Give the agents of `inner` slots."""
-        self.inner, self._plan = inner, plan
-        self.env, self.name, self.state_space = inner.env, inner.name, inner.state_space
-        self.agents = self
+    def __init__(self, plan: AgentSlotPlan, env: MultiAgentEnv, name: str, **options: Any) -> None:
+        """Give the agents of an environment slots; options are those of every checked one."""
+        super().__init__(env, name, **options)
+        self._plan = plan
         self._free: dict[str, list[str]] = {}
         self._slots: dict[str, str] = {}
         self._own: dict[str, AgentID] = {}
@@ -122,56 +121,33 @@ class SlottedEnv:
 
     @property
     def possible_agents(self) -> tuple[str, ...]:
-        """All slots."""
         return tuple(self._plan.modules)
 
     @property
     def agents_to_act(self) -> tuple[str, ...]:
-        """Slots of the agents whose actions the next step takes."""
-        return tuple(self._slots[name] for name in self.inner.agents_to_act)
+        return tuple(self._slots[name] for name in super().agents_to_act)
 
-    @property
-    def num_steps(self) -> int:
-        """Number of steps of the episode so far."""
-        return self.inner.num_steps
-
-    @property
-    def leaves_agents_waiting(self) -> bool:
-        """True if agents have been present without an observation."""
-        return self.inner.leaves_agents_waiting
-
-    @property
-    def rewards_without_action(self) -> int:
-        """Number of rewards of agents that were not present."""
-        return self.inner.rewards_without_action
-
-    @rewards_without_action.setter
-    def rewards_without_action(self, number: int) -> None:
-        self.inner.rewards_without_action = number
-
-    def get_own_id(self, slot: str) -> AgentID:
+    def get_own_id(self, agent: str) -> AgentID:
         """Return the id of the agent in a slot, also of one that ended in the latest step."""
-        return self._own[slot]
+        return self._own[agent]
 
-    def get_observation_space(self, slot: str) -> gymnasium.Space[Any]:
-        """Return the observation space of a slot's module."""
-        return self._plan.spaces[self._plan.modules[slot]][0]
+    def get_observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        return self._plan.spaces[self._plan.modules[agent]][0]
 
-    def get_action_space(self, slot: str) -> gymnasium.Space[Any]:
-        """Return the action space of a slot's module."""
-        return self._plan.spaces[self._plan.modules[slot]][1]
+    def get_action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return self._plan.spaces[self._plan.modules[agent]][1]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> HostMultiStart:
         """Begin an episode, in which all slots are free."""
-        self.inner.agents.keep_only(())
+        self.agents.keep_only(())
         self._slots, self._own, self._ended = {}, {}, []
         self._free = {m: [] for m in self._plan.spaces}
         for slot, m in reversed(self._plan.modules.items()):
             self._free[m].append(slot)
         self.episode = self.make_episode(self._plan.choose)
-        start = self.inner.reset(seed, options)
+        start = super().reset(seed, options)
         for name in start.obs:
             self._enter(name)
         return dataclasses.replace(
@@ -182,7 +158,7 @@ class SlottedEnv:
         """Take one step, given the actions of slots; who ended at the one before frees its slot."""
         self._release()
         own = {slot: name for name, slot in self._slots.items()}
-        step = self.inner.step({own[slot]: action for slot, action in actions.items()})
+        step = super().step({own[slot]: action for slot, action in actions.items()})
         for name in step.joined:
             self._enter(name)
         self._ended = [n for n in step.present if step.terminated[n] or step.truncated[n]]
@@ -200,9 +176,9 @@ class SlottedEnv:
 
     def _enter(self, name: str) -> None:
         """Give an agent a slot of its module."""
-        own_id = self.inner.agents.get_own_id(name)
+        own_id = self.agents.get_own_id(name)
         module = self.episode.module_for(own_id)
-        own = self.inner.get_observation_space(name), self.inner.get_action_space(name)
+        own = self.agents.get_observation_space(name), self.agents.get_action_space(name)
         for kind, space, wanted in zip(
             ("observation", "action"), own, self._plan.spaces[module], strict=True
         ):
@@ -229,7 +205,7 @@ class SlottedEnv:
         for name in self._ended:
             slot = self._slots.pop(name)
             self._free[self._plan.modules[slot]].append(slot)
-        self.inner.agents.keep_only(self._slots)
+        self.agents.keep_only(self._slots)
         self._own = {slot: self._own[slot] for slot in self._slots.values()}
         self._ended = []
 
@@ -240,13 +216,5 @@ class SlottedEnv:
             slot = name if name == ALL else self._slots.get(name, f"({name})")
             renamed[slot] = value
             if slot[0] == "(":
-                self._own[slot] = self.inner.agents.get_own_id(name)
+                self._own[slot] = self.agents.get_own_id(name)
         return renamed
-
-    def render(self) -> Any:
-        """Return the environment's picture, None if there is none."""
-        return self.inner.render()
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.inner.close()

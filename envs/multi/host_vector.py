@@ -39,9 +39,14 @@ from jaxrl.envs.adapters.host_state import get_env_state, set_env_state
 from jaxrl.envs.adapters.precheck import ValidateEnv, precheck_env
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.host import HostFault, VectorizeMode
-from jaxrl.envs.multi.checked import HostMultiStart, HostMultiStep, NonFiniteValueError
+from jaxrl.envs.multi.checked import (
+    CheckedMultiAgentEnv,
+    HostMultiStart,
+    HostMultiStep,
+    NonFiniteValueError,
+)
 from jaxrl.envs.multi.host_env import AgentID
-from jaxrl.envs.multi.host_made import AnyCheckedEnv, MadeMultiHostEnv
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.host_slots import EpisodeMaker, OpenEpisode, SlottedEnv
 from jaxrl.errors import EnvError, summarize_exception
 
@@ -74,7 +79,7 @@ class EnvCopy:
     def __init__(self, spec: SubEnvSpec[MadeMultiHostEnv]) -> None:
         self._spec, self._made, self._name = spec, spec.made, spec.name
         self._row = spec.context.vector_index
-        self._env: AnyCheckedEnv | None = None
+        self._env: CheckedMultiAgentEnv | None = None
         self._make_episode: EpisodeMaker | None = None
         self._restarts = Restarts(spec)
         self._num_unpaid = 0
@@ -83,7 +88,7 @@ class EnvCopy:
         """Faults of a reset, which are reported with the next step."""
 
     @property
-    def env(self) -> AnyCheckedEnv:
+    def env(self) -> CheckedMultiAgentEnv:
         """The environment, made now if it does not exist yet."""
         if self._env is None:
             self._env = self._made.make_checked(
@@ -120,7 +125,7 @@ class EnvCopy:
 
     def get_own_id(self, agent: str) -> AgentID:
         """Return the environment's own id of an agent, which may be an int."""
-        return self.env.agents.get_own_id(agent)
+        return self.env.get_own_id(agent)
 
     def set_episode_maker(self, make_episode: EpisodeMaker) -> None:
         """Set the function that makes episodes, before the environment is made."""

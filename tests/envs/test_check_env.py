@@ -157,123 +157,43 @@ def test_an_environment_without_parameters_trains_and_is_restored(tmp_path: Path
         jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(again.get_weights()), expected)
 
 
-class Altered(Walk):
-    """Environment whose steps are changed afterwards; `cheap` tells which check to expect."""
+class Broken(Walk):
+    """A walk of which one result is changed: `observe(obs, state)`, `after_step(state, step, params)`.
+
+    Other changes are attributes.
+    """
+
+    def __init__(self, **changes: Any) -> None:
+        self.change_obs = changes.pop("observe", lambda obs, state: obs)
+        self.change_step = changes.pop("after_step", lambda state, step, params: (state, step))
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+    def observe(self, state: Any) -> Any:
+        return self.change_obs(super().observe(state), state)
 
     def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
-        state, step = super().step(key, state, action, params)
-        return self.alter(state, step, params)
-
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return state, step
+        return self.change_step(*super().step(key, state, action, params), params)
 
 
-class NotASpace(Walk):
-    def observation_space(self, params: Any) -> Any:
-        return {"position": 3}
+def with_step(**fields: Any) -> Broken:
+    """Return a walk whose steps have other fields, which are functions of the state and the step."""
+
+    def change(state: Any, step: TimeStep, params: Any) -> Any:
+        return state, replace(step, **{name: get(state, step) for name, get in fields.items()})
+
+    return Broken(after_step=change)
 
 
-class Float64Space(Walk):
-    def observation_space(self, params: Any) -> Any:
-        return spaces.Dict({"position": spaces.Box(-1, 1, (1,), np.float64)})
-
-
-class TextActions(Walk):
-    def action_space(self, params: Any) -> Any:
-        return spaces.Text(3)
+def with_obs(**parts: Any) -> Broken:
+    """Return a walk whose observations have other parts, which are functions of these and the state."""
+    return Broken(
+        observe=lambda obs, state: {**obs, **{k: get(obs, state) for k, get in parts.items()}}
+    )
 
 
 class NoSpace(Walk):
     action_space = JaxEnv.action_space
-
-
-class SpaceAttribute(Walk):
-    action_space: Any = spaces.Box(-1.0, 1.0, (1,))
-
-
-class IntegerActions(Walk):
-    def action_space(self, params: Any) -> Any:
-        return spaces.Box(0, 3, (1,), np.int32)
-
-
-class MissingKey(Walk):
-    def observe(self, state: Any) -> Any:
-        return {"position": state.position[None]}
-
-
-class ShortTuple(Walk):
-    def observe(self, state: Any) -> Any:
-        return {**super().observe(state), "parts": (state.num_steps,)}
-
-
-class WrongShape(Walk):
-    def observe(self, state: Any) -> Any:
-        return {**super().observe(state), "position": state.position}
-
-
-class WrongDtype(Walk):
-    def observe(self, state: Any) -> Any:
-        obs = super().observe(state)
-        return {**obs, "parts": (obs["parts"][0].astype(jnp.float32), obs["parts"][1])}
-
-
-class WeakObservation(Walk):
-    def observe(self, state: Any) -> Any:
-        return {
-            **super().observe(state),
-            "parts": (jnp.asarray(1), super().observe(state)["parts"][1]),
-        }
-
-
-class NestedInsteadOfArray(Walk):
-    def observe(self, state: Any) -> Any:
-        return {**super().observe(state), "position": [state.position]}
-
-
-class OutOfRange(Walk):
-    def observe(self, state: Any) -> Any:
-        return {**super().observe(state), "position": state.position[None] * 40.0}
-
-
-class NaNObservation(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        bad = jnp.where(state.num_steps == 2, jnp.nan, step.obs["position"])
-        return state, replace(step, obs={**step.obs, "position": bad})
-
-
-class NaNReward(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return state, replace(step, reward=jnp.where(state.num_steps == 2, jnp.nan, step.reward))
-
-
-class VectorReward(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return state, replace(step, reward=jnp.ones((1,), jnp.float32))
-
-
-class NestedReward(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return state, replace(step, reward={"a": step.reward})
-
-
-class FloatFlag(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return state, replace(step, terminated=step.terminated.astype(jnp.float32))
-
-
-class NoTruncatedFlag(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return state, replace(step, truncated=None)
-
-
-class InfoList(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return state, replace(step, info=[])
-
-
-class GymnaxLike(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return step.obs, state, step.reward, step.terminated, {}
 
 
 class ThreeFromReset(Walk):
@@ -281,25 +201,18 @@ class ThreeFromReset(Walk):
         return *super().reset(key, params), {}
 
 
-class StateGrows(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+class StateGrows(Walk):
+    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+        state = state["state"] if isinstance(state, dict) else state
+        state, step = super().step(key, state, action, params)
         return {"state": state}, step
 
-    def reset(self, key: Any, params: Any) -> Any:
-        return super().reset(key, params)
 
+class StateChangesDtype(Walk):
     def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
-        return super().step(
-            key, state["state"] if isinstance(state, dict) else state, action, params
-        )
-
-
-class StateChangesDtype(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+        count = state.num_steps.astype(jnp.int32)
+        state, step = super().step(key, replace(state, num_steps=count), action, params)
         return replace(state, num_steps=state.num_steps.astype(jnp.float32)), step
-
-    def observe(self, state: Any) -> Any:
-        return super().observe(replace(state, num_steps=state.num_steps.astype(jnp.int32)))
 
 
 class WeakState(Walk):
@@ -313,14 +226,10 @@ class Unhashable(Walk):
         return self is other
 
 
-class PythonBranch(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+class PythonBranch(Walk):
+    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+        state, step = super().step(key, state, action, params)
         return (state, step) if step.terminated else (state, replace(step, info={}))
-
-
-class BakedParams(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
-        return state, replace(step, reward=jnp.full((), float(params.width), jnp.float32))
 
 
 class HostRandomness(Walk):
@@ -355,8 +264,9 @@ class BatchAware(Walk):
         return state, self.observe(state)
 
 
-class AutoReset(Altered):
-    def alter(self, state: Any, step: TimeStep, params: Any) -> Any:
+class AutoReset(Walk):
+    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
+        state, step = super().step(key, state, action, params)
         fresh, obs = self.reset(jax.random.key(0), params)
 
         def choose(a: Any, b: Any) -> Any:
@@ -366,55 +276,125 @@ class AutoReset(Altered):
         return state, replace(step, obs=jax.tree.map(choose, obs, step.obs))
 
 
-BROKEN = [
-    (NotASpace, "observation_space must be a gymnasium space, got {'position': 3}"),
+BROKEN: list[tuple[Walk, str]] = [
     (
-        Float64Space,
+        Broken(observation_space=lambda params: {"position": 3}),
+        "observation_space must be a gymnasium space, got {'position': 3}",
+    ),
+    (
+        Broken(
+            observation_space=lambda params: spaces.Dict(
+                position=spaces.Box(-1, 1, (1,), np.float64)
+            )
+        ),
         "observation_space['position'] must have at most 32 bits, such as float32, got float64",
     ),
-    (TextActions, "action_space is Text; supported are"),
+    (Broken(action_space=lambda params: spaces.Text(3)), "action_space is Text; supported are"),
     (
-        NoSpace,
+        NoSpace(),
         "NoSpace.action_space is missing; it must be a method: `def action_space(self, params)",
     ),
-    (SpaceAttribute, "SpaceAttribute.action_space is a Box; it must be a method"),
-    (IntegerActions, "action_space must be float32, got int32"),
-    (MissingKey, "must be a dictionary with the keys ['parts', 'position'], got ['position']"),
-    (ShortTuple, "reset's observation['parts'] must be a tuple of 2, got 1 of them"),
-    (WrongShape, "observation['position'] must be float32 of shape (1,)"),
     (
-        WrongDtype,
+        Broken(action_space=spaces.Box(-1.0, 1.0, (1,))),
+        "Broken.action_space is a Box; it must be a method",
+    ),
+    (
+        Broken(action_space=lambda params: spaces.Box(0, 3, (1,), np.int32)),
+        "action_space must be float32, got int32",
+    ),
+    (
+        Broken(observe=lambda obs, state: {"position": obs["position"]}),
+        "must be a dictionary with the keys ['parts', 'position'], got ['position']",
+    ),
+    (
+        with_obs(parts=lambda obs, state: obs["parts"][:1]),
+        "reset's observation['parts'] must be a tuple of 2, got 1 of them",
+    ),
+    (
+        with_obs(position=lambda obs, state: state.position),
+        "observation['position'] must be float32 of shape (1,)",
+    ),
+    (
+        with_obs(parts=lambda obs, state: (jnp.float32(1), obs["parts"][1])),
         "observation['parts'][0] must be int32 of shape () for Discrete(100), got float32",
     ),
-    (WeakObservation, "observation['parts'][0] is a weakly typed int32"),
-    (NestedInsteadOfArray, "observation['position'] must be one float32 array"),
-    (OutOfRange, "observation['position'] must lie in [-9.0, 9.0] at index (0,)"),
-    (NaNObservation, "step's observation['position'] is NaN at index (0,)"),
-    (NaNReward, "the reward is nan"),
-    (VectorReward, "the reward must be one number, got float32 of shape (1,)"),
-    (NestedReward, "the reward must be one number, got a dict"),
-    (FloatFlag, "terminated must be a bool scalar, got float32"),
-    (NoTruncatedFlag, "truncated must be a bool scalar, got a NoneType"),
-    (InfoList, "info must be a dictionary, got a list"),
-    (GymnaxLike, "step must return (state, TimeStep), got a tuple of 5"),
-    (ThreeFromReset, "reset must return (state, obs), got a tuple of 3"),
-    (StateGrows, "the state's structure differs between reset and step"),
-    (StateChangesDtype, "num_steps is int32[] after a reset and float32[] after a step"),
-    (WeakState, "num_steps is a weakly typed int32"),
-    (Unhashable, "must be hashable"),
-    (PythonBranch, "step cannot be traced by jax.jit (TracerBoolConversionError"),
-    (BakedParams, "step cannot be traced by jax.jit (ConcretizationTypeError"),
-    (HostRandomness, "two runs from the same keys and actions differ in first_"),
-    (BatchAware, "a vmapped environment differs from the same environment alone"),
-    (AutoReset, "the state after an end looks like a reset's"),
+    (
+        with_obs(parts=lambda obs, state: (jnp.asarray(1), obs["parts"][1])),
+        "observation['parts'][0] is a weakly typed int32",
+    ),
+    (
+        with_obs(position=lambda obs, state: [state.position]),
+        "observation['position'] must be one float32 array",
+    ),
+    (
+        with_obs(position=lambda obs, state: 40.0 * obs["position"]),
+        "observation['position'] must lie in [-9.0, 9.0] at index (0,)",
+    ),
+    (
+        with_step(
+            obs=lambda state, step: {
+                **step.obs,
+                "position": jnp.where(state.num_steps == 2, jnp.nan, step.obs["position"]),
+            }
+        ),
+        "step's observation['position'] is NaN at index (0,)",
+    ),
+    (
+        with_step(reward=lambda state, step: jnp.where(state.num_steps == 2, jnp.nan, step.reward)),
+        "the reward is nan",
+    ),
+    (
+        with_step(reward=lambda state, step: step.reward[None]),
+        "the reward must be one number, got float32 of shape (1,)",
+    ),
+    (
+        with_step(reward=lambda state, step: {"a": step.reward}),
+        "the reward must be one number, got a dict",
+    ),
+    (
+        with_step(terminated=lambda state, step: step.terminated.astype(jnp.float32)),
+        "terminated must be a bool scalar, got float32",
+    ),
+    (
+        with_step(truncated=lambda state, step: None),
+        "truncated must be a bool scalar, got a NoneType",
+    ),
+    (with_step(info=lambda state, step: []), "info must be a dictionary, got a list"),
+    (
+        Broken(
+            after_step=lambda state, step, params: (
+                *(step.obs, state, step.reward, step.terminated),
+                {},
+            )
+        ),
+        "step must return (state, TimeStep), got a tuple of 5",
+    ),
+    (ThreeFromReset(), "reset must return (state, obs), got a tuple of 3"),
+    (StateGrows(), "the state's structure differs between reset and step"),
+    (StateChangesDtype(), "num_steps is int32[] after a reset and float32[] after a step"),
+    (WeakState(), "num_steps is a weakly typed int32"),
+    (Unhashable(), "must be hashable"),
+    (PythonBranch(), "step cannot be traced by jax.jit (TracerBoolConversionError"),
+    (
+        Broken(
+            after_step=lambda state, step, params: (
+                state,
+                replace(step, reward=jnp.full((), float(params.width), jnp.float32)),
+            )
+        ),
+        "step cannot be traced by jax.jit (ConcretizationTypeError",
+    ),
+    (HostRandomness(), "two runs from the same keys and actions differ in first_"),
+    (BatchAware(), "a vmapped environment differs from the same environment alone"),
+    (AutoReset(), "the state after an end looks like a reset's"),
 ]
 
 
 @pytest.mark.allow_key_reuse
-@pytest.mark.parametrize(("broken", "message"), BROKEN, ids=[b.__name__ for b, _ in BROKEN])
-def test_a_broken_environment_is_refused(broken: type[Walk], message: str) -> None:
-    with pytest.raises(EnvError, match=re.escape(message)):
-        check_env(broken(), num_steps=12)
+@pytest.mark.parametrize(("env", "sentence"), BROKEN, ids=[sentence for _, sentence in BROKEN])
+def test_a_broken_environment_is_refused(env: Walk, sentence: str) -> None:
+    with pytest.raises(EnvError, match=re.escape(sentence)):
+        check_env(env, num_steps=12)
 
 
 def test_what_cannot_be_traced_is_shown_with_the_users_line() -> None:

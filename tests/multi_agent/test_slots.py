@@ -196,8 +196,8 @@ def test_rows_are_those_of_a_walk_over_each_agents_own_episode() -> None:
     assert sizes == {8}  # two copies of four slots
     assert all(len(program.compile_stats) == 1 for program in runner.programs)
     for env in runner.vector._copies._copies:  # what is known of agents that left is forgotten
-        assert len(env.env.inner.agents._own) <= 8
-        assert len(env.env.inner.agents._kinds) == 2
+        assert len(env.env.agents._own) <= 8
+        assert len(env.env.agents._kinds) == 2
 
 
 def test_a_run_has_results_of_modules_alone() -> None:
