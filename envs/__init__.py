@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
     from jaxrl.envs.multi.copies import make_multi_agent
     from jaxrl.envs.multi.groups import group_agents
-    from jaxrl.envs.multi.host_env import GroupedAgents, MultiAgentEnv
+    from jaxrl.envs.multi.host_env import MultiAgentEnv
+    from jaxrl.envs.multi.host_groups import GroupedAgents
     from jaxrl.envs.multi.host_made import MadeMultiHostEnv
     from jaxrl.envs.multi.made import MadeMultiEnv, MultiTimeLimit
     from jaxrl.envs.registry import (
@@ -64,7 +65,7 @@ __all__ = [
 _HOME = {
     "CheckedMultiAgentEnv": "jaxrl.envs.multi.checked",
     "EnvContext": "jaxrl.envs.context",
-    "GroupedAgents": "jaxrl.envs.multi.host_env",
+    "GroupedAgents": "jaxrl.envs.multi.host_groups",
     "JaxEnv": "jaxrl.envs.base",
     "MadeEnv": "jaxrl.envs.registry",
     "MadeHostEnv": "jaxrl.envs.host",

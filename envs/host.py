@@ -2,14 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import gymnasium
 import numpy as np
-from jaxtyping import Bool, Float
 
-from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
+
+if TYPE_CHECKING:  # the processes of copies import neither JAX nor jaxtyping
+    from jaxtyping import Bool, Float
+
+    from jaxrl.core.types import PyTree
 
 VectorizeMode = Literal["auto", "sync", "async", "vector_entry_point"]
 
@@ -39,13 +42,13 @@ class HostStep:
     successor.
     """
 
-    obs: PyTree
-    reward: Float[np.ndarray, " B"]
-    terminated: Bool[np.ndarray, " B"]
-    truncated: Bool[np.ndarray, " B"]
-    final_obs: PyTree
-    mask: Bool[np.ndarray, " B"]
-    starts: Bool[np.ndarray, " B"]
+    obs: "PyTree"
+    reward: "Float[np.ndarray, ' B']"
+    terminated: "Bool[np.ndarray, ' B']"
+    truncated: "Bool[np.ndarray, ' B']"
+    final_obs: "PyTree"
+    mask: "Bool[np.ndarray, ' B']"
+    starts: "Bool[np.ndarray, ' B']"
     faults: tuple[HostFault, ...] = ()
     infos: Callable[[int], dict[str, Any]] = lambda row: {}
 
@@ -56,7 +59,7 @@ class HostVector(Protocol):
     num_envs: int
     can_pause: bool
 
-    def reset(self, seeds: Sequence[int] | None = None) -> PyTree:
+    def reset(self, seeds: Sequence[int] | None = None) -> "PyTree":
         """Start new episodes in all copies and return their first observations, `[B, ...]`.
 
         Every copy has a seed of its own: the one that it was made with, or the given one.
@@ -67,7 +70,7 @@ class HostVector(Protocol):
         """Return the info of the latest reset of one copy."""
         ...
 
-    def step(self, action: PyTree, on_step: Callable[[HostStep], None] | None = None) -> HostStep:
+    def step(self, action: "PyTree", on_step: Callable[[HostStep], None] | None = None) -> HostStep:
         """Step every copy, and reset those whose episode ended.
 
         Args:
@@ -77,7 +80,7 @@ class HostVector(Protocol):
         """
         ...
 
-    def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
+    def pause(self, paused: "Bool[np.ndarray, ' B']") -> None:
         """Pause the marked copies, and resume the others, until the next call.
 
         The row of a paused copy is no transition: its observation stays, its reward is 0, and its
@@ -88,18 +91,18 @@ class HostVector(Protocol):
         """
         ...
 
-    def get_state(self) -> PyTree | None:
+    def get_state(self) -> "PyTree | None":
         """Return the state of all copies as arrays with a leading axis B, None if unavailable.
 
         It is available if the environment has both `get_state()` and `set_state(state)`.
         """
         ...
 
-    def set_state(self, state: PyTree) -> None:
+    def set_state(self, state: "PyTree") -> None:
         """Restore a state that `get_state` returned."""
         ...
 
-    def set_task(self, task: PyTree) -> None:
+    def set_task(self, task: "PyTree") -> None:
         """Change the task of every copy, also of those that are made again.
 
         Args:
@@ -110,7 +113,7 @@ class HostVector(Protocol):
         """
         ...
 
-    def call_task_method(self, name: str, *args: int) -> PyTree:
+    def call_task_method(self, name: str, *args: int) -> "PyTree":
         """Call `get_task` or `sample_tasks` of the first copy and return the result.
 
         Raises:
@@ -169,7 +172,7 @@ class MadeHostEnv:
     vector: Callable[[int, EnvContext], gymnasium.vector.VectorEnv[Any, Any, Any]] | None = None
     prefers_vector: bool = False
     is_task_settable: bool = False
-    task: PyTree = None
+    task: "PyTree" = None
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:

@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.spaces import get_children
+from jaxrl.core.space_arrays import get_leaf_dtype
+from jaxrl.core.spaces import get_children, map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvError
 
@@ -44,20 +45,11 @@ def check_space(label: str, space: object, *, for_actions: bool = False) -> None
         )
 
 
-def leaf_dtype(space: gymnasium.Space[Any]) -> np.dtype[Any]:
-    """Return a simple space's dtype inside a JAX program, where integers are int32."""
-    if isinstance(space, spaces.Box):
-        return np.dtype(space.dtype)
-    return np.dtype(np.int8 if isinstance(space, spaces.MultiBinary) else np.int32)
-
-
 def abstract_value(space: gymnasium.Space[Any]) -> PyTree:
     """Return the shapes and dtypes of a value inside a JAX program, for `jax.eval_shape`."""
-    if isinstance(space, spaces.Dict):
-        return {name: abstract_value(child) for name, child in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(abstract_value(child) for child in space.spaces)
-    return jax.ShapeDtypeStruct(tuple(space.shape or ()), leaf_dtype(space))
+    return map_leaves(
+        lambda leaf: jax.ShapeDtypeStruct(tuple(leaf.shape or ()), get_leaf_dtype(leaf)), space
+    )
 
 
 def _explain_width(got: np.dtype[Any], expected: np.dtype[Any]) -> str:
@@ -78,7 +70,7 @@ def check_struct(label: str, space: gymnasium.Space[Any], value: PyTree) -> None
         for key, child in get_children(space):
             check_struct(f"{label}[{key!r}]", child, value[key])
         return
-    dtype, shape = leaf_dtype(space), tuple(space.shape or ())
+    dtype, shape = get_leaf_dtype(space), tuple(space.shape or ())
     if not isinstance(value, jax.ShapeDtypeStruct):
         raise EnvError(
             f"{label} must be one {dtype} array for {space}, got {type(value).__name__}."

@@ -20,12 +20,12 @@ from jaxrl.core.spaces import get_children, map_leaves
 from jaxrl.envs.adapters.host_spaces import Converter, make_converter, warn_once, zeros
 from jaxrl.envs.adapters.host_state import get_env_state, set_env_state
 from jaxrl.envs.context import EnvContext
-from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.task_settable import find_task_layer
 from jaxrl.errors import EnvError, summarize_exception
 
 if TYPE_CHECKING:
     from jaxrl.core.types import PyTree
+    from jaxrl.envs.host import MadeHostEnv
     from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 
 MadeHostT = TypeVar("MadeHostT", bound="MadeHostEnv | MadeMultiHostEnv")
@@ -225,7 +225,7 @@ class FaultBarrier(gymnasium.Env[Any, Any]):
     bools.
     """
 
-    def __init__(self, spec: SubEnvSpec[MadeHostEnv]) -> None:
+    def __init__(self, spec: "SubEnvSpec[MadeHostEnv]") -> None:
         self._spec, self._name, made = spec, spec.name, spec.made
         self.observation_space = made.observation_space
         self.action_space = made.action_space

@@ -1,7 +1,6 @@
 """Gymnasium's vector environments as a `HostVector`, for each auto-reset mode, and a faster one."""
 
 import dataclasses
-import math
 import multiprocessing
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsFloat, TypeVar
@@ -16,6 +15,7 @@ from gymnasium.vector.utils import concatenate as stack_rows
 from gymnasium.vector.utils import create_empty_array, iterate
 from jaxtyping import Bool
 
+from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.spaces import map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.barrier import FAULT_KEY, SubEnvFault, close_quietly, reraise_interrupts
@@ -25,8 +25,8 @@ from jaxrl.envs.adapters.gym_processes import (
     describe_dead_processes,
     get_processes,
 )
+from jaxrl.envs.adapters.host_spaces import is_finite
 from jaxrl.envs.host import HostFault, HostStep
-from jaxrl.envs.space_checks import leaf_dtype
 from jaxrl.errors import EnvError, summarize_exception
 
 
@@ -43,18 +43,7 @@ def finite_rows(tree: PyTree) -> Bool[np.ndarray, " B"]:
 def all_finite(tree: PyTree) -> bool:
     """Return whether every floating-point entry is finite."""
     leaves = (tree,) if tree.__class__ is np.ndarray else jax.tree.leaves(tree)
-    return all(map(_is_finite, leaves))
-
-
-def _is_finite(leaf: np.ndarray) -> bool:
-    """Return whether a leaf is finite.
-
-    The sum of squares takes one pass without a temporary array; the entries are only checked if it
-    overflows.
-    """
-    if leaf.dtype.kind != "f":
-        return True
-    return math.isfinite(np.vdot(leaf, leaf)) or bool(np.isfinite(leaf).all())
+    return all(map(is_finite, leaves))
 
 
 def where_rows(condition: Bool[np.ndarray, " B"], new: PyTree, old: PyTree) -> PyTree:
@@ -267,7 +256,7 @@ class GymVector:
         self._takes_mask = is_gymnasium or self._mode is AutoresetMode.DISABLED
         self._copy_obs = None if is_gymnasium else True
         is_array = isinstance(observation_space, gymnasium.spaces.Box)
-        self._array_dtype = leaf_dtype(observation_space) if is_gymnasium and is_array else None
+        self._array_dtype = get_leaf_dtype(observation_space) if is_gymnasium and is_array else None
         self._obs: PyTree = None
         self._no_rows = np.zeros(self.num_envs, np.bool_)
         self._all_rows = np.ones(self.num_envs, np.bool_)
@@ -545,7 +534,7 @@ class GymVector:
         return map_leaves(self._cast_obs, self._observation_space, obs)
 
     def _cast_obs(self, space: gymnasium.Space[Any], value: object) -> np.ndarray:
-        return np.array(value, leaf_dtype(space), copy=self._copy_obs)
+        return np.array(value, get_leaf_dtype(space), copy=self._copy_obs)
 
     def _reset_vector(self, **arguments: Any) -> tuple[PyTree, dict[str, Any]]:
         if not isinstance(self.vector, AsyncVectorEnv):

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import re
 import warnings
 from collections.abc import Callable, Generator
@@ -96,6 +97,17 @@ def describe_casts(label: str, space: gymnasium.Space[Any]) -> list[str]:
     if to_runner_space(space) is space:
         return []
     return [f"{label} is {space.dtype}; modules see it as float32."]
+
+
+def is_finite(leaf: np.ndarray) -> bool:
+    """Return whether an array has no NaN or infinity.
+
+    The sum of squares takes one pass without a temporary array; the entries are only checked if it
+    overflows.
+    """
+    if leaf.dtype.kind != "f":
+        return True
+    return math.isfinite(np.vdot(leaf, leaf)) or bool(np.isfinite(leaf).all())
 
 
 def zeros(space: gymnasium.Space[Any]) -> "PyTree":

@@ -15,6 +15,7 @@ from jaxrl.core.spaces import is_nested, is_same_space, map_leaves
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_spaces import (
     Converter,
+    is_finite,
     make_converter,
     to_runner_actions,
     to_runner_space,
@@ -278,9 +279,9 @@ class _Agent:
     def is_finite(self, obs: PyTree) -> bool:
         """Return whether an observation has no NaN or infinity."""
         if not self._is_nested:
-            return _is_finite_leaf(obs)
+            return is_finite(obs)
         found: list[bool] = []
-        map_leaves(lambda _, leaf: found.append(_is_finite_leaf(leaf)), self.observation_space, obs)
+        map_leaves(lambda _, leaf: found.append(is_finite(leaf)), self.observation_space, obs)
         return all(found)
 
     def has_spaces_of(self, env: MultiAgentEnv, env_name: str, agent: AgentID) -> bool:
@@ -360,17 +361,6 @@ def _make_function(
 
 def _copy_leaf(_: gymnasium.Space[Any], value: Any) -> np.ndarray:
     return np.array(value)
-
-
-def _is_finite_leaf(leaf: np.ndarray) -> bool:
-    """Return whether an array has no NaN or infinity.
-
-    The sum of its squares is not finite if it has, which is quicker to compute; large numbers may
-    overflow in it.
-    """
-    if leaf.dtype.kind in "iub" or math.isfinite(np.vdot(leaf, leaf)):
-        return True
-    return bool(np.isfinite(leaf).all())
 
 
 def _to_own_leaf(space: gymnasium.Space[Any], value: Any) -> object:

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.envs import CheckedMultiAgentEnv
-from jaxrl.envs.multi.host_env import GROUP_INFO, GROUP_REWARDS
+from jaxrl.envs.multi.host_groups import GROUP_INFO, GROUP_REWARDS
 from jaxrl.errors import EnvError
 from tests.envs.multi_host.scripted import BOX, ONGOING, Scripted, at
 
