@@ -4,6 +4,8 @@
 """
 
 import importlib
+import inspect
+from importlib.metadata import version
 from typing import Any
 
 from jaxrl.envs.adapters import brax
@@ -14,6 +16,20 @@ from jaxrl.errors import EnvError, did_you_mean
 def list_ids() -> list[str]:
     """List the tasks of all three groups."""
     return list(_open().registry.ALL_ENVS)
+
+
+def find_refused() -> dict[str, str]:
+    """Return the reason for each task that Playground cannot make with the installed MuJoCo."""
+    _open()
+    reacher = importlib.import_module("mujoco_playground._src.dm_control_suite.reacher")
+    has_method = hasattr(importlib.import_module("mujoco").MjSpec, "find_body")
+    if has_method or "find_body" not in inspect.getsource(reacher):
+        return {}
+    reason = (
+        f"Playground {version('playground')} calls MjSpec.find_body, which MuJoCo {version('mujoco')} "
+        "does not have"
+    )
+    return dict.fromkeys(("ReacherEasy", "ReacherHard"), reason)
 
 
 def make(name: str, /, **arguments: object) -> SuiteEnv:

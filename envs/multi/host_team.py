@@ -55,7 +55,6 @@ class HostTeamCreator:
     def __call__(self, context: EnvContext) -> "HostTeam":
         made = self.made
         checked = made.make_checked(context, trains=True, reads_state=self.global_state)
-        assert isinstance(checked, CheckedMultiAgentEnv)  # whose agents are known
         return HostTeam(checked, self.make_team())
 
     def make_team(self) -> Team:
