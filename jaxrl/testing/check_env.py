@@ -42,6 +42,7 @@ round differently, and a simulation of many steps within a reset or a step ampli
 _STATE_RTOL = 1e-2
 """The same of states, which hold forces and accelerations of a solver that stops at a tolerance."""
 
+ArrayT = TypeVar("ArrayT", Array, np.ndarray)
 ResultT = TypeVar("ResultT")
 
 
@@ -309,7 +310,9 @@ class _Check:
         key_reset, key_steps = jax.random.split(key)
         first_state, start = self.env.reset(key_reset, params)
 
-        def step(carry: dict[str, Any], inputs: dict[str, Any]) -> Any:
+        def step(
+            carry: dict[str, PyTree], inputs: dict[str, PyTree]
+        ) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
             key = jax.random.fold_in(key_steps, inputs["index"])
             chosen = _choose(carry["acts"], inputs["actions"])
             state, step = self.env.step(key, carry["state"], chosen, params)
@@ -318,7 +321,7 @@ class _Check:
         indices = jnp.arange(self.num_steps, dtype=jnp.int32)
         first = {"state": first_state, "acts": start.acts}
         _, rows = jax.lax.scan(step, first, {"index": indices, "actions": actions})
-        steps = rows["step"]
+        steps: MultiStep = rows["step"]
         return _Trajectory(
             first_state=first_state,
             first_obs=start.obs,
@@ -393,7 +396,7 @@ def _choose(acts: dict[str, Any], actions: _Actions) -> dict[str, PyTree]:
     }
 
 
-def _expand(flag: Any, like: Any) -> Any:
+def _expand(flag: ArrayT, like: ArrayT) -> ArrayT:
     """Return a flag with further axes, to broadcast with an array."""
     return flag.reshape(flag.shape + (1,) * (like.ndim - flag.ndim))
 
@@ -439,7 +442,7 @@ def _get_visible(entries: tuple[Entry, ...], trajectory: _Trajectory) -> dict[st
     return visible
 
 
-def _pick(tree: PyTree, mask: Any) -> PyTree:
+def _pick(tree: PyTree, mask: ArrayLike) -> PyTree:
     """Return the rows of every leaf at which a mask holds, with one leading axis."""
     return jax.tree.map(lambda x: x[np.asarray(mask)], _to_numpy(tree))
 
@@ -447,7 +450,7 @@ def _pick(tree: PyTree, mask: Any) -> PyTree:
 def _to_numpy(tree: PyTree) -> PyTree:
     """Convert leaves to NumPy arrays, and keys to their key data."""
 
-    def convert(leaf: Any) -> np.ndarray:
+    def convert(leaf: Array | np.ndarray) -> np.ndarray:
         is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
