@@ -39,11 +39,11 @@ from jaxrl.export.stablehlo import load_stablehlo
 from jaxrl.external import LinkError
 from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.modules.rl_module import RLModuleSpec, make_zeros
+from jaxrl.serve.app import ARRAYS
+from jaxrl.serve.backend import load_export
 from jaxrl.serve.jax_backend import load_backend
-from jaxrl.serve.numpy_backend import load_export
 from jaxrl.serve.server import PolicyServer
 from jaxrl.serve.settings import ServeSettings
-from jaxrl.serve.wire import ARRAYS
 from tests.external.served import Served, make_config
 from tests.helpers import ALGORITHMS, slow_but, small
 from tests.multi_agent.agent_envs import Targets

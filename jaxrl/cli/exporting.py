@@ -162,9 +162,8 @@ def _record_anew(
 ) -> tuple[dict[str, np.ndarray], list[Check]]:
     """Return new examples of a checkpoint, and the comparison of its weights."""
     from jaxrl.cli.records import open_policy
-    from jaxrl.export.artifact import collect_weights
+    from jaxrl.export.artifact import collect_weights, describe_space
     from jaxrl.export.examples import record_examples
-    from jaxrl.export.spaces import describe_space
 
     with open_policy(checkpoint, overrides, trust) as (path, algorithm):
         chosen = policy_id or DEFAULT_MODULE
@@ -258,18 +257,18 @@ def _open_source(
     trust: Sequence[str] | None,
 ) -> _Source:
     """Return where policies come from: an export, which needs no JAX, or else checkpoints."""
-    from jaxrl.serve import numpy_backend
+    from jaxrl.serve import backend
 
     folder = Path(given).expanduser()
-    if numpy_backend.is_export(folder):
+    if backend.is_export(folder):
         if trust:
             raise ConfigError("--trust is for checkpoints; an export imports nothing.")
         if policy_id is not None:
             raise ConfigError("--policy-id is for checkpoints; an export has one module.")
         return _Source(
             folder,
-            partial(numpy_backend.load_export, folder),
-            partial(numpy_backend.get_version, folder),
+            partial(backend.load_export, folder),
+            partial(backend.get_version, folder),
         )
     from jaxrl.cli.records import find_run, resolve_checkpoint
     from jaxrl.runs.run_folder import is_run_folder

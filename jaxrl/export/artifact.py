@@ -1,10 +1,11 @@
-"""Folder of an exported policy: programs, weights, what they are, and examples to check them by."""
+"""Folder of an exported policy: programs, weights, their description, and examples to check them by."""
 
 import contextlib
 import dataclasses
 import hashlib
 import inspect
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -12,19 +13,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import jax
 import numpy as np
+from gymnasium import spaces
 
 from jaxrl.config.serialize import hash_config, serialize_restorable
 from jaxrl.connectors.base import Connector
 from jaxrl.errors import ExportError, did_you_mean
 from jaxrl.export import numpy_program as npp
-from jaxrl.export.draws import DrawSpec
 from jaxrl.export.examples import record_examples
 from jaxrl.export.program import ExportedProgram, encode_dim
-from jaxrl.export.spaces import describe_space
 from jaxrl.export.stablehlo import serialize_function
 from jaxrl.export.trace import (
+    DrawSpec,
     TracedFunction,
     get_input_shapes,
     name_leaves,
@@ -34,10 +36,66 @@ from jaxrl.export.trace import (
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.policy.inference import Inference
 from jaxrl.runtime.versions import get_versions
-from jaxrl.training.rollout import ActorState
+from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+
+def describe_space(
+    space: gymnasium.Space[Any], path: str, ignored: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a space as plain data, which `export.numpy_program` reads.
+
+    Args:
+        space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these.
+        path: Name of the space, for the error message.
+        ignored: Names of parts of a Dict that values may have beside those of the space.
+
+    Raises:
+        ExportError: If a Dict has names that are not strings.
+    """
+    kind = type(space).__name__
+    match space:
+        case spaces.Dict():
+            names = list(space.spaces)
+            if not all(isinstance(name, str) for name in names):
+                raise ExportError(f"{path} has names that are not strings, {names}: rename them.")
+            parts = [[n, describe_space(part, f"{path}.{n}")] for n, part in space.spaces.items()]
+            extra = {"ignored": list(ignored)} if ignored else {}
+            return {"kind": kind, "spaces": parts, **extra}
+        case spaces.Tuple():
+            return {
+                "kind": kind,
+                "spaces": [describe_space(x, f"{path}[{i}]") for i, x in enumerate(space.spaces)],
+            }
+        case spaces.Discrete():
+            low, high = int(space.start), int(space.start) + int(space.n) - 1
+        case spaces.MultiDiscrete():
+            low, high = space.start, space.start + space.nvec - 1
+        case spaces.MultiBinary():
+            low, high = 0, 1
+        case spaces.Box():
+            low, high = space.low, space.high
+        case _:
+            raise ExportError(f"{path} is {space}, which exported policies do not have.")
+    bounds = {"low": _describe_bound(low), "high": _describe_bound(high)}
+    return {"kind": kind, **bounds, "shape": list(space.shape or ()), "dtype": str(space.dtype)}
+
+
+def _describe_bound(bound: object) -> object:
+    """Return the bounds of every entry; one number where they are equal, infinite ones as text."""
+    array = np.asarray(bound)
+    if array.size and (array == array.flat[0]).all():
+        array = array.flat[0]
+    return _to_plain(array.tolist())
+
+
+def _to_plain(value: object) -> object:
+    if isinstance(value, list):
+        return [_to_plain(entry) for entry in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
 
 FORMATS = ("numpy", "stablehlo", "onnx")
 EXAMPLES = "examples.npz"
@@ -394,4 +452,26 @@ def describe_run(config: "AlgorithmConfig", iteration: int) -> dict[str, Any]:
         "env": env if isinstance(env, str) else getattr(env, "__name__", str(env)),
         "training_iteration": iteration,
         "config_sha256": hash_config(saved),
+    }
+
+
+def export_in_memory(policy_step: PolicyStep, actor: ActorState) -> Export:
+    """Export a policy for NumPy, with both modes; its observations are whole, as critics learn them.
+
+    Raises:
+        ExportError: If it has no such form.
+    """
+    inference = Inference(policy_step, max_retraces=None)
+    return make_export(inference, actor, formats=("numpy",), explore=(False, True), num_examples=1)
+
+
+def encode_program(export: Export) -> dict[str, np.ndarray]:
+    """Return manifest, program and constants as arrays; both texts as bytes of JSON."""
+    texts = {"manifest": export.manifest, "program": export.program}
+    return {
+        **{
+            name: np.frombuffer(json.dumps(data, allow_nan=False).encode(), np.uint8)
+            for name, data in texts.items()
+        },
+        **{f"constants/{name}": array for name, array in export.constants.items()},
     }

@@ -13,9 +13,8 @@ from jaxrl.connectors.observations import SeparateMask
 from jaxrl.core.keys import make_key
 from jaxrl.core.spaces import SpacePath, get_at_path, get_leaf_spaces
 from jaxrl.core.types import Columns, PyTree
-from jaxrl.export.draws import make_capture
 from jaxrl.export.numpy_program import GREEDY, SAMPLE
-from jaxrl.export.trace import name_leaves
+from jaxrl.export.trace import make_capture, name_leaves
 from jaxrl.policy.inference import Inference, make_row_keys
 from jaxrl.policy.requests import ActionRequest
 from jaxrl.training.rollout import ActorState

@@ -1,12 +1,15 @@
-"""Operations of an exported program, as plain data: values, operations on them, inputs, outputs."""
+"""Exported programs: operations as plain data, and the table that JAX's equations become them by."""
 
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, SupportsInt, TypeAlias, cast
 
 import numpy as np
+from jax import core as jax_core
+from jax.extend import core as jex_core
+from jax.lax import GatherScatterMode
 
 from jaxrl.errors import ExportError
 from jaxrl.export.numpy_program import evaluate
@@ -184,3 +187,385 @@ class ProgramBuilder:
             ],
             outputs=[(name, order[i]) for name, i in named],
         )
+
+
+Equation: TypeAlias = jex_core.JaxprEqn
+Lowering: TypeAlias = Callable[[ProgramBuilder, Equation, Sequence[Operand]], list[Operand]]
+"""Function that adds an equation's operations and returns its results."""
+
+_ELEMENTWISE = (
+    *("abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "cos", "cosh"),
+    *("erf", "exp", "exp2", "expm1", "floor", "is_finite", "log", "log1p", "logistic", "neg"),
+    *("not", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh"),
+    *("add", "sub", "mul", "div", "rem", "max", "min", "pow", "atan2"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "clamp"),
+)
+_ALIASES = ("copy", "copy_p", "stop_gradient", "optimization_barrier", "sharding_constraint")
+_REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
+_CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin")
+_POOLING = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
+
+
+def is_known(name: str) -> bool:
+    """Return whether the table has an operation of JAX."""
+    return name in _TABLE
+
+
+def lower(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    """Add an equation's operations and return its results.
+
+    Raises:
+        ExportError: If it has a form that exported programs do not have.
+    """
+    return _TABLE[equation.primitive.name](builder, equation, operands)
+
+
+def refuse_form(equation: Equation, what: str) -> ExportError:
+    """Return the error for a form of an operation that exported programs do not have."""
+    return ExportError(
+        f"The operation '{equation.primitive.name}' {what}, which exported programs do not have."
+    )
+
+
+def _add(
+    builder: ProgramBuilder,
+    equation: Equation,
+    operands: Sequence[Operand],
+    name: str | None = None,
+    **attributes: object,
+) -> list[Operand]:
+    """Add one operation with the type and shape of the equation's only result."""
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+    name = name or equation.primitive.name
+    return [builder.add(name, operands, aval.dtype, aval.shape, **attributes)]
+
+
+def _to_ints(values: Iterable[SupportsInt]) -> list[int]:
+    return [int(value) for value in values]
+
+
+def _add_elementwise(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    return _add(builder, equation, operands)
+
+
+def _add_alias(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    return list(operands)
+
+
+def _add_axes(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    return _add(builder, equation, operands, axes=_to_ints(equation.params["axes"]))
+
+
+def _add_integer_pow(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    return _add(builder, equation, operands, y=int(equation.params["y"]))
+
+
+def _add_round(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    if int(equation.params["rounding_method"]) != 1:
+        raise refuse_form(equation, "rounds halves away from zero")
+    return _add(builder, equation, operands)
+
+
+def _add_cast(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+    if builder.get_dtype(operands[0]) == str(aval.dtype):
+        return list(operands)
+    return _add(builder, equation, operands, "cast")
+
+
+def _add_where(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    if len(operands) != 3 or builder.get_dtype(operands[0]) != "bool":
+        raise refuse_form(equation, "selects by a number")
+    which, otherwise, chosen = operands
+    return _add(builder, equation, [which, chosen, otherwise], "where")
+
+
+def _add_broadcast(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    dims = _to_ints(equation.params["broadcast_dimensions"])
+    return _add(builder, equation, operands[:1], "broadcast", dims=dims)
+
+
+def _add_reshape(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    if equation.primitive.name == "reshape" and equation.params.get("dimensions") is not None:
+        raise refuse_form(equation, "transposes")
+    return _add(builder, equation, operands[:1], "reshape")
+
+
+def _add_transpose(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    return _add(builder, equation, operands, axes=_to_ints(equation.params["permutation"]))
+
+
+def _add_reverse(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    return _add(
+        builder, equation, operands, "reverse", axes=_to_ints(equation.params["dimensions"])
+    )
+
+
+def _add_tile(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    return _add(builder, equation, operands, repeats=_to_ints(equation.params["reps"]))
+
+
+def _add_concatenate(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    return _add(builder, equation, operands, axis=int(equation.params["dimension"]))
+
+
+def _add_stack(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    return _add(builder, equation, operands, axis=int(equation.params["axis"]))
+
+
+def _slice(
+    builder: ProgramBuilder,
+    operand: Operand,
+    dtype: object,
+    starts: Sequence[Any],
+    limits: Sequence[Any],
+    strides: Sequence[int] | None = None,
+) -> Operand:
+    strides = strides or [1] * len(starts)
+    shape = [
+        (limit - start + stride - 1) // stride if stride > 1 else limit - start
+        for start, limit, stride in zip(starts, limits, strides, strict=True)
+    ]
+    return builder.add(
+        "slice",
+        [operand],
+        dtype,
+        shape,
+        starts=[encode_dim(start) for start in starts],
+        limits=[encode_dim(limit) for limit in limits],
+        strides=_to_ints(strides),
+    )
+
+
+def _add_slice(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+    p = equation.params
+    starts, limits, strides = p["start_indices"], p["limit_indices"], p["strides"]
+    return [_slice(builder, operands[0], aval.dtype, starts, limits, strides)]
+
+
+def _add_dynamic_slice(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    operand, *starts = operands
+    if not all(isinstance(start, np.ndarray) for start in starts):
+        raise refuse_form(equation, "starts at a computed index")
+    source = cast(jax_core.ShapedArray, equation.invars[0].aval)
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+    first = [
+        min(max(int(np.asarray(start)), 0), size - wide) if isinstance(size - wide, int) else 0
+        for start, size, wide in zip(starts, source.shape, aval.shape, strict=True)
+    ]
+    limits = [start + size for start, size in zip(first, aval.shape, strict=True)]
+    return [_slice(builder, operand, aval.dtype, first, limits)]
+
+
+def _add_split(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    source = cast(jax_core.ShapedArray, equation.invars[0].aval)
+    axis, results, start = int(equation.params["axis"]), [], 0
+    for size in _to_ints(equation.params["sizes"]):
+        starts = [start if i == axis else 0 for i in range(len(source.shape))]
+        limits = [start + size if i == axis else wide for i, wide in enumerate(source.shape)]
+        results.append(_slice(builder, operands[0], source.dtype, starts, limits))
+        start += size
+    return results
+
+
+def _add_pad(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    widths = [_to_ints(width) for width in equation.params["padding_config"]]
+    if any(low < 0 or high < 0 for low, high, _ in widths):
+        raise refuse_form(equation, "removes rows")
+    return _add(builder, equation, operands, widths=widths)
+
+
+def _add_iota(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    return _add(builder, equation, (), axis=int(equation.params["dimension"]))
+
+
+def _add_arg_reduction(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    (axis,) = _to_ints(equation.params["axes"])
+    return _add(builder, equation, operands, axis=axis)
+
+
+def _add_cumulative(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    params = equation.params
+    return _add(
+        builder, equation, operands, axis=int(params["axis"]), reverse=bool(params["reverse"])
+    )
+
+
+def _add_sort(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    if len(operands) != 1:
+        raise refuse_form(equation, "sorts by a key")
+    return _add(builder, equation, operands, axis=int(equation.params["dimension"]))
+
+
+def _add_dot(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    (left, right), (left_batch, right_batch) = equation.params["dimension_numbers"]
+    contract, batch = (
+        [_to_ints(left), _to_ints(right)],
+        [_to_ints(left_batch), _to_ints(right_batch)],
+    )
+    return _add(builder, equation, operands, "dot", contract=contract, batch=batch)
+
+
+def _add_conv(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    p = equation.params
+    if p["batch_group_count"] != 1 or p["feature_group_count"] != 1 or max(p["lhs_dilation"]) > 1:
+        raise refuse_form(equation, "has groups or a dilated input")
+    if any(low < 0 or high < 0 for low, high in p["padding"]):
+        raise refuse_form(equation, "has negative padding")
+    dims = p["dimension_numbers"]
+    return _add(
+        builder,
+        equation,
+        operands,
+        "conv",
+        strides=_to_ints(p["window_strides"]),
+        padding=[_to_ints(pair) for pair in p["padding"]],
+        dilation=_to_ints(p["rhs_dilation"]),
+        layout=[_to_ints(dims.lhs_spec), _to_ints(dims.rhs_spec), _to_ints(dims.out_spec)],
+    )
+
+
+def _add_pooling(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    p = equation.params
+    if max(*p["base_dilation"], *p["window_dilation"]) > 1:
+        raise refuse_form(equation, "is dilated")
+    return _add(
+        builder,
+        equation,
+        operands,
+        window=_to_ints(p["window_dimensions"]),
+        strides=_to_ints(p["window_strides"]),
+        padding=[_to_ints(pair) for pair in p["padding"]],
+    )
+
+
+def _add_gather(
+    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
+) -> list[Operand]:
+    p = equation.params
+    dims, mode = p["dimension_numbers"], p["mode"]
+    operand, indices = operands
+    if isinstance(indices, np.ndarray) and indices.ndim == 1 and not dims.operand_batching_dims:
+        return _gather_at_constant(builder, equation, operand, indices)
+    is_filled = mode == GatherScatterMode.FILL_OR_DROP
+    fill = p["fill_value"]
+    if is_filled and fill is None:
+        kind = np.dtype(builder.get_dtype(operand)).kind
+        fill = {"f": float("nan"), "b": True}.get(kind)
+        if fill is None:
+            limits = np.iinfo(builder.get_dtype(operand))
+            fill = int(limits.min if kind == "i" else limits.max)
+    return _add(
+        builder,
+        equation,
+        operands,
+        offset=_to_ints(dims.offset_dims),
+        collapsed=_to_ints(dims.collapsed_slice_dims),
+        starts=_to_ints(dims.start_index_map),
+        batch=[_to_ints(dims.operand_batching_dims), _to_ints(dims.start_indices_batching_dims)],
+        sizes=[encode_dim(size) for size in p["slice_sizes"]],
+        fill=None if not is_filled else str(float(fill)),
+    )
+
+
+def _gather_at_constant(
+    builder: ProgramBuilder, equation: Equation, operand: Operand, indices: np.ndarray
+) -> list[Operand]:
+    """Add the slice that a gather at one constant position is."""
+    p = equation.params
+    source = cast(jax_core.ShapedArray, equation.invars[0].aval)
+    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+    starts: list[int] = [0] * len(source.shape)
+    for axis, index in zip(p["dimension_numbers"].start_index_map, indices.tolist(), strict=True):
+        room = source.shape[axis] - p["slice_sizes"][axis]
+        if not isinstance(room, int):
+            raise refuse_form(equation, "selects rows of the batch")
+        if not 0 <= index <= room and p["mode"] == GatherScatterMode.FILL_OR_DROP:
+            raise refuse_form(equation, "reads beyond the end of an array")
+        starts[axis] = min(max(int(index), 0), room)
+    limits = [start + size for start, size in zip(starts, p["slice_sizes"], strict=True)]
+    part = _slice(builder, operand, aval.dtype, starts, limits)
+    return _add(builder, equation, [part], "reshape")
+
+
+_TABLE: Mapping[str, Lowering] = {
+    **dict.fromkeys(_ELEMENTWISE, _add_elementwise),
+    **dict.fromkeys(_ALIASES, _add_alias),
+    **dict.fromkeys(_REDUCTIONS, _add_axes),
+    **dict.fromkeys(_CUMULATIVE, _add_cumulative),
+    **dict.fromkeys(_POOLING, _add_pooling),
+    **dict.fromkeys(("argmax", "argmin"), _add_arg_reduction),
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _add_reshape),
+    "integer_pow": _add_integer_pow,
+    "round": _add_round,
+    "convert_element_type": _add_cast,
+    "select_n": _add_where,
+    "broadcast_in_dim": _add_broadcast,
+    "transpose": _add_transpose,
+    "rev": _add_reverse,
+    "concatenate": _add_concatenate,
+    "stack": _add_stack,
+    "tile": _add_tile,
+    "slice": _add_slice,
+    "dynamic_slice": _add_dynamic_slice,
+    "split": _add_split,
+    "pad": _add_pad,
+    "iota": _add_iota,
+    "sort": _add_sort,
+    "dot_general": _add_dot,
+    "conv_general_dilated": _add_conv,
+    "gather": _add_gather,
+}

@@ -12,9 +12,8 @@ from jax.extend import core as jex_core
 
 from jaxrl.errors import ExportError, summarize_exception
 from jaxrl.export import numpy_program as npp
-from jaxrl.export.draws import DrawReplacer, DrawSpec
 from jaxrl.export.loading import load_policy
-from jaxrl.export.trace import TracedFunction
+from jaxrl.export.trace import DrawReplacer, DrawSpec, TracedFunction
 
 PLATFORMS = ("cpu", "cuda")
 

@@ -5,24 +5,234 @@ This file of jaxrl-link imports the standard library and NumPy alone, and is cop
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
 import os
 import ssl
+import threading
+import time
 import uuid
 import warnings
-from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, SupportsFloat
 
 import numpy as np
 
-from .channel import Identity, parse_address
-from .connection import Link
-from .episodes import Episode, Step, make_part
-from .frames import Arrays, Kind, Limits, LinkError, RunEndedError
-from .local import LocalPolicy
-from .spaces import SpaceLeaves, describe_space, hash_spaces, without_parts
+from .connection import Identity, Link, parse_address
+from .frames import Arrays, Head, Kind, Limits, LinkError, RunEndedError
+from .spaces import SpaceLeaves, describe_space, hash_spaces, stack_rows, without_parts
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+
+class Step(NamedTuple):
+    """Step whose reward and successor are not known yet."""
+
+    obs: Arrays
+    columns: Arrays
+    version: int
+    source: str
+
+
+class Episode:
+    """Episode with the steps that have not been sent.
+
+    `is_reserved` is whether a step counts already whose action is being computed.
+
+    Args:
+        episode_id: Its name.
+        training_enabled: Whether to train on it.
+    """
+
+    def __init__(self, episode_id: str, training_enabled: bool) -> None:
+        self.id, self.training_enabled = episode_id, training_enabled
+        self.t_started, self.reward, self.last_reward = 0, 0.0, 0.0
+        self.open_step: Step | None = None
+        self.is_reserved = False
+        self.successor: Arrays = {}
+        self.steps: list[Step] = []
+        self.rewards: list[float] = []
+
+    @property
+    def t(self) -> int:
+        """Time step of the next action."""
+        return self.t_started + len(self.steps) + (self.open_step is not None)
+
+    @property
+    def past_reward(self) -> float:
+        """Reward since the latest action."""
+        return self.last_reward if self.open_step is None else self.reward
+
+    @property
+    def num_open(self) -> int:
+        """Number of steps to train on that cannot be sent yet: the open one, and one to act in."""
+        num_open = (self.open_step is not None) + self.is_reserved
+        return num_open if self.training_enabled else 0
+
+    @property
+    def num_unsent(self) -> int:
+        """Number of steps to train on that have not been sent."""
+        return self.num_open + (len(self.steps) if self.training_enabled else 0)
+
+
+def make_part(episode: Episode, end: str | None) -> tuple[Head, Arrays]:
+    """Take the complete steps out of an episode, of which there is one at least, as a part.
+
+    Args:
+        episode: Episode, which goes on after them.
+        end: How it ends, as in EPISODES; None if it goes on.
+
+    Returns:
+        Entry of the head, and the arrays.
+    """
+    steps, rewards = episode.steps, episode.rewards
+    part = {
+        "episode_id": episode.id,
+        "t_started": episode.t_started,
+        "length": len(steps),
+        "training_enabled": episode.training_enabled,
+        "end": end,
+        "source": steps[0].source,
+    }
+    last = episode.successor
+    arrays: Arrays = {
+        f"0.{name}": stack_rows([*(step.obs[name] for step in steps), last[name]]) for name in last
+    }
+    for name in steps[0].columns:
+        arrays[f"0.{name}"] = stack_rows([step.columns[name] for step in steps])
+    arrays["0.reward"] = np.asarray(rewards, np.float32)
+    arrays["0.version"] = np.asarray([step.version for step in steps], np.int64)
+    episode.t_started, episode.steps, episode.rewards = episode.t_started + len(steps), [], []
+    return part, arrays
+
+
+_REWARD = "state/reward"
+"""Name of the part of a state that is the previous reward, for connectors that read it."""
+
+
+def _import_policy_class() -> Any:
+    """Return `NumpyPolicy`: of the file beside this one, or of the installed package."""
+    package = __package__ or ""
+    try:
+        module = importlib.import_module(".numpy_program", package)
+    except ImportError:
+        module = importlib.import_module("jaxrl.export.numpy_program")
+    return module.NumpyPolicy
+
+
+class LocalPolicy:
+    """Policy that acts in this process, with weights that are fetched from the run.
+
+    Args:
+        link: Connection to the run.
+        obs: Arrays of observations.
+        update_interval: Seconds between fetches; None fetches every version.
+        seed: Seed of sampled actions.
+
+    Raises:
+        LinkError: If the run's policy has no form for NumPy.
+    """
+
+    def __init__(
+        self, link: Link, obs: SpaceLeaves, update_interval: float | None, seed: int | None
+    ) -> None:
+        self._link, self._obs = link, obs
+        # Where old steps are discarded, every version counts.
+        needs_all = link.welcome["max_weights_lag"] is not None
+        self._interval = 0.0 if update_interval is None or needs_all else update_interval
+        self._explores: Head = link.welcome["explore"]
+        self._columns = [
+            (name, np.dtype(dtype), tuple(shape))
+            for name, (dtype, shape) in link.welcome["columns"].items()
+        ]
+        self._lock = threading.Lock()
+        self._states: dict[str, Any] = {}
+        reply, arrays = link.request(Kind.GET_POLICY, {"has_program": False})
+        self.version, self._fetched_at = int(reply["version"]), time.monotonic()
+        manifest, program = (json.loads(arrays[n].tobytes()) for n in ("manifest", "program"))
+        self._policy = _import_policy_class().from_parts(
+            manifest, program, _select(arrays, "weights/"), _select(arrays, "constants/"), seed=seed
+        )
+        self._reads_reward = "prev_reward" in manifest["reads"]
+
+    def act(
+        self, episode_id: str, training_enabled: bool, obs: Arrays, reward: float
+    ) -> tuple[list[np.ndarray], Arrays, int]:
+        """Return the leaves of the action, the columns to record, and the version of the weights.
+
+        Args:
+            episode_id: Episode, whose state is kept.
+            training_enabled: Whether it is one to train on.
+            obs: Arrays of the observation.
+            reward: Reward of the previous step.
+        """
+        with self._lock:
+            self._update_if_due()
+            policy, before = self._policy, self._states.get(episode_id)
+            rows = [obs[leaf.name][None] for leaf in self._obs.leaves]
+            past = {}
+            if self._reads_reward and before is not None:
+                past["prev_reward"] = np.asarray([reward], np.float32)
+            explore = bool(self._explores["training" if training_enabled else "evaluation"])
+            result = policy.step_rows(rows, before, explore=explore, **past)
+            self._states[episode_id] = result.state
+            start = policy.initial_state() if before is None else before
+            columns: Arrays = {
+                "extras.action_logp": result.log_prob[0],
+                "extras.action_dist_inputs": result.dist_inputs[0],
+            }
+            for i, leaf in enumerate(_flatten(result.module_actions)):
+                columns[f"action.{i}"] = leaf[0]
+            for i, name in enumerate(policy.state_names):
+                is_reward = name == _REWARD and "prev_reward" in past
+                columns[f"state.{i}"] = past["prev_reward"][0] if is_reward else start[i][0]
+            actions = [leaf[0] for leaf in _flatten(result.actions)]
+            return actions, self._convert(columns), self.version
+
+    def forget(self, episode_id: str) -> None:
+        """Drop the state of an episode that has ended."""
+        with self._lock:
+            self._states.pop(episode_id, None)
+
+    def update(self) -> None:
+        """Fetch newer weights, if there are any."""
+        with self._lock:
+            self._update()
+
+    def _update_if_due(self) -> None:
+        if time.monotonic() - self._fetched_at >= self._interval:
+            self._update()
+
+    def _update(self) -> None:
+        if self._link.latest_version == self.version:
+            return
+        reply, arrays = self._link.request(Kind.GET_POLICY, {"has_program": True})
+        self._policy.set_weights(_select(arrays, "weights/"))
+        self.version, self._fetched_at = int(reply["version"]), time.monotonic()
+
+    def _convert(self, columns: Arrays) -> Arrays:
+        converted: Arrays = {}
+        for name, dtype, shape in self._columns:
+            value = columns[name]
+            if value.dtype != dtype or value.shape != shape:
+                value = np.asarray(value, dtype).reshape(shape)
+            converted[name] = value
+        return converted
+
+
+def _select(arrays: Arrays, prefix: str) -> Arrays:
+    return {name[len(prefix) :]: x for name, x in arrays.items() if name.startswith(prefix)}
+
+
+def _flatten(tree: object) -> list[np.ndarray]:
+    """Return the leaves of a tree, those of a dict in the order of its sorted keys."""
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree) for leaf in _flatten(tree[key])]
+    if isinstance(tree, (tuple, list)):
+        return [leaf for part in tree for leaf in _flatten(part)]
+    return [np.asarray(tree)]
+
 
 TOKEN_VARIABLE = "JAXRL_EXTERNAL_TOKEN"
 """Environment variable of the token, on both sides."""

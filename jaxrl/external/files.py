@@ -6,8 +6,7 @@ from jaxrl.errors import ConfigError
 
 _NUMPY_PROGRAM = "numpy_program.py"
 CLIENT_FILES = (
-    *("__init__.py", "frames.py", "spaces.py", "episodes.py", "channel.py", "connection.py"),
-    *("local.py", "client.py", _NUMPY_PROGRAM),
+    *("__init__.py", "frames.py", "spaces.py", "connection.py", "client.py", _NUMPY_PROGRAM),
 )
 """Files that a simulator needs, which import one another, the standard library and NumPy."""
 

@@ -8,31 +8,149 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.interop.module_layers import (
+from jaxrl.errors import ConfigError, did_you_mean
+from jaxrl.interop.layers import (
     ACTION_VALUES,
-    CRITIC,
-    POLICY,
-    VALUE,
-    ModuleLayer,
-    Path,
-    Tree,
-    get_chains,
-    list_shapes,
-)
-from jaxrl.interop.names import Naming, get_stages
-from jaxrl.interop.sources import Arrays
-from jaxrl.interop.torch_layers import (
     CONV,
+    CRITIC,
     DENSE,
     GRU,
     LSTM,
     NORM,
+    POLICY,
+    VALUE,
+    ModuleLayer,
+    Path,
     TorchLayer,
+    Tree,
     convert_layer,
+    find_layer,
     find_layers,
+    get_chains,
     join_outputs,
+    list_shapes,
     reorder_inputs,
 )
+from jaxrl.interop.sources import Arrays
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Naming:
+    """Names of a library's layers.
+
+    Args:
+        library: Name of the library.
+        branches: For each network, its stages in order; each stage is a list of alternatives, of
+            which the first that has layers counts. `{i}` is the number of a critic.
+        log_std: Names of the parameter with the logarithm of the standard deviation.
+        log_std_head: Name of a layer that outputs it, next to the policy's last one.
+        ignored: Pattern of the arrays that are not needed to act or to train on.
+        critics_differ: Reason why critics of actions cannot be imported; None if they can.
+        flattens_channels_first: Whether an image, or the output of convolutions, is flattened
+            channel by channel.
+        scales_images: Whether 8-bit images are divided by 255.
+        squashes: Whether actions in a Box that are sampled from a normal are scaled from [-1, 1];
+            None if that is a setting as it is here.
+    """
+
+    library: str
+    branches: Mapping[str, Sequence[Sequence[str]]]
+    log_std: Sequence[str]
+    log_std_head: str | None = None
+    ignored: str
+    critics_differ: str | None = None
+    flattens_channels_first: bool
+    scales_images: bool
+    squashes: bool | None
+
+    def is_ignored(self, name: str) -> bool:
+        """Return whether an array is not needed."""
+        return re.match(self.ignored, name) is not None
+
+
+_SB3_CRITIC = [["critic.features_extractor"], ["critic.qf{i}"]]
+SB3 = Naming(
+    library="Stable-Baselines3",
+    branches={
+        POLICY: [
+            ["actor.features_extractor", "pi_features_extractor", "features_extractor"],
+            ["lstm_actor"],
+            ["actor.latent_pi", "mlp_extractor.policy_net"],
+            ["actor.mu", "action_net"],
+        ],
+        VALUE: [
+            ["vf_features_extractor", "features_extractor"],
+            ["lstm_critic", "lstm_actor"],
+            ["mlp_extractor.value_net"],
+            ["value_net"],
+        ],
+        ACTION_VALUES: [["q_net.features_extractor"], ["q_net.q_net"]],
+        "critic {i}": _SB3_CRITIC,
+    },
+    log_std=["log_std"],
+    log_std_head="actor.log_std",
+    ignored=r"(critic_target|actor_target|q_net_target)\.|.*\.num_batches_tracked$",
+    flattens_channels_first=True,
+    scales_images=True,
+    squashes=False,
+)
+
+_RLLIB_ACTOR = ("encoder.actor_encoder", "encoder.encoder", "pi_encoder")
+_RLLIB_CRITIC = ("encoder.critic_encoder", "encoder.encoder", "encoder")
+
+
+def _list_rllib_stages(encoders: Sequence[str], head: str) -> list[list[str]]:
+    """Return the stages of a network: what encodes observations, what remembers them, the head."""
+    return [
+        [f"{name}.{part}" for name in encoders for part in ("tokenizer", "net")],
+        [f"{name}.{part}" for name in encoders for part in ("lstm", "gru")],
+        [head],
+    ]
+
+
+RLLIB = Naming(
+    library="RLlib",
+    branches={
+        POLICY: _list_rllib_stages(_RLLIB_ACTOR, "pi"),
+        VALUE: _list_rllib_stages(_RLLIB_CRITIC, "vf"),
+        ACTION_VALUES: _list_rllib_stages(("encoder",), "af"),
+    },
+    log_std=["pi.log_std"],
+    ignored=r"_?target_|qf_|qf\.|.*log_std_clip_param_const$",
+    critics_differ="RLlib's critics encode observations and actions apart, and these do not",
+    flattens_channels_first=False,
+    scales_images=False,
+    squashes=None,
+)
+
+NAMINGS: Mapping[str, Naming] = {"sb3": SB3, "rllib": RLLIB}
+
+
+def get_naming(name: str) -> Naming:
+    """Return the naming of a library.
+
+    Raises:
+        ConfigError: If the name is unknown.
+    """
+    if name not in NAMINGS:
+        raise ConfigError(
+            f"mapping is {name!r}, which is not known.{did_you_mean(name, NAMINGS)} Known: "
+            f"{', '.join(map(repr, NAMINGS))}, or a dict {{'name of their layer': "
+            "'path/of/yours'}."
+        )
+    return NAMINGS[name]
+
+
+def get_stages(naming: Naming, branch: str) -> Sequence[Sequence[str]] | None:
+    """Return the stages of a network; None if the library has no such one."""
+    if branch in naming.branches:
+        return naming.branches[branch]
+    stem, _, number = branch.rpartition(" ")
+    stages = naming.branches.get(f"{stem} {{i}}")
+    if stages is None:
+        return None
+    return [[name.replace("{i}", number) for name in stage] for stage in stages]
+
 
 LOG_STD: Path = ("log_std",)
 
@@ -336,3 +454,68 @@ def _describe_shapes(
     if source.kind == DENSE and array.ndim == 2 and array.shape[::-1] == expected:
         return f"{text}: it is transposed, torch's weights are [outputs, inputs]"
     return text
+
+
+def match_by_own_mapping(
+    arrays: Arrays, params: Tree, mapping: Mapping[str, str | Sequence[str] | None]
+) -> Assignment:
+    """Assign the layers and arrays named in a mapping.
+
+    Args:
+        arrays: Arrays of the source.
+        params: Parameters of the module.
+        mapping: Names of the source's layers or arrays, each with the path of the module's layer or
+            array, several of them, or None to leave it out.
+    """
+    done = Assignment()
+    layers, _ = find_layers(arrays)
+    known = [*layers, *arrays]
+    for name, targets in mapping.items():
+        paths = [targets] if isinstance(targets, str) else list(targets or ())
+        if name in layers:
+            done.used |= set(layers[name].list_array_names())
+            for path in paths:
+                _assign_layer(layers[name], path, params, done)
+        elif name in arrays:
+            done.used.add(name)
+            for path in paths:
+                _assign_array(name, arrays[name], path, params, done)
+        else:
+            done.problems.append(f"the source has no {name!r}.{did_you_mean(name, known)}")
+    done.add_missing(params)
+    done.add_left_over(arrays)
+    return done
+
+
+def _assign_layer(layer: TorchLayer, path: str, params: Tree, done: Assignment) -> None:
+    target = find_layer(params, _split(path))
+    if target is None:
+        done.problems.append(f"the module has no layer {path!r}.{_suggest(path, params)}")
+    elif target.kind != layer.kind:
+        done.problems.append(
+            f"{layer.name} is a {layer.kind}, but {path} is a {target.kind or 'layer of its own'}"
+        )
+    else:
+        done.assign(layer, target)
+
+
+def _assign_array(name: str, array: np.ndarray, path: str, params: Tree, done: Assignment) -> None:
+    shapes = dict(list_shapes(params))
+    target = _split(path)
+    if target not in shapes:
+        done.problems.append(f"the module has no array {path!r}.{_suggest(path, params)}")
+    elif shapes[target] != array.shape:
+        done.problems.append(f"{name} has shape {array.shape}, expected {shapes[target]} of {path}")
+    else:
+        done.set_array(target, array, name)
+
+
+def _split(path: str) -> Path:
+    return tuple(path.strip("/").split("/"))
+
+
+def _suggest(path: str, params: Tree) -> str:
+    """Suggest a path among those of arrays and of layers."""
+    full = [inner for inner, _ in list_shapes(params)]
+    known = {"/".join(inner[:n]) for inner in full for n in range(1, len(inner) + 1)}
+    return did_you_mean(path, sorted(known))

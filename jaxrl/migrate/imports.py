@@ -14,10 +14,9 @@ from jaxrl.compat.rllib.imports import (
     advise_on_name,
     find_counterpart,
 )
-from jaxrl.migrate.context import NeededImport
-from jaxrl.migrate.nodes import get_comments
+from jaxrl.migrate.nodes import EmptiedStatements, get_comments
 from jaxrl.migrate.report import Ledger
-from jaxrl.migrate.statements import EmptiedStatements
+from jaxrl.migrate.rules import NeededImport
 
 ImportNode = cst.Import | cst.ImportFrom
 

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from typing import Literal
 
-Kind = Literal[
+Topic = Literal[
     "import",
     "algorithm",
     "setting",
@@ -29,7 +29,7 @@ class Change:
     """
 
     line: int
-    kind: Kind
+    kind: Topic
     what: str
 
 
@@ -45,7 +45,7 @@ class ByHand:
     """
 
     line: int
-    kind: Kind
+    kind: Topic
     what: str
     advice: str
 
@@ -63,11 +63,11 @@ class Ledger:
         self._changes: dict[Change, None] = {}
         self._by_hand: dict[ByHand, None] = {}
 
-    def change(self, line: int, kind: Kind, what: str) -> None:
+    def change(self, line: int, kind: Topic, what: str) -> None:
         """Record a change."""
         self._changes[Change(line, kind, what)] = None
 
-    def by_hand(self, line: int, kind: Kind, what: str, advice: str) -> None:
+    def by_hand(self, line: int, kind: Topic, what: str, advice: str) -> None:
         """Record a line that has to be rewritten by hand."""
         self._by_hand[ByHand(line, kind, what, advice.rstrip("."))] = None
 

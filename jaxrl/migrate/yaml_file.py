@@ -14,7 +14,7 @@ from jaxrl.config.load import EXPERIMENT_KEYS, experiment_from_dict, parse_text,
 from jaxrl.config.registry import list_algorithms
 from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
-from jaxrl.migrate.report import Kind, Ledger, Migration
+from jaxrl.migrate.report import Ledger, Migration, Topic
 from jaxrl.migrate.verdicts import (
     UNKNOWN,
     SettingsJudge,
@@ -198,7 +198,7 @@ class _Editor:
         mapping: yaml.Node,
         entries: list[Entry],
         position: int,
-        kind: Kind,
+        kind: Topic,
     ) -> None:
         key, value = entries[position]
         name = str(key.value)
@@ -215,10 +215,10 @@ class _Editor:
                 end = _find_end(value)
                 self._edits.add(Edit(value.start_mark.index, end, self._dump(verdict.value)))
 
-    def _change(self, node: yaml.Node, kind: Kind, what: str) -> None:
+    def _change(self, node: yaml.Node, kind: Topic, what: str) -> None:
         self.ledger.change(node.start_mark.line + 1, kind, what)
 
-    def _by_hand(self, node: yaml.Node, kind: Kind, what: str, advice: str) -> None:
+    def _by_hand(self, node: yaml.Node, kind: Topic, what: str, advice: str) -> None:
         self.ledger.by_hand(node.start_mark.line + 1, kind, what, advice)
 
     def _dump(self, value: object) -> str:

@@ -81,7 +81,7 @@ def _make_host_recorder(config: "AlgorithmConfig", assembly: Assembly) -> Record
         return make_recorder(config, assembly)
     if config.offline_data_settings.output is None:
         return None
-    from jaxrl.runners.external.recording import PartRecorder
+    from jaxrl.runners.external.group import PartRecorder
 
     return PartRecorder(config, assembly)
 
@@ -132,8 +132,7 @@ def make_env_runner_group(
 ) -> EnvRunnerGroup:
     """Create the runners that sample for training; simulators have what they send recorded."""
     if config.env_runners_settings.placement == "external":
-        from jaxrl.runners.external.group import ExternalEnvRunnerGroup
-        from jaxrl.runners.external.recording import PartRecorder
+        from jaxrl.runners.external.group import ExternalEnvRunnerGroup, PartRecorder
 
         parts = recorder if isinstance(recorder, PartRecorder) else None
         return ExternalEnvRunnerGroup(config, assembly, hooks, parts)

@@ -14,7 +14,7 @@ from jaxrl.config.imports import TrustSpec
 from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError
-from jaxrl.export.spaces import describe_space
+from jaxrl.export.artifact import describe_space
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy

@@ -11,8 +11,7 @@ import pytest
 
 from jaxrl.errors import ConfigError
 from jaxrl.migrate import files
-from jaxrl.migrate.nesting import is_nested_too_deeply
-from jaxrl.migrate.python_file import migrate_python
+from jaxrl.migrate.python_file import is_nested_too_deeply, migrate_python
 from jaxrl.migrate.yaml_file import migrate_yaml
 from tests.cli.test_migrate import CODE, NEW, run
 

@@ -21,7 +21,7 @@ from jaxrl.export.numpy_program import (
     PolicyInputError,
     join_value,
 )
-from jaxrl.serve.numpy_backend import load_export
+from jaxrl.serve.backend import load_export
 from tests.export.exports import CARTPOLE, LSTM, MASKED, get_export, load, replace, rewrite
 
 Manifest = dict[str, Any]

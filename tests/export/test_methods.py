@@ -13,10 +13,9 @@ from jaxrl.algorithms.random_agent import RandomAgentConfig
 from jaxrl.connectors.temporal import PrevActionsPrevRewards
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, ExportError, UnknownNameError
-from jaxrl.export.artifact import make_export
+from jaxrl.export.artifact import describe_space, make_export
 from jaxrl.export.numpy_program import NumpyPolicy
 from jaxrl.export.parity import compare
-from jaxrl.export.spaces import describe_space
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from jaxrl.modules.scripted import ScriptedModule
 from tests.export.exports import CARTPOLE, build_once, get_export, get_policy

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from jaxrl.connectors.temporal import PrevActionsPrevRewards
 from jaxrl.core.types import Counter
 from jaxrl.errors import ExportError
-from jaxrl.export import onnx_operations, onnx_program
+from jaxrl.export import onnx_program
 from jaxrl.export.artifact import make_export
 from jaxrl.export.examples import sample_observations
 from jaxrl.export.numpy_program import (
@@ -120,7 +120,7 @@ def test_operations(function: Callable[..., Any], opset: int) -> None:
 
 
 def test_every_operation_has_a_rendering() -> None:
-    assert set(onnx_operations.RENDERINGS) == set(OPERATIONS)
+    assert set(onnx_program.RENDERINGS) == set(OPERATIONS)
 
 
 def _constants(x: jax.Array) -> list[jax.Array]:
@@ -148,8 +148,8 @@ def test_forms_without_a_counterpart_are_refused(function: Callable[..., Any], m
 def test_an_operation_without_a_rendering_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = {k: v for k, v in onnx_operations.RENDERINGS.items() if k != "dot"}
-    monkeypatch.setattr(onnx_operations, "RENDERINGS", table)
+    table = {k: v for k, v in onnx_program.RENDERINGS.items() if k != "dot"}
+    monkeypatch.setattr(onnx_program, "RENDERINGS", table)
     match = r"cannot be exported to ONNX: The operation 'dot' has no rendering"
     with pytest.raises(ExportError, match=match) as caught:
         get_policy(CARTPOLE).export(tmp_path / "exported", formats=["onnx"])

@@ -12,8 +12,7 @@ import numpy as np
 from jaxrl import AlgorithmConfig, PPOConfig
 from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.external import PolicyClient
-from jaxrl.runners.external.group import ExternalEnvRunnerGroup
-from jaxrl.runners.external.recording import PartRecorder
+from jaxrl.runners.external.group import ExternalEnvRunnerGroup, PartRecorder
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import NoHooks
 

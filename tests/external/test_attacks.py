@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jaxrl.external import PolicyClient
-from jaxrl.external.channel import Channel
+from jaxrl.external.connection import Channel
 from jaxrl.external.frames import MAGIC, Kind, encode
 from tests.external.served import Walk, make_config
 from tests.external.test_faults import (

@@ -10,8 +10,7 @@ import pytest
 
 from jaxrl.external import LinkError, PolicyClient
 from jaxrl.external import connection as client_connection
-from jaxrl.external.channel import RefusedError
-from jaxrl.external.episodes import list_continued
+from jaxrl.external.connection import RefusedError, list_continued
 from jaxrl.external.frames import BusyError, Kind
 from jaxrl.external.spaces import SpaceLeaves, describe_space
 from jaxrl.runners.external.schema import Schema

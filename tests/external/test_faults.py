@@ -21,8 +21,8 @@ import pytest
 
 from jaxrl.errors import ConfigError
 from jaxrl.external import LinkError, PolicyClient
-from jaxrl.external.channel import Channel, Identity, RefusedError, open_channel, parse_address
 from jaxrl.external.client import TOKEN_VARIABLE
+from jaxrl.external.connection import Channel, Identity, RefusedError, open_channel, parse_address
 from jaxrl.external.frames import (
     HEADER,
     MAGIC,

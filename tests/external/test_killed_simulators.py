@@ -21,7 +21,7 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.config.load import load_experiment
 from jaxrl.episodes.packing import PackedParts
 from jaxrl.external.files import write_client
-from jaxrl.runners.external.inbox import Inbox
+from jaxrl.runners.external.sessions import Inbox
 from jaxrl.runners.fragment import Fragment
 
 CONFIGS = Path(__file__).parents[2] / "configs"

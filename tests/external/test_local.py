@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl import DQNConfig, TD3Config
 from jaxrl.external import LinkError
-from jaxrl.runners.external.policies import PolicyExporter
+from jaxrl.runners.external.acting import PolicyExporter
 from tests.external.served import SMALL, Served, Walk, make_config
 from tests.external.test_client import wait_for
 

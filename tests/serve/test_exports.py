@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl.errors import ExportError
-from jaxrl.serve.numpy_backend import is_export, load_export
+from jaxrl.serve.backend import is_export, load_export
 from jaxrl.serve.server import PolicyServer
 from jaxrl.serve.settings import ServeSettings
 from tests.export.exports import CARTPOLE, LSTM, MASKED, get_export, get_policy

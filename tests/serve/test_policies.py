@@ -11,7 +11,7 @@ from safetensors.numpy import load, save
 from jaxrl import Policy
 from jaxrl.algorithm import Algorithm
 from jaxrl.errors import CheckpointError
-from jaxrl.interop.filters import with_filter_arrays
+from jaxrl.interop.importing import with_filter_arrays
 from jaxrl.serve.backend import Batch
 from jaxrl.serve.jax_backend import JaxBackend, get_padded_size, load_backend
 from jaxrl.serve.server import PolicyServer

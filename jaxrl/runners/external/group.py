@@ -1,11 +1,12 @@
 """Runner group whose environments are in simulators that connect to the run."""
 
+import dataclasses
 import logging
 import os
 import ssl
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,23 +17,87 @@ from jaxrl.config.placement import NOT_EXTERNAL_SETTINGS
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.runners import ExternalSettings
 from jaxrl.core.types import PyTree
+from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, EnvRunnerError
 from jaxrl.external.client import TOKEN_VARIABLE
 from jaxrl.metrics import EMPTY_EPISODE_METRICS
-from jaxrl.runners.external.acting import PolicyServer
-from jaxrl.runners.external.inbox import EndedStats, Inbox
-from jaxrl.runners.external.policies import PolicyExporter
-from jaxrl.runners.external.recording import PartRecorder
+from jaxrl.runners.external.acting import PolicyExporter, PolicyServer
 from jaxrl.runners.external.schema import Schema
 from jaxrl.runners.external.server import ExternalServer, ServerOptions
-from jaxrl.runners.external.sessions import Sessions
+from jaxrl.runners.external.sessions import EndedStats, Inbox, Sessions
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.protocols import FormerGroupNames
+from jaxrl.runners.recording import Converter, FolderRecorder
 from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+
+class PartRecorder(FolderRecorder):
+    """Recorder of the parts of episodes that simulators send for training, each once.
+
+    They are recorded when they are received, whether they are trained on or too old for it. A
+    simulator that has gone on cannot send them again, so they stay recorded when a run goes back to
+    a checkpoint. See `Recorder`.
+    """
+
+    def add_parts(self, parts: Sequence[EpisodePart]) -> None:
+        """Add parts of episodes, those of one episode in order of time.
+
+        Raises:
+            DataError: If the folder cannot be written.
+        """
+        self._put((parts,))
+
+    def add_fragments(self, fragments: Sequence[Fragment]) -> None:
+        """Do nothing: fragments are packed from parts, which are recorded."""
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Do nothing: recorded parts stay."""
+
+    def leave_episodes(self) -> None:
+        """Do nothing: the episodes are the simulators'."""
+
+    @property
+    def _has_density(self) -> bool:
+        """Return False where simulators may choose actions themselves, by whatever probability."""
+        may_log = isinstance(self._config.training_settings, OffPolicyTraining)
+        return super()._has_density and not may_log
+
+    def _make_converter(self, run: str) -> Converter:
+        return _Renaming(run)
+
+
+class _Renaming:
+    """Parts as they are, with the name of the run in the ids of episodes, and without a memory.
+
+    Args:
+        run: Name of the run, which no earlier one in the folder has.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def add(self, parts: Sequence[EpisodePart]) -> list[EpisodePart]:
+        return [
+            dataclasses.replace(part, episode_id=f"{self._run}-{part.episode_id}", carry=None)
+            for part in parts
+        ]
+
+    def leave_episodes(self) -> list[EpisodePart]:
+        return []
+
+    def flush(self) -> list[EpisodePart]:
+        return []
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        del state
+
 
 logger = logging.getLogger("jaxrl")
 

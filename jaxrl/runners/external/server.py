@@ -32,11 +32,9 @@ from jaxrl.external.frames import (
     make_proof,
 )
 from jaxrl.external.spaces import check_array
-from jaxrl.runners.external.acting import ActRequest, Answer, PolicyServer
-from jaxrl.runners.external.inbox import Inbox
-from jaxrl.runners.external.policies import PolicyExporter
+from jaxrl.runners.external.acting import ActRequest, Answer, PolicyExporter, PolicyServer
 from jaxrl.runners.external.schema import Schema
-from jaxrl.runners.external.sessions import BadPartError, Session, Sessions
+from jaxrl.runners.external.sessions import BadPartError, Inbox, Session, Sessions
 
 T = TypeVar("T")
 
