@@ -244,23 +244,6 @@ _LARGE = 1e8
 _BITWISE_OPSET = 18
 
 
-def _render_alike(graph: GraphBuilder, call: Call) -> Tensor:
-    return graph.add(_ALIKE[call.name], *call.inputs, dtype=call.inputs[-1].dtype)
-
-
-def _render_comparison(graph: GraphBuilder, call: Call) -> Tensor:
-    return graph.add(_COMPARISONS[call.name], *call.inputs, dtype="bool")
-
-
-def _render_different(graph: GraphBuilder, call: Call) -> Tensor:
-    return graph.add("Not", graph.add("Equal", *call.inputs, dtype="bool"))
-
-
-def _render_finite(graph: GraphBuilder, call: Call) -> Tensor:
-    (x,) = call.inputs
-    return graph.add("Less", graph.add("Abs", x), graph.number(np.inf, x), dtype="bool")
-
-
 def _render_logical(graph: GraphBuilder, call: Call) -> Tensor:
     operator = _LOGICAL[call.name]
     if call.dtype == "bool":
@@ -278,17 +261,6 @@ def _render_not(graph: GraphBuilder, call: Call) -> Tensor:
     if x.dtype == "bool":
         return graph.add("Not", x)
     return graph.add("Sub", graph.add("Neg", x), graph.number(1, x))  # ~x = -x - 1
-
-
-def _render_cube_root(graph: GraphBuilder, call: Call) -> Tensor:
-    (x,) = call.inputs
-    root = graph.add("Pow", graph.add("Abs", x), graph.number(1 / 3, x))
-    return graph.add("Mul", graph.add("Sign", x), root)
-
-
-def _render_exp2(graph: GraphBuilder, call: Call) -> Tensor:
-    (x,) = call.inputs
-    return graph.add("Pow", graph.number(2, x), x)
 
 
 def _render_expm1(graph: GraphBuilder, call: Call) -> Tensor:
@@ -311,47 +283,21 @@ def _render_log1p(graph: GraphBuilder, call: Call) -> Tensor:
     return graph.add("Where", is_small, x, result, dtype=x.dtype)
 
 
-def _render_logistic(graph: GraphBuilder, call: Call) -> Tensor:
-    """Render 1 / (1 + exp(-x)); the operator Sigmoid is cut off at both ends in some runtimes."""
-    (x,) = call.inputs
-    power = graph.add("Exp", graph.add("Neg", x))
-    return graph.add("Reciprocal", graph.add("Add", power, graph.number(1, x)))
-
-
-def _render_rsqrt(graph: GraphBuilder, call: Call) -> Tensor:
-    return graph.add("Reciprocal", graph.add("Sqrt", call.inputs[0]))
-
-
-def _render_square(graph: GraphBuilder, call: Call) -> Tensor:
-    return graph.add("Mul", call.inputs[0], call.inputs[0])
-
-
 def _render_quotient(graph: GraphBuilder, call: Call) -> Tensor:
     """Render a quotient or remainder; integers are rounded to 0, and are 0 where the divisor is."""
     x, y = call.inputs
+
+    def divide(x: Tensor, y: Tensor) -> Tensor:
+        is_remainder = call.name == "rem"
+        return graph.add("Mod", x, y, fmod=1) if is_remainder else graph.add("Div", x, y)
+
     if x.dtype.startswith("float"):
-        return _divide(graph, call.name, x, y)
+        return divide(x, y)
     zero = graph.number(0, y)
     is_zero = graph.add("Equal", y, zero, dtype="bool")
     divisor = graph.add("Where", is_zero, graph.number(1, y), y, dtype=y.dtype)
-    result = _divide(graph, call.name, x, divisor)
+    result = divide(x, divisor)
     return graph.add("Where", is_zero, zero, result, dtype=x.dtype)
-
-
-def _divide(graph: GraphBuilder, name: str, x: Tensor, y: Tensor) -> Tensor:
-    return graph.add("Div", x, y) if name == "div" else graph.add("Mod", x, y, fmod=1)
-
-
-def _render_power(graph: GraphBuilder, call: Call) -> Tensor:
-    x, y = call.inputs
-    return graph.add("Pow", x, graph.cast(y, x.dtype))
-
-
-def _render_integer_power(graph: GraphBuilder, call: Call) -> Tensor:
-    (x,) = call.inputs
-    if call.attributes["y"] == 2:
-        return graph.add("Mul", x, x)
-    return graph.add("Pow", x, graph.number(call.attributes["y"], x))
 
 
 def _render_atan2(graph: GraphBuilder, call: Call) -> Tensor:
@@ -372,25 +318,6 @@ def _render_atan2(graph: GraphBuilder, call: Call) -> Tensor:
     return graph.add("Where", is_flat, flat, left, dtype=kind)
 
 
-def _render_clamp(graph: GraphBuilder, call: Call) -> Tensor:
-    low, x, high = call.inputs
-    return graph.add("Min", graph.add("Max", x, low), high)
-
-
-ELEMENTWISE: Mapping[str, Rendering] = {
-    **dict.fromkeys(_ALIKE, _render_alike),
-    **dict.fromkeys(_COMPARISONS, _render_comparison),
-    **dict.fromkeys(_LOGICAL, _render_logical),
-    **dict.fromkeys(("div", "rem"), _render_quotient),
-    "ne": _render_different, "is_finite": _render_finite, "not": _render_not,
-    "cbrt": _render_cube_root, "exp2": _render_exp2, "expm1": _render_expm1,
-    "log1p": _render_log1p, "logistic": _render_logistic, "rsqrt": _render_rsqrt,
-    "square": _render_square, "pow": _render_power, "integer_pow": _render_integer_power,
-    "atan2": _render_atan2, "clamp": _render_clamp,
-}  # fmt: skip
-"""Rendering of every elementwise operation."""
-
-
 _REDUCTIONS = {
     "reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin",
     "reduce_prod": "ReduceProd", "reduce_and": "ReduceMin", "reduce_or": "ReduceMax",
@@ -399,7 +326,7 @@ _CUMULATIVE = {"cumprod": "Mul", "cummax": "Max", "cummin": "Min"}
 _POOLING = {"reduce_window_max": "Max", "reduce_window_min": "Min", "reduce_window_sum": "Add"}
 _MOVING = ("reshape", "broadcast", "transpose", "slice", "reverse", "concatenate", "stack", "cast")
 """Operations that only move numbers, of whatever type."""
-_OF_TRUTH = ("not", "and", "or", "xor")
+_LOGIC = ("not", "and", "or", "xor")
 _AXES_AS_INPUT_OPSET = 18
 
 
@@ -415,25 +342,14 @@ def render_operation(graph: GraphBuilder, call: Call) -> Tensor:
         )
     if "uint64" in (call.dtype, *(tensor.dtype for tensor in call.inputs)):
         raise refuse(graph, call, "computes with uint64")
-    num_kept = len(call.inputs) if _keeps_types(call) else int(call.name == "where")
+    keeps_types = call.name in _MOVING or (call.name in _LOGIC and call.dtype == "bool")
+    num_kept = len(call.inputs) if keeps_types else int(call.name == "where")
     widened = [graph.widen(tensor) for tensor in call.inputs[num_kept:]]
     call = dataclasses.replace(call, inputs=[*call.inputs[:num_kept], *widened])
     return graph.cast(RENDERINGS[call.name](graph, call), call.dtype)
 
 
-def _keeps_types(call: Call) -> bool:
-    return call.name in _MOVING or (call.name in _OF_TRUTH and call.dtype == "bool")
-
-
 # --- shapes ---
-
-
-def _render_cast(graph: GraphBuilder, call: Call) -> Tensor:
-    return call.inputs[0]
-
-
-def _render_reshape(graph: GraphBuilder, call: Call) -> Tensor:
-    return graph.reshape(call.inputs[0], call.dims)
 
 
 def _render_broadcast(graph: GraphBuilder, call: Call) -> Tensor:
@@ -442,10 +358,6 @@ def _render_broadcast(graph: GraphBuilder, call: Call) -> Tensor:
     (x,) = call.inputs
     x = x if column == list(call.input_dims[0]) else graph.reshape(x, column)
     return x if column == list(call.dims) else graph.expand(x, call.dims)
-
-
-def _render_transpose(graph: GraphBuilder, call: Call) -> Tensor:
-    return graph.transpose(call.inputs[0], call.attributes["axes"])
 
 
 def _render_slice(graph: GraphBuilder, call: Call) -> Tensor:
@@ -466,20 +378,6 @@ def _render_reverse(graph: GraphBuilder, call: Call) -> Tensor:
     for axis in call.attributes["axes"]:
         x = graph.slice(x, axis, -1, np.iinfo(np.int64).min, -1)
     return x
-
-
-def _render_concatenate(graph: GraphBuilder, call: Call) -> Tensor:
-    return graph.add("Concat", *call.inputs, axis=call.attributes["axis"])
-
-
-def _render_stack(graph: GraphBuilder, call: Call) -> Tensor:
-    axis = call.attributes["axis"]
-    parts = [graph.add("Unsqueeze", x, graph.integers([axis])) for x in call.inputs]
-    return graph.add("Concat", *parts, axis=axis)
-
-
-def _render_tile(graph: GraphBuilder, call: Call) -> Tensor:
-    return graph.add("Tile", call.inputs[0], graph.integers(call.attributes["repeats"]))
 
 
 def _render_pad(graph: GraphBuilder, call: Call) -> Tensor:
@@ -518,7 +416,8 @@ def _render_iota(graph: GraphBuilder, call: Call) -> Tensor:
 
 def _render_dot(graph: GraphBuilder, call: Call) -> Tensor:
     (left, right), (left_batch, right_batch) = call.attributes["contract"], call.attributes["batch"]
-    x, y = (graph.cast(tensor, _get_product_type(call)) for tensor in call.inputs)
+    kind = str(np.result_type(*(tensor.dtype for tensor in call.inputs)))
+    x, y = (graph.cast(tensor, kind) for tensor in call.inputs)
     x_dims, y_dims = call.input_dims
     x_free = [axis for axis in range(len(x_dims)) if axis not in (*left, *left_batch)]
     y_free = [axis for axis in range(len(y_dims)) if axis not in (*right, *right_batch)]
@@ -532,11 +431,6 @@ def _render_dot(graph: GraphBuilder, call: Call) -> Tensor:
     x = graph.reshape(x, [*shared, multiply(rows), depth])
     y = graph.reshape(y, [*shared, depth, multiply(columns)])
     return graph.reshape(graph.add("MatMul", x, y), [*shared, *rows, *columns])
-
-
-def _get_product_type(call: Call) -> str:
-    kinds = [tensor.dtype for tensor in call.inputs]
-    return str(np.result_type(*kinds))
 
 
 def _render_conv(graph: GraphBuilder, call: Call) -> Tensor:
@@ -599,17 +493,6 @@ def _render_reduction(graph: GraphBuilder, call: Call) -> Tensor:
     return graph.add(operator, x, axes=axes, keepdims=0)
 
 
-def _render_arg_reduction(graph: GraphBuilder, call: Call) -> Tensor:
-    operator = "ArgMax" if call.name == "argmax" else "ArgMin"
-    axis = call.attributes["axis"]
-    return graph.add(operator, call.inputs[0], dtype="int64", axis=axis, keepdims=0)
-
-
-def _render_cumsum(graph: GraphBuilder, call: Call) -> Tensor:
-    axis = graph.constant(np.asarray(call.attributes["axis"], np.int64))
-    return graph.add("CumSum", call.inputs[0], axis, reverse=int(call.attributes["reverse"]))
-
-
 def _render_cumulative(graph: GraphBuilder, call: Call) -> Tensor:
     """Render what is cumulative by doubling: windows of 1, 2, 4, ... entries are combined."""
     (x,), axis, is_reverse = call.inputs, call.attributes["axis"], call.attributes["reverse"]
@@ -626,12 +509,6 @@ def _render_cumulative(graph: GraphBuilder, call: Call) -> Tensor:
             x = graph.add("Concat", graph.slice(x, axis, 0, step), both, axis=axis)
         step *= 2
     return x
-
-
-def _render_sort(graph: GraphBuilder, call: Call) -> Tensor:
-    axis = call.attributes["axis"]
-    num = graph.size(call.dims[axis])
-    return graph.add("TopK", call.inputs[0], num, num_outputs=2, axis=axis, largest=0, sorted=1)
 
 
 # --- indices ---
@@ -698,18 +575,89 @@ def _spread(
     return graph.reshape(x, [sizes.get(axis, 1) for axis in range(rank)])
 
 
+def _make_node(operator: str, dtype: str | None = None) -> Rendering:
+    """Return the rendering by one operator, whose result has the type of the last input or another."""
+    return lambda g, c: g.add(operator, *c.inputs, dtype=dtype or c.inputs[-1].dtype)
+
+
+def _make_arg_reduction(operator: str) -> Rendering:
+    return lambda g, c: g.add(
+        operator, c.inputs[0], dtype="int64", axis=c.attributes["axis"], keepdims=0
+    )
+
+
 RENDERINGS: Mapping[str, Rendering] = {
-    **ELEMENTWISE,
+    **{name: _make_node(operator) for name, operator in _ALIKE.items()},
+    **{name: _make_node(operator, "bool") for name, operator in _COMPARISONS.items()},
+    **dict.fromkeys(_LOGICAL, _render_logical),
+    **dict.fromkeys(("div", "rem"), _render_quotient),
     **dict.fromkeys(_REDUCTIONS, _render_reduction),
     **dict.fromkeys(_CUMULATIVE, _render_cumulative),
     **dict.fromkeys(_POOLING, _render_pooling),
-    **dict.fromkeys(("argmax", "argmin"), _render_arg_reduction),
-    "cast": _render_cast, "reshape": _render_reshape, "broadcast": _render_broadcast,
-    "transpose": _render_transpose, "slice": _render_slice, "reverse": _render_reverse,
-    "concatenate": _render_concatenate, "stack": _render_stack, "tile": _render_tile,
-    "pad": _render_pad, "iota": _render_iota, "dot": _render_dot, "conv": _render_conv,
-    "cumsum": _render_cumsum, "sort": _render_sort, "gather": _render_gather,
-}  # fmt: skip
+    "ne": lambda g, c: g.add("Not", g.add("Equal", *c.inputs, dtype="bool")),
+    "is_finite": lambda g, c: g.add(
+        "Less", g.add("Abs", c.inputs[0]), g.number(np.inf, c.inputs[0]), dtype="bool"
+    ),
+    "not": _render_not,
+    "cbrt": lambda g, c: g.add(
+        "Mul",
+        g.add("Sign", c.inputs[0]),
+        g.add("Pow", g.add("Abs", c.inputs[0]), g.number(1 / 3, c.inputs[0])),
+    ),
+    "exp2": lambda g, c: g.add("Pow", g.number(2, c.inputs[0]), c.inputs[0]),
+    "expm1": _render_expm1,
+    "log1p": _render_log1p,
+    # 1 / (1 + exp(-x)): the operator Sigmoid is cut off at both ends in some runtimes.
+    "logistic": lambda g, c: g.add(
+        "Reciprocal",
+        g.add("Add", g.add("Exp", g.add("Neg", c.inputs[0])), g.number(1, c.inputs[0])),
+    ),
+    "rsqrt": lambda g, c: g.add("Reciprocal", g.add("Sqrt", c.inputs[0])),
+    "square": lambda g, c: g.add("Mul", c.inputs[0], c.inputs[0]),
+    "pow": lambda g, c: g.add("Pow", c.inputs[0], g.cast(c.inputs[1], c.inputs[0].dtype)),
+    "integer_pow": lambda g, c: (
+        g.add("Mul", c.inputs[0], c.inputs[0])
+        if c.attributes["y"] == 2
+        else g.add("Pow", c.inputs[0], g.number(c.attributes["y"], c.inputs[0]))
+    ),
+    "atan2": _render_atan2,
+    "clamp": lambda g, c: g.add("Min", g.add("Max", c.inputs[1], c.inputs[0]), c.inputs[2]),
+    "cast": lambda g, c: c.inputs[0],  # every result is cast to its type
+    "reshape": lambda g, c: g.reshape(c.inputs[0], c.dims),
+    "broadcast": _render_broadcast,
+    "transpose": lambda g, c: g.transpose(c.inputs[0], c.attributes["axes"]),
+    "slice": _render_slice,
+    "reverse": _render_reverse,
+    "concatenate": lambda g, c: g.add("Concat", *c.inputs, axis=c.attributes["axis"]),
+    "stack": lambda g, c: g.add(
+        "Concat",
+        *(g.add("Unsqueeze", x, g.integers([c.attributes["axis"]])) for x in c.inputs),
+        axis=c.attributes["axis"],
+    ),
+    "tile": lambda g, c: g.add("Tile", c.inputs[0], g.integers(c.attributes["repeats"])),
+    "pad": _render_pad,
+    "iota": _render_iota,
+    "dot": _render_dot,
+    "conv": _render_conv,
+    "argmax": _make_arg_reduction("ArgMax"),
+    "argmin": _make_arg_reduction("ArgMin"),
+    "cumsum": lambda g, c: g.add(
+        "CumSum",
+        c.inputs[0],
+        g.constant(np.asarray(c.attributes["axis"], np.int64)),
+        reverse=int(c.attributes["reverse"]),
+    ),
+    "sort": lambda g, c: g.add(
+        "TopK",
+        c.inputs[0],
+        g.size(c.dims[c.attributes["axis"]]),
+        num_outputs=2,
+        axis=c.attributes["axis"],
+        largest=0,
+        sorted=1,
+    ),
+    "gather": _render_gather,
+}
 """Rendering of every operation."""
 
 
@@ -765,7 +713,11 @@ def render_program(
     Raises:
         ExportError: If an operation has no counterpart, or the weights are too large.
     """
-    num_bytes = sum(weights[key].nbytes for key in _get_weights(program))
+    num_bytes = sum(
+        weights[key.partition("/")[2]].nbytes
+        for key in program.input_names
+        if key.startswith("weights/")
+    )
     if num_bytes > MAX_BYTES:
         raise ExportError(
             f"The weights have {num_bytes} bytes, and an ONNX file has room for {MAX_BYTES}: export "
@@ -790,10 +742,6 @@ def render_program(
         graph.rename(tensors[number], key)
     outputs = [_declare(key, *program.values[number]) for key, number in program.outputs]
     return _serialize(name, graph, inputs, outputs)
-
-
-def _get_weights(program: ExportedProgram) -> list[str]:
-    return [key.partition("/")[2] for key in program.input_names if key.startswith("weights/")]
 
 
 def _render_operations(

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, SupportsInt, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from jax import core as jax_core
@@ -190,13 +190,11 @@ class ProgramBuilder:
 
 
 Equation: TypeAlias = jex_core.JaxprEqn
-Lowering: TypeAlias = Callable[[ProgramBuilder, Equation, Sequence[Operand]], list[Operand]]
-"""Function that adds an equation's operations and returns its results."""
 
 _ELEMENTWISE = (
     *("abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "ceil", "cos", "cosh"),
     *("erf", "exp", "exp2", "expm1", "floor", "is_finite", "log", "log1p", "logistic", "neg"),
-    *("not", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh"),
+    *("not", "round", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh"),
     *("add", "sub", "mul", "div", "rem", "max", "min", "pow", "atan2"),
     *("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "clamp"),
 )
@@ -206,9 +204,14 @@ _CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin")
 _POOLING = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
 
 
+def get_aval(variable: jex_core.Var | jex_core.Literal) -> jax_core.ShapedArray:
+    """Return the type and shape of a variable."""
+    return cast(jax_core.ShapedArray, variable.aval)
+
+
 def is_known(name: str) -> bool:
-    """Return whether the table has an operation of JAX."""
-    return name in _TABLE
+    """Return whether exported programs have an operation of JAX."""
+    return name in _SINGLE or name in _OTHERS
 
 
 def lower(
@@ -219,11 +222,17 @@ def lower(
     Raises:
         ExportError: If it has a form that exported programs do not have.
     """
-    return _TABLE[equation.primitive.name](builder, equation, operands)
+    name = equation.primitive.name
+    for is_refused, what in _REFUSED_FORMS.get(name, ()):
+        if is_refused(equation):
+            raise _refuse_form(equation, what)
+    if name in _OTHERS:
+        return _OTHERS[name](builder, equation, operands)
+    attributes = _SINGLE[name](equation.params)
+    return _add(builder, equation, operands[: _NUM_OPERANDS.get(name)], name, **attributes)
 
 
-def refuse_form(equation: Equation, what: str) -> ExportError:
-    """Return the error for a form of an operation that exported programs do not have."""
+def _refuse_form(equation: Equation, what: str) -> ExportError:
     return ExportError(
         f"The operation '{equation.primitive.name}' {what}, which exported programs do not have."
     )
@@ -233,55 +242,110 @@ def _add(
     builder: ProgramBuilder,
     equation: Equation,
     operands: Sequence[Operand],
-    name: str | None = None,
+    name: str,
     **attributes: object,
 ) -> list[Operand]:
     """Add one operation with the type and shape of the equation's only result."""
-    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
-    name = name or equation.primitive.name
-    return [builder.add(name, operands, aval.dtype, aval.shape, **attributes)]
+    aval = get_aval(equation.outvars[0])
+    return [builder.add(_NAMES.get(name, name), operands, aval.dtype, aval.shape, **attributes)]
 
 
-def _to_ints(values: Iterable[SupportsInt]) -> list[int]:
-    return [int(value) for value in values]
+# --- equations that are one operation ---
 
 
-def _add_elementwise(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    return _add(builder, equation, operands)
+def _to_plain(value: Any) -> Any:
+    """Return a number, or nested sequences of numbers, as plain data."""
+    if isinstance(value, bool):
+        return value
+    return [_to_plain(v) for v in value] if isinstance(value, Sequence) else int(value)
 
 
-def _add_alias(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    return list(operands)
+def _read(**names: str) -> Callable[[Mapping[str, Any]], dict[str, object]]:
+    """Return the function that reads attributes from an equation's parameters of these names."""
+    return lambda params: {name: _to_plain(params[source]) for name, source in names.items()}
 
 
-def _add_axes(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    return _add(builder, equation, operands, axes=_to_ints(equation.params["axes"]))
+def _read_layout(params: Mapping[str, Any]) -> dict[str, object]:
+    dims = params["dimension_numbers"]
+    return {"layout": _to_plain([dims.lhs_spec, dims.rhs_spec, dims.out_spec])}
 
 
-def _add_integer_pow(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    return _add(builder, equation, operands, y=int(equation.params["y"]))
+_read_conv = _read(strides="window_strides", padding="padding", dilation="rhs_dilation")
+_SINGLE: Mapping[str, Callable[[Mapping[str, Any]], dict[str, object]]] = {
+    **dict.fromkeys((*_ELEMENTWISE, "reshape", "squeeze", "expand_dims"), _read()),
+    **dict.fromkeys(_REDUCTIONS, _read(axes="axes")),
+    **dict.fromkeys(_CUMULATIVE, _read(axis="axis", reverse="reverse")),
+    **dict.fromkeys(
+        _POOLING, _read(window="window_dimensions", strides="window_strides", padding="padding")
+    ),
+    **dict.fromkeys(("argmax", "argmin"), lambda params: {"axis": int(params["axes"][0])}),
+    "integer_pow": _read(y="y"),
+    "broadcast_in_dim": _read(dims="broadcast_dimensions"),
+    "transpose": _read(axes="permutation"),
+    "rev": _read(axes="dimensions"),
+    "concatenate": _read(axis="dimension"),
+    "stack": _read(axis="axis"),
+    "tile": _read(repeats="reps"),
+    "pad": _read(widths="padding_config"),
+    "iota": _read(axis="dimension"),
+    "sort": _read(axis="dimension"),
+    "dot_general": lambda params: dict(
+        zip(("contract", "batch"), _to_plain(params["dimension_numbers"]), strict=True)
+    ),
+    "conv_general_dilated": lambda params: {**_read_conv(params), **_read_layout(params)},
+}
+"""Attributes of the operation that an equation is, from the equation's parameters."""
+_NAMES = {
+    "squeeze": "reshape",
+    "expand_dims": "reshape",
+    "broadcast_in_dim": "broadcast",
+    "rev": "reverse",
+    "dot_general": "dot",
+    "conv_general_dilated": "conv",
+    "convert_element_type": "cast",
+    "select_n": "where",
+}
+"""Operations whose names differ from JAX's."""
+_NUM_OPERANDS = {"reshape": 1, "squeeze": 1, "expand_dims": 1, "broadcast_in_dim": 1, "iota": 0}
+"""Numbers of the operands that are not sizes of the result."""
+
+_DILATED = (
+    (lambda e: max(*e.params["base_dilation"], *e.params["window_dilation"]) > 1, "is dilated"),
+)
+_REFUSED_FORMS: Mapping[str, Sequence[tuple[Callable[[Equation], bool], str]]] = {
+    "round": [(lambda e: int(e.params["rounding_method"]) != 1, "rounds halves away from zero")],
+    "reshape": [(lambda e: e.params.get("dimensions") is not None, "transposes")],
+    "pad": [(lambda e: any(min(w[:2]) < 0 for w in e.params["padding_config"]), "removes rows")],
+    "sort": [(lambda e: len(e.invars) != 1, "sorts by a key")],
+    "select_n": [
+        (
+            lambda e: len(e.invars) != 3 or str(get_aval(e.invars[0]).dtype) != "bool",
+            "selects by a number",
+        )
+    ],
+    "conv_general_dilated": [
+        (
+            lambda e: (
+                e.params["batch_group_count"] != 1
+                or e.params["feature_group_count"] != 1
+                or max(e.params["lhs_dilation"]) > 1
+            ),
+            "has groups or a dilated input",
+        ),
+        (lambda e: any(min(pair) < 0 for pair in e.params["padding"]), "has negative padding"),
+    ],
+    **dict.fromkeys(_POOLING, _DILATED),
+}
+"""Forms of operations that exported programs do not have, with the end of the sentence on them."""
 
 
-def _add_round(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    if int(equation.params["rounding_method"]) != 1:
-        raise refuse_form(equation, "rounds halves away from zero")
-    return _add(builder, equation, operands)
+# --- other equations ---
 
 
 def _add_cast(
     builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
 ) -> list[Operand]:
-    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+    aval = get_aval(equation.outvars[0])
     if builder.get_dtype(operands[0]) == str(aval.dtype):
         return list(operands)
     return _add(builder, equation, operands, "cast")
@@ -290,57 +354,8 @@ def _add_cast(
 def _add_where(
     builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
 ) -> list[Operand]:
-    if len(operands) != 3 or builder.get_dtype(operands[0]) != "bool":
-        raise refuse_form(equation, "selects by a number")
     which, otherwise, chosen = operands
     return _add(builder, equation, [which, chosen, otherwise], "where")
-
-
-def _add_broadcast(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    dims = _to_ints(equation.params["broadcast_dimensions"])
-    return _add(builder, equation, operands[:1], "broadcast", dims=dims)
-
-
-def _add_reshape(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    if equation.primitive.name == "reshape" and equation.params.get("dimensions") is not None:
-        raise refuse_form(equation, "transposes")
-    return _add(builder, equation, operands[:1], "reshape")
-
-
-def _add_transpose(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    return _add(builder, equation, operands, axes=_to_ints(equation.params["permutation"]))
-
-
-def _add_reverse(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    return _add(
-        builder, equation, operands, "reverse", axes=_to_ints(equation.params["dimensions"])
-    )
-
-
-def _add_tile(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    return _add(builder, equation, operands, repeats=_to_ints(equation.params["reps"]))
-
-
-def _add_concatenate(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    return _add(builder, equation, operands, axis=int(equation.params["dimension"]))
-
-
-def _add_stack(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    return _add(builder, equation, operands, axis=int(equation.params["axis"]))
 
 
 def _slice(
@@ -363,14 +378,14 @@ def _slice(
         shape,
         starts=[encode_dim(start) for start in starts],
         limits=[encode_dim(limit) for limit in limits],
-        strides=_to_ints(strides),
+        strides=_to_plain(strides),
     )
 
 
 def _add_slice(
     builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
 ) -> list[Operand]:
-    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+    aval = get_aval(equation.outvars[0])
     p = equation.params
     starts, limits, strides = p["start_indices"], p["limit_indices"], p["strides"]
     return [_slice(builder, operands[0], aval.dtype, starts, limits, strides)]
@@ -381,9 +396,9 @@ def _add_dynamic_slice(
 ) -> list[Operand]:
     operand, *starts = operands
     if not all(isinstance(start, np.ndarray) for start in starts):
-        raise refuse_form(equation, "starts at a computed index")
-    source = cast(jax_core.ShapedArray, equation.invars[0].aval)
-    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+        raise _refuse_form(equation, "starts at a computed index")
+    source = get_aval(equation.invars[0])
+    aval = get_aval(equation.outvars[0])
     first = [
         min(max(int(np.asarray(start)), 0), size - wide) if isinstance(size - wide, int) else 0
         for start, size, wide in zip(starts, source.shape, aval.shape, strict=True)
@@ -395,101 +410,14 @@ def _add_dynamic_slice(
 def _add_split(
     builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
 ) -> list[Operand]:
-    source = cast(jax_core.ShapedArray, equation.invars[0].aval)
+    source = get_aval(equation.invars[0])
     axis, results, start = int(equation.params["axis"]), [], 0
-    for size in _to_ints(equation.params["sizes"]):
+    for size in _to_plain(equation.params["sizes"]):
         starts = [start if i == axis else 0 for i in range(len(source.shape))]
         limits = [start + size if i == axis else wide for i, wide in enumerate(source.shape)]
         results.append(_slice(builder, operands[0], source.dtype, starts, limits))
         start += size
     return results
-
-
-def _add_pad(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    widths = [_to_ints(width) for width in equation.params["padding_config"]]
-    if any(low < 0 or high < 0 for low, high, _ in widths):
-        raise refuse_form(equation, "removes rows")
-    return _add(builder, equation, operands, widths=widths)
-
-
-def _add_iota(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    return _add(builder, equation, (), axis=int(equation.params["dimension"]))
-
-
-def _add_arg_reduction(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    (axis,) = _to_ints(equation.params["axes"])
-    return _add(builder, equation, operands, axis=axis)
-
-
-def _add_cumulative(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    params = equation.params
-    return _add(
-        builder, equation, operands, axis=int(params["axis"]), reverse=bool(params["reverse"])
-    )
-
-
-def _add_sort(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    if len(operands) != 1:
-        raise refuse_form(equation, "sorts by a key")
-    return _add(builder, equation, operands, axis=int(equation.params["dimension"]))
-
-
-def _add_dot(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    (left, right), (left_batch, right_batch) = equation.params["dimension_numbers"]
-    contract, batch = (
-        [_to_ints(left), _to_ints(right)],
-        [_to_ints(left_batch), _to_ints(right_batch)],
-    )
-    return _add(builder, equation, operands, "dot", contract=contract, batch=batch)
-
-
-def _add_conv(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    p = equation.params
-    if p["batch_group_count"] != 1 or p["feature_group_count"] != 1 or max(p["lhs_dilation"]) > 1:
-        raise refuse_form(equation, "has groups or a dilated input")
-    if any(low < 0 or high < 0 for low, high in p["padding"]):
-        raise refuse_form(equation, "has negative padding")
-    dims = p["dimension_numbers"]
-    return _add(
-        builder,
-        equation,
-        operands,
-        "conv",
-        strides=_to_ints(p["window_strides"]),
-        padding=[_to_ints(pair) for pair in p["padding"]],
-        dilation=_to_ints(p["rhs_dilation"]),
-        layout=[_to_ints(dims.lhs_spec), _to_ints(dims.rhs_spec), _to_ints(dims.out_spec)],
-    )
-
-
-def _add_pooling(
-    builder: ProgramBuilder, equation: Equation, operands: Sequence[Operand]
-) -> list[Operand]:
-    p = equation.params
-    if max(*p["base_dilation"], *p["window_dilation"]) > 1:
-        raise refuse_form(equation, "is dilated")
-    return _add(
-        builder,
-        equation,
-        operands,
-        window=_to_ints(p["window_dimensions"]),
-        strides=_to_ints(p["window_strides"]),
-        padding=[_to_ints(pair) for pair in p["padding"]],
-    )
 
 
 def _add_gather(
@@ -512,10 +440,11 @@ def _add_gather(
         builder,
         equation,
         operands,
-        offset=_to_ints(dims.offset_dims),
-        collapsed=_to_ints(dims.collapsed_slice_dims),
-        starts=_to_ints(dims.start_index_map),
-        batch=[_to_ints(dims.operand_batching_dims), _to_ints(dims.start_indices_batching_dims)],
+        "gather",
+        offset=_to_plain(dims.offset_dims),
+        collapsed=_to_plain(dims.collapsed_slice_dims),
+        starts=_to_plain(dims.start_index_map),
+        batch=[_to_plain(dims.operand_batching_dims), _to_plain(dims.start_indices_batching_dims)],
         sizes=[encode_dim(size) for size in p["slice_sizes"]],
         fill=None if not is_filled else str(float(fill)),
     )
@@ -526,46 +455,28 @@ def _gather_at_constant(
 ) -> list[Operand]:
     """Add the slice that a gather at one constant position is."""
     p = equation.params
-    source = cast(jax_core.ShapedArray, equation.invars[0].aval)
-    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+    source = get_aval(equation.invars[0])
+    aval = get_aval(equation.outvars[0])
     starts: list[int] = [0] * len(source.shape)
     for axis, index in zip(p["dimension_numbers"].start_index_map, indices.tolist(), strict=True):
         room = source.shape[axis] - p["slice_sizes"][axis]
         if not isinstance(room, int):
-            raise refuse_form(equation, "selects rows of the batch")
+            raise _refuse_form(equation, "selects rows of the batch")
         if not 0 <= index <= room and p["mode"] == GatherScatterMode.FILL_OR_DROP:
-            raise refuse_form(equation, "reads beyond the end of an array")
+            raise _refuse_form(equation, "reads beyond the end of an array")
         starts[axis] = min(max(int(index), 0), room)
     limits = [start + size for start, size in zip(starts, p["slice_sizes"], strict=True)]
     part = _slice(builder, operand, aval.dtype, starts, limits)
     return _add(builder, equation, [part], "reshape")
 
 
-_TABLE: Mapping[str, Lowering] = {
-    **dict.fromkeys(_ELEMENTWISE, _add_elementwise),
-    **dict.fromkeys(_ALIASES, _add_alias),
-    **dict.fromkeys(_REDUCTIONS, _add_axes),
-    **dict.fromkeys(_CUMULATIVE, _add_cumulative),
-    **dict.fromkeys(_POOLING, _add_pooling),
-    **dict.fromkeys(("argmax", "argmin"), _add_arg_reduction),
-    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _add_reshape),
-    "integer_pow": _add_integer_pow,
-    "round": _add_round,
+_OTHERS: Mapping[str, Callable[[ProgramBuilder, Equation, Sequence[Operand]], list[Operand]]] = {
+    **dict.fromkeys(_ALIASES, lambda builder, equation, operands: list(operands)),
     "convert_element_type": _add_cast,
     "select_n": _add_where,
-    "broadcast_in_dim": _add_broadcast,
-    "transpose": _add_transpose,
-    "rev": _add_reverse,
-    "concatenate": _add_concatenate,
-    "stack": _add_stack,
-    "tile": _add_tile,
     "slice": _add_slice,
     "dynamic_slice": _add_dynamic_slice,
     "split": _add_split,
-    "pad": _add_pad,
-    "iota": _add_iota,
-    "sort": _add_sort,
-    "dot_general": _add_dot,
-    "conv_general_dilated": _add_conv,
     "gather": _add_gather,
 }
+"""Functions that add the operations of an equation and return its results."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxrl.errors import (
     locate_in_user_code,
     summarize_exception,
 )
-from jaxrl.export.program import ExportedProgram, Operand, ProgramBuilder, is_known, lower
+from jaxrl.export.program import ExportedProgram, Operand, ProgramBuilder, get_aval, is_known, lower
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.policy.inference import ActInputs, act, set_previous_action
 from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep
@@ -98,7 +98,7 @@ def find_draw(equation: Equation, operands: Sequence[object], number: int) -> Dr
     kind = _KINDS.get(str(name))
     if kind is None or len(equation.outvars) != 1:
         return None
-    aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+    aval = get_aval(equation.outvars[0])
     numbers = operands[1 : 1 + len(_PARAMETERS[kind])]
     constants = [np.unique(x) for x in numbers if isinstance(x, np.ndarray)]
     if len(constants) != len(_PARAMETERS[kind]) or any(len(x) != 1 for x in constants):
@@ -119,13 +119,13 @@ def find_draw(equation: Equation, operands: Sequence[object], number: int) -> Dr
 
 def _has_symbol(equation: Equation) -> bool:
     """Return whether the keys of an equation are those of any batch size."""
-    keys = cast(jax_core.ShapedArray, equation.invars[0].aval)
+    keys = get_aval(equation.invars[0])
     return bool(keys.shape) and not isinstance(keys.shape[0], int)
 
 
 def is_key(variable: jex_core.Var | jex_core.Literal) -> bool:
     """Return whether a variable holds typed keys."""
-    aval = cast(jax_core.ShapedArray, variable.aval)
+    aval = get_aval(variable)
     return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
@@ -414,7 +414,7 @@ class _Flattener:
 
         def read(atom: jex_core.Var | jex_core.Literal) -> _Atom:
             if isinstance(atom, jex_core.Literal):
-                aval = cast(jax_core.ShapedArray, atom.aval)
+                aval = get_aval(atom)
                 return np.asarray(atom.val, aval.dtype)
             return env[atom]
 
@@ -430,7 +430,7 @@ class _Flattener:
             spec = find_draw(equation, atoms, len(self.draws))
             if spec is not None:
                 self.draws.append(spec)
-                aval = cast(jax_core.ShapedArray, equation.outvars[0].aval)
+                aval = get_aval(equation.outvars[0])
                 return [self.builder.add_input(spec.name, aval.dtype, aval.shape)]
         if body is not None:
             return self.flatten(body.jaxpr, body.consts, atoms)
