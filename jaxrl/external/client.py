@@ -137,7 +137,7 @@ class LocalPolicy:
     def __init__(
         self, link: Link, obs: SpaceLeaves, update_interval: float | None, seed: int | None
     ) -> None:
-        self._link, self._obs = link, obs
+        self.link, self._obs = link, obs
         # Where old steps are discarded, every version counts.
         needs_all = link.welcome["max_weights_lag"] is not None
         self._interval = 0.0 if update_interval is None or needs_all else update_interval
@@ -205,9 +205,9 @@ class LocalPolicy:
             self._update()
 
     def _update(self) -> None:
-        if self._link.latest_version == self.version:
+        if self.link.latest_version == self.version:
             return
-        reply, arrays = self._link.request(Kind.GET_POLICY, {"has_program": True})
+        reply, arrays = self.link.request(Kind.GET_POLICY, {"has_program": True})
         self._policy.set_weights(_select(arrays, "weights/"))
         self.version, self._fetched_at = int(reply["version"]), time.monotonic()
 
@@ -303,7 +303,7 @@ class PolicyClient:
             spaces_hash = hash_spaces(*both)
         self.client_id = client_id or uuid.uuid4().hex
         self._block, self._is_closed, self._has_warned = block, False, False
-        self._episodes: dict[str, Episode] = {}
+        self.episodes: dict[str, Episode] = {}
         self._single: str | None = None
         identity = Identity(
             self.client_id,
@@ -311,29 +311,29 @@ class PolicyClient:
             ssl_context,
             spaces_hash,
         )
-        self._link = Link(where, identity, timeout_s, self._get_open_episodes, self._get_num_open)
-        welcome = self._link.welcome
+        self.link = Link(where, identity, timeout_s, self._get_open_episodes, self._get_num_open)
+        welcome = self.link.welcome
         self._obs = SpaceLeaves(welcome["observation_space"], "obs")
         self._unread: list[str] = welcome.get("critic_only_parts", [])
         self._action = SpaceLeaves(welcome["action_space"], "env_action")
-        self._local: LocalPolicy | None = None
+        self.local: LocalPolicy | None = None
         if inference_mode != "remote":
             try:
-                self._local = LocalPolicy(self._link, self._obs, update_interval, seed)
+                self.local = LocalPolicy(self.link, self._obs, update_interval, seed)
             except LinkError:
                 if inference_mode is not None:
-                    self._link.close(1.0)
+                    self.link.close(1.0)
                     raise
 
     @property
     def inference_mode(self) -> str:
         """Mode of inference, 'local' or 'remote'."""
-        return "remote" if self._local is None else "local"
+        return "remote" if self.local is None else "local"
 
     @property
     def weights_version(self) -> int:
         """Version of the newest weights that the run has announced."""
-        return self._link.latest_version
+        return self.link.latest_version
 
     # --- RLlib's methods ---
 
@@ -356,17 +356,17 @@ class PolicyClient:
             raise LinkError(
                 f"episode_id must have 1 to {Limits().max_id_length} characters, got {name!r:.80}."
             )
-        with self._link.changed:
-            if name in self._episodes:
+        with self.link.changed:
+            if name in self.episodes:
                 raise LinkError(f"The episode {name!r} is open already: end it first.")
-            limit = int(self._link.welcome["limits"]["max_open_episodes"])
-            if len(self._episodes) >= limit:
+            limit = int(self.link.welcome["limits"]["max_open_episodes"])
+            if len(self.episodes) >= limit:
                 raise LinkError(
                     f"{limit} episodes of this client are open, the most that the run allows: end "
                     "one before starting another."
                 )
-            self._link.refused.pop(name, None)
-            self._episodes[name] = Episode(name, bool(training_enabled))
+            self.link.refused.pop(name, None)
+            self.episodes[name] = Episode(name, bool(training_enabled))
         return name
 
     def get_action(self, episode_id: str, observation: object) -> Any:
@@ -378,12 +378,12 @@ class PolicyClient:
         episode = self._get_episode(episode_id)
         obs = self._flatten_obs(episode, observation)
         self._reserve_step(episode, obs)
-        act = self._act_remotely if self._local is None else self._act_locally
+        act = self._act_remotely if self.local is None else self._act_locally
         try:
             action, columns, version = act(episode, obs)
         except BaseException:
-            with self._link.changed:
-                self._link.release_credit(int(episode.is_reserved))
+            with self.link.changed:
+                self.link.release_credit(int(episode.is_reserved))
                 episode.is_reserved = False
             raise
         self._open_step(episode, Step(obs, columns, version, "policy"))
@@ -401,18 +401,18 @@ class PolicyClient:
             "episode_ids": [episode.id],
             "t": [episode.t],
             "training_enabled": [episode.training_enabled],
-            "num_recorded": self._link.num_recorded,
+            "num_recorded": self.link.num_recorded,
         }
         arrays = {name: array[None] for name, array in obs.items()}
         arrays["reward"] = np.asarray([episode.past_reward], np.float32)
-        reply, got = self._link.request(Kind.ACT, head, arrays)
+        reply, got = self.link.request(Kind.ACT, head, arrays)
         action = {leaf.name: got[leaf.name][0] for leaf in self._action.leaves}
-        columns = {name: got[name][0] for name in self._link.welcome["columns"]}
+        columns = {name: got[name][0] for name in self.link.welcome["columns"]}
         return action, columns, int(reply["version"])
 
     def _act_locally(self, episode: Episode, obs: Arrays) -> tuple[Arrays, Arrays, int]:
-        assert self._local is not None
-        leaves, columns, version = self._local.act(
+        assert self.local is not None
+        leaves, columns, version = self.local.act(
             episode.id, episode.training_enabled, obs, episode.past_reward
         )
         names = [leaf.name for leaf in self._action.leaves]
@@ -425,7 +425,7 @@ class PolicyClient:
             LinkError: If the algorithm needs the policy's own actions, or a value is invalid.
         """
         episode = self._get_episode(episode_id)
-        reason = self._link.welcome["why_no_own_actions"]
+        reason = self.link.welcome["why_no_own_actions"]
         if reason is not None and episode.training_enabled:
             raise LinkError(
                 "log_action() records an action that the policy did not choose, which this run "
@@ -433,7 +433,7 @@ class PolicyClient:
             )
         obs, taken = self._flatten_obs(episode, observation), self._action.flatten(action)
         self._reserve_step(episode, obs)
-        self._open_step(episode, Step(obs, taken, self._link.latest_version, "log"))
+        self._open_step(episode, Step(obs, taken, self.link.latest_version, "log"))
 
     def log_returns(self, episode_id: str, reward: SupportsFloat, info: object = None) -> None:
         """Add a reward to the latest step; several are summed. `info` is not used.
@@ -497,14 +497,14 @@ class PolicyClient:
                 f"limit, say), got terminated={terminated} and truncated={truncated}."
             )
         obs = self._flatten_obs(episode, observation)
-        with self._link.changed:
+        with self.link.changed:
             self._complete_step(episode, obs)
             self._send_part(episode, "terminated" if terminated else "truncated")
-            del self._episodes[episode.id]
+            del self.episodes[episode.id]
             if self._single == episode.id:
                 self._single = None
-        if self._local is not None:
-            self._local.forget(episode.id)
+        if self.local is not None:
+            self.local.forget(episode.id)
 
     def _warn_of_end(self) -> None:
         """Warn, once, that the end of an episode was taken for the end of its task."""
@@ -524,8 +524,8 @@ class PolicyClient:
             LinkError: If the run cannot be reached.
         """
         self._check_open()
-        if self._local is not None:
-            self._local.update()
+        if self.local is not None:
+            self.local.update()
 
     # --- shorter forms ---
 
@@ -614,7 +614,7 @@ class PolicyClient:
 
     def _check_spaces(self, env: _Env, optional: Collection[str]) -> None:
         for name in ("observation_space", "action_space"):
-            own, expected = describe_space(getattr(env, name)), self._link.welcome[name]
+            own, expected = describe_space(getattr(env, name)), self.link.welcome[name]
             acted_on = (
                 without_parts(expected, optional) if name == "observation_space" else expected
             )
@@ -626,14 +626,14 @@ class PolicyClient:
         if self._is_closed:
             return
         self._is_closed = True
-        with self._link.changed:
-            episodes, self._episodes = list(self._episodes.values()), {}
+        with self.link.changed:
+            episodes, self.episodes = list(self.episodes.values()), {}
         for episode in episodes:
-            if episode.id not in self._link.refused:
+            if episode.id not in self.link.refused:
                 self._send_part(episode, "cut")
             # Without a successor, the open step is no transition.
-            self._link.release_credit(episode.num_unsent)
-        self._link.close(timeout_s)
+            self.link.release_credit(episode.num_unsent)
+        self.link.close(timeout_s)
 
     def __enter__(self) -> PolicyClient:
         return self
@@ -646,34 +646,34 @@ class PolicyClient:
     def _check_open(self) -> None:
         if self._is_closed:
             raise LinkError("This PolicyClient is closed: create another one.")
-        self._link.raise_if_failed()
+        self.link.raise_if_failed()
 
     def _get_episode(self, episode_id: str) -> Episode:
         self._check_open()
         name = str(episode_id)
-        if name in self._link.refused:
-            with self._link.changed:
-                if (episode := self._episodes.pop(name, None)) is not None:
-                    self._link.release_credit(episode.num_unsent)
+        if name in self.link.refused:
+            with self.link.changed:
+                if (episode := self.episodes.pop(name, None)) is not None:
+                    self.link.release_credit(episode.num_unsent)
                 self._single = None if self._single == name else self._single
-            if self._local is not None:
-                self._local.forget(name)
-            raise LinkError(self._link.refused[name])
-        if name not in self._episodes:
+            if self.local is not None:
+                self.local.forget(name)
+            raise LinkError(self.link.refused[name])
+        if name not in self.episodes:
             raise LinkError(
                 f"The episode {name!r} is not open: start_episode() starts one, and end_episode() "
                 "ends it once."
             )
-        return self._episodes[name]
+        return self.episodes[name]
 
     def _get_open_episodes(self) -> dict[str, list[Any]]:
         return {
             name: [episode.t_started, episode.training_enabled]
-            for name, episode in self._episodes.items()
+            for name, episode in self.episodes.items()
         }
 
     def _get_num_open(self) -> int:
-        return sum(episode.num_open for episode in self._episodes.values())
+        return sum(episode.num_open for episode in self.episodes.values())
 
     def _reserve_step(self, episode: Episode, obs: Arrays) -> None:
         """Wait until the run accepts another step, and count it; what is complete is sent before.
@@ -683,29 +683,29 @@ class PolicyClient:
         """
         if not episode.training_enabled:
             return
-        with self._link.changed:
-            if self._link.num_recorded >= self._link.max_steps:
+        with self.link.changed:
+            if self.link.num_recorded >= self.link.max_steps:
                 if self._block:
                     self._complete_step(episode, obs)
-                for each in list(self._episodes.values()):
+                for each in list(self.episodes.values()):
                     self._send_part(each, None)
-            self._link.wait_for_credit(self._block)
+            self.link.wait_for_credit(self._block)
             episode.is_reserved = True
-            self._link.changed.notify_all()
+            self.link.changed.notify_all()
 
     def _open_step(self, episode: Episode, step: Step) -> None:
         """Complete the former step, now that its successor was acted on, and open the next one."""
-        with self._link.changed:
+        with self.link.changed:
             self._complete_step(episode, step.obs)
             episode.open_step, episode.is_reserved = step, False
-            is_full = len(episode.steps) >= int(self._link.welcome["part_length"])
-            if is_full or self._link.num_waiting:
+            is_full = len(episode.steps) >= int(self.link.welcome["part_length"])
+            if is_full or self.link.num_waiting:
                 self._send_part(episode, None)
-            self._link.changed.notify_all()
+            self.link.changed.notify_all()
 
     def _complete_step(self, episode: Episode, successor: Arrays) -> None:
         """Complete the open step, now that its successor is known."""
-        with self._link.changed:
+        with self.link.changed:
             step = episode.open_step
             if step is None:
                 return
@@ -719,8 +719,8 @@ class PolicyClient:
 
     def _send_part(self, episode: Episode, end: str | None) -> None:
         """Send the complete steps of an episode."""
-        with self._link.changed:
+        with self.link.changed:
             if episode.steps:
                 part, arrays = make_part(episode, end)
-                head = {"num_recorded": self._link.num_recorded, "parts": [part]}
-                self._link.send_numbered(head, arrays)
+                head = {"num_recorded": self.link.num_recorded, "parts": [part]}
+                self.link.send_numbered(head, arrays)

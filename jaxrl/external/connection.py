@@ -94,12 +94,12 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket, limits: Limits) -> None:
-        self._socket, self._buffer, self.limits = sock, bytearray(), limits
+        self.socket, self._buffer, self.limits = sock, bytearray(), limits
         sock.settimeout(_SEND_TIMEOUT_S)
 
     def fileno(self) -> int:
         """Return the descriptor, for select."""
-        return self._socket.fileno()
+        return self.socket.fileno()
 
     def send(self, frame: bytes) -> None:
         """Send a frame.
@@ -107,7 +107,7 @@ class Channel:
         Raises:
             OSError: If the connection is broken.
         """
-        self._socket.sendall(frame)
+        self.socket.sendall(frame)
 
     def receive(self) -> Iterator[tuple[Kind, Head, Arrays]]:
         """Read what has arrived, and yield the messages that are complete.
@@ -117,13 +117,13 @@ class Channel:
             FrameError: If the other side does not speak the protocol.
         """
         while True:
-            data = self._socket.recv(2**18)
+            data = self.socket.recv(2**18)
             if not data:
                 raise ConnectionError("the other side closed the connection")
             self._buffer += data
             yield from self._split()
             # TLS may hold decrypted bytes that select does not know of.
-            if not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+            if not (isinstance(self.socket, ssl.SSLSocket) and self.socket.pending()):
                 return
 
     def _split(self) -> Iterator[tuple[Kind, Head, Arrays]]:
@@ -157,7 +157,7 @@ class Channel:
     def close(self) -> None:
         """Close the socket."""
         with contextlib.suppress(OSError):
-            self._socket.close()
+            self.socket.close()
 
 
 def open_channel(address: Address, identity: Identity, state: Head) -> tuple[Channel, Head]:

@@ -1,10 +1,11 @@
 """The interface between the server and a policy, and exported policies, which run with NumPy alone."""
 
+import abc
 import dataclasses
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -66,61 +67,55 @@ class Batch:
     prev_action: Sequence[Value] | None = None
 
 
-class Backend(Protocol):
+class Backend(abc.ABC):
     """A policy that computes actions of batches.
 
     Methods are called from one thread at a time, but for those that validate, which are called from
     another.
+
+    Args:
+        version: Name of the weights, such as that of the checkpoint.
+        spaces: Observation and action space as plain data.
+        reads: Names of the inputs among "prev_action" and "prev_reward" that the policy reads.
+        initial_state: State at the start of an episode, without a batch axis.
     """
 
-    @property
-    def version(self) -> str:
-        """Name of the weights, such as that of the checkpoint."""
-        ...
-
-    @property
-    def spaces(self) -> Mapping[str, Json]:
-        """Observation and action space as plain data, "observation_space" and "action_space"."""
-        ...
-
-    @property
-    def observation_structure(self) -> Structure:
-        """Structure of the observations."""
-        ...
-
-    @property
-    def action_structure(self) -> Structure:
-        """Structure of the actions."""
-        ...
-
-    @property
-    def reads(self) -> Collection[str]:
-        """Names of the inputs among "prev_action" and "prev_reward" that the policy reads."""
-        ...
+    def __init__(
+        self,
+        version: str,
+        spaces: tuple[Mapping[str, Any], Mapping[str, Any]],
+        reads: Collection[str],
+        initial_state: State,
+    ) -> None:
+        self.version, self.reads, self._initial = version, frozenset(reads), initial_state
+        self.spaces: dict[str, Json] = dict(
+            zip(("observation_space", "action_space"), spaces, strict=True)
+        )
+        self.observation_structure, self.action_structure = map(get_structure, spaces)
 
     def initial_state(self) -> State:
         """Return the state at the start of an episode, without a batch axis."""
-        ...
+        return list(self._initial)
 
+    @abc.abstractmethod
     def conform(self, observation: Value) -> Value:
         """Validate an observation and convert it to arrays.
 
         Raises:
             JaxrlError: If it is not in the observation space.
         """
-        ...
 
+    @abc.abstractmethod
     def conform_action(self, action: Value) -> Value:
         """Validate a previous action and convert it to arrays.
 
         Raises:
             JaxrlError: If it does not fit the action space.
         """
-        ...
 
+    @abc.abstractmethod
     def act(self, batch: Batch) -> tuple[Value, State]:
         """Compute environment actions and the states after them, all `[n, ...]`."""
-        ...
 
 
 Load: TypeAlias = Callable[["Backend | None"], "Backend"]
@@ -183,7 +178,7 @@ def split_arrays(structure: Structure, root: str, value: Value) -> dict[str, np.
     return dict(zip(list_names(structure, root), arrays, strict=True))
 
 
-class NumpyBackend:
+class NumpyBackend(Backend):
     """Exported policy.
 
     Args:
@@ -192,37 +187,13 @@ class NumpyBackend:
     """
 
     def __init__(self, policy: NumpyPolicy, version: str) -> None:
-        self._policy, self._version = policy, version
-        manifest = policy.manifest
+        self._policy, manifest = policy, policy.manifest
         self._space, self._actions = manifest["observation_space"], manifest["action_space"]
         signature = manifest["signature"]
         self._leaves = _make_leaves(self._space, "obs", signature["obs"])
         self._past = _make_leaves(self._actions, "prev_action", signature["prev_action"])
-        self._reads = frozenset(cast("list[str]", manifest["reads"]))
-        self._initial = [leaf[0] for leaf in policy.initial_state()]
-
-    @property
-    def version(self) -> str:
-        return self._version
-
-    @property
-    def spaces(self) -> Mapping[str, Json]:
-        return {"observation_space": self._space, "action_space": self._actions}
-
-    @property
-    def observation_structure(self) -> Structure:
-        return get_structure(self._space)
-
-    @property
-    def action_structure(self) -> Structure:
-        return get_structure(self._actions)
-
-    @property
-    def reads(self) -> Collection[str]:
-        return self._reads
-
-    def initial_state(self) -> State:
-        return list(self._initial)
+        initial = [leaf[0] for leaf in policy.initial_state()]
+        super().__init__(version, (self._space, self._actions), manifest["reads"], initial)
 
     def conform(self, observation: Value) -> Value:
         return _conform(self._space, self._leaves, observation, "obs")
@@ -237,7 +208,7 @@ class NumpyBackend:
                 _concatenate(self._space, batch.observations, "obs"),
                 batch.state or None,
                 is_first=batch.is_first if batch.state else None,
-                prev_reward=batch.prev_reward if "prev_reward" in self._reads else None,
+                prev_reward=batch.prev_reward if "prev_reward" in self.reads else None,
                 prev_action=None
                 if actions is None
                 else _concatenate(self._actions, actions, "action"),

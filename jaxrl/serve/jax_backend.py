@@ -1,7 +1,7 @@
 """Checkpoints as backends: the programs of `jaxrl.Policy`, in batches."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import gymnasium
@@ -20,10 +20,10 @@ from jaxrl.policy.inference import Inference
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.requests import ActionRequest
 from jaxrl.runs.checkpoint import find_checkpoint, read_metadata
-from jaxrl.serve.backend import Backend, Batch, Json, State, Structure, Value, get_structure
+from jaxrl.serve.backend import Backend, Batch, State, Value
 
 
-class JaxBackend:
+class JaxBackend(Backend):
     """Policy of a run, with its compiled programs.
 
     Args:
@@ -36,46 +36,15 @@ class JaxBackend:
     def __init__(
         self, policy: Policy, version: str, config: Mapping[str, object], max_batch: int
     ) -> None:
-        self._policy, self._version, self._config = policy, version, config
-        self._max_batch = max_batch
+        self._policy, self._config, self._max_batch = policy, config, max_batch
         self._inference: Inference = policy.inference
-        initial = policy.initial_state()
-        leaves, self._treedef = jax.tree.flatten(initial)
-        self._initial = [np.asarray(leaf) for leaf in leaves]
-        observation, action = self._inference.observation_space, self._inference.action_space
-        described = (
-            describe_space(observation, "obs", self._inference.ignored_parts),
-            describe_space(action, "action"),
+        leaves, self._treedef = jax.tree.flatten(policy.initial_state())
+        spaces = (
+            describe_space(self._inference.observation_space, "obs", self._inference.ignored_parts),
+            describe_space(self._inference.action_space, "action"),
         )
-        self._spaces: dict[str, Json] = {
-            "observation_space": described[0],
-            "action_space": described[1],
-        }
-        self._structures = get_structure(described[0]), get_structure(described[1])
-        self._reads = self._inference.get_read_inputs()
-
-    @property
-    def version(self) -> str:
-        return self._version
-
-    @property
-    def spaces(self) -> Mapping[str, Json]:
-        return self._spaces
-
-    @property
-    def observation_structure(self) -> Structure:
-        return self._structures[0]
-
-    @property
-    def action_structure(self) -> Structure:
-        return self._structures[1]
-
-    @property
-    def reads(self) -> Collection[str]:
-        return self._reads
-
-    def initial_state(self) -> State:
-        return list(self._initial)
+        reads = self._inference.get_read_inputs()
+        super().__init__(version, spaces, reads, [np.asarray(leaf) for leaf in leaves])
 
     def conform(self, observation: Value) -> Value:
         return self._inference.conform(observation)
@@ -87,7 +56,7 @@ class JaxBackend:
         num = len(batch.observations)
         padding = get_padded_size(num, self._max_batch) - num
         state = [_pad(leaf, padding) for leaf in batch.state]
-        reward = batch.prev_reward if "prev_reward" in self._reads else None
+        reward = batch.prev_reward if "prev_reward" in self.reads else None
         actions = batch.prev_action
         request = ActionRequest(
             observations=[*batch.observations, *[batch.observations[-1]] * padding],

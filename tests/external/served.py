@@ -1,8 +1,10 @@
 """Runner groups that simulators connect to, without a learner, for tests of the server."""
 
 import contextlib
+import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -58,15 +60,16 @@ class Served:
 
     @property
     def ledger(self) -> Any:
-        return self.group._inbox.ledger
+        return self.group.inbox.ledger
 
     @property
     def sessions(self) -> Any:
-        return self.group._server.ask(lambda sessions: sessions)
+        return self.group.server.ask(lambda sessions: sessions)
 
-    def connect(self, **options: Any) -> PolicyClient:
+    def connect(self, address: str | None = None, **options: Any) -> PolicyClient:
         return PolicyClient(
-            self.group.address, **{"timeout_s": 20.0, "inference_mode": "remote", **options}
+            address or self.group.address,
+            **{"timeout_s": 20.0, "inference_mode": "remote", **options},
         )
 
     def take(self) -> Fragment:
@@ -82,9 +85,9 @@ class Served:
 
         def learn() -> None:
             while not stopped.is_set():
-                if (fragment := self.group._inbox.take(0.05)) is not None:
+                if (fragment := self.group.inbox.take(0.05)) is not None:
                     self.fragments.append(fragment)
-                    self.group._server.grant()
+                    self.group.server.grant()
                     self.publish()
 
         thread = threading.Thread(target=learn)
@@ -94,6 +97,75 @@ class Served:
         finally:
             stopped.set()
             thread.join()
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.01)
+
+
+def serve(first: Served, **settings: Any) -> Served:
+    """A server of its own, with settings of `external`; what is compiled is shared."""
+    new = Served(make_config().external(**settings), first.assembly)
+    new.group.acting.policies = first.group.acting.policies
+    return new
+
+
+class Network:
+    """Way from simulators to a server, whose connections break and which may lead to another one."""
+
+    def __init__(self, address: str) -> None:
+        self._target: str | None = address
+        self._sockets: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def break_connections(self) -> None:
+        """Break all connections; bytes on their way are lost."""
+        for sock in list(self._sockets):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        """Break all connections, and refuse others."""
+        self._target = None
+        self.break_connections()
+
+    def restore(self, address: str) -> None:
+        """Lead to a server again."""
+        self._target = address
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # the listener is closed
+            while True:
+                near, _ = self._listener.accept()
+                try:
+                    assert self._target is not None
+                    host, port = self._target.split(":")
+                    far = socket.create_connection((host, int(port)))
+                except (AssertionError, OSError):
+                    near.close()
+                    continue
+                self._sockets |= {near, far}
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._forward, args=pair, daemon=True).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(2**16):
+                sink.sendall(data)
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._sockets.discard(source)
+        source.close()
 
 
 class Walk(gymnasium.Env[Any, Any]):

@@ -1,7 +1,6 @@
 """Everything hostile at once beside a run: it trains, its accounts are exact, memory is flat."""
 
 import contextlib
-import dataclasses
 import gc
 import os
 import threading
@@ -21,6 +20,7 @@ from tests.external.test_faults import (
     raw,
     read_all,
     send_noise,
+    shorten_timeouts,
     wait_for,
 )
 
@@ -33,10 +33,7 @@ class Target:
 
     def __init__(self, algorithm: Any) -> None:
         self.group = algorithm.env_runner_group
-        server = self.group._server
-        server._options = dataclasses.replace(
-            server._options, handshake_timeout_s=1.0, frame_timeout_s=1.0
-        )
+        shorten_timeouts(self.group)
 
 
 def crowd(target: Target, number: int) -> None:
@@ -57,7 +54,7 @@ def dawdle(target: Target, number: int) -> None:
             read_all(sock)
         slow = find_room(target, f"slow{i}")
         slow.channel.send(ping[:-1])
-        read_all(slow.channel._socket)
+        read_all(slow.channel.socket)
         slow.channel.close()
 
 
@@ -149,7 +146,7 @@ def test_a_run_goes_on_and_its_memory_is_flat(monkeypatch: pytest.MonkeyPatch) -
             before = measure_memory()
             num_iterations = attack(10)
             after = measure_memory()
-            wait_for(lambda: target.group._server._num_open == 1)
+            wait_for(lambda: target.group.server.num_open == 1)
             algorithm.stop()
     finally:
         algorithm.stop()

@@ -1,5 +1,6 @@
 """Clients over loopback: what they record arrives once, in order, and as it was."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,7 +8,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,30 +15,7 @@ import pytest
 from jaxrl import DQNConfig, IMPALAConfig, PPOConfig
 from jaxrl.external import LinkError, PolicyClient, RunEndedError
 from jaxrl.runners.external.group import resolve_max_lag
-from tests.external.served import OBS, Served, Walk, make_config
-
-
-@pytest.fixture(scope="module")
-def assembly():
-    return Served(make_config())
-
-
-@pytest.fixture
-def served(assembly: Served) -> Iterator[Served]:
-    """A server of its own for each test; what is compiled is shared."""
-    assembly.group.stop()
-    new = Served(make_config(), assembly.assembly)
-    new.group._acting._policies.update(assembly.group._acting._policies)
-    yield new
-    new.group.stop()
-    assembly.group._acting._policies.update(new.group._acting._policies)
-
-
-def wait_for(condition, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.01)
+from tests.external.served import OBS, Network, Served, Walk, make_config, wait_for
 
 
 def test_episodes_arrive_as_they_were_played(served: Served) -> None:
@@ -84,7 +61,7 @@ def test_reward_of_several_calls_is_summed(served: Served) -> None:
             client.log_returns(name, 0.25)
         client.end_episode(name, np.zeros(2), truncated=True)
         wait_for(lambda: served.ledger.received == 3)
-        (part,) = served.group._inbox._parts
+        (part,) = served.group.inbox.parts
     np.testing.assert_array_equal(part.reward, [0.75] * 3)
     assert part.truncated
     assert not part.terminated
@@ -97,7 +74,7 @@ def test_step_starts_and_ends_episodes(served: Served) -> None:
         assert client.step(np.ones(2), 2.0, terminated=True) is None
         assert client.step(np.zeros(2)) in (0, 1, 2)
         wait_for(lambda: served.ledger.received == 2)
-        (part,) = served.group._inbox._parts
+        (part,) = served.group.inbox.parts
         assert part.reward.tolist() == [1.0, 2.0]
         assert part.terminated
 
@@ -123,37 +100,37 @@ def test_several_episodes_are_open_at_a_time(served: Served) -> None:
         for i, name in enumerate(names):
             client.end_episode(name, np.asarray([4, i], np.float32), truncated=True)
         wait_for(lambda: served.ledger.received == 20)
-    parts = served.group._inbox._parts
+    parts = served.group.inbox.parts
     for part in parts:  # never a row of another episode
         assert len(set(part.obs[:, 1])) == 1
         np.testing.assert_array_equal(part.reward, part.obs[:-1, 1])
 
 
 def test_threads_of_one_client_share_calls_of_the_policy(served: Served) -> None:
-    served.group._acting._window_s = 0.05
+    served.group.acting.window_s = 0.05
     with served.connect() as client, served.learning():
         threads = [
             threading.Thread(target=lambda: client.run(Walk(3), num_episodes=2)) for _ in range(8)
         ]
-        before = served.group._acting.num_calls
+        before = served.group.acting.num_calls
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         wait_for(lambda: served.ledger.received == 48)
-    assert served.group._acting.num_calls - before < 48 / 2
-    assert {size for size, _ in served.group._acting._policies} <= {1, 2, 4, 8}
+    assert served.group.acting.num_calls - before < 48 / 2
+    assert {size for size, _ in served.group.acting.policies} <= {1, 2, 4, 8}
 
 
 def test_client_waits_for_credit(served: Served) -> None:
-    capacity = served.group._inbox.capacity
+    capacity = served.group.inbox.capacity
     with served.connect(block=False) as client:
         with pytest.raises(LinkError, match="accepts no more than"):
             client.run(Walk(), num_episodes=200)
         wait_for(lambda: served.ledger.queued >= capacity - Walk().length)
         assert served.ledger.queued <= 2 * capacity
         served.take()  # makes room
-        wait_for(lambda: client._link.max_steps > client._link.num_recorded)
+        wait_for(lambda: client.link.max_steps > client.link.num_recorded)
         client.get_action(client.start_episode(), np.zeros(2))
 
 
@@ -243,7 +220,7 @@ def test_lost_connection_cuts_and_never_terminates(served: Served) -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     wait_for(lambda: served.ledger.maybe_lost > 0)
-    (part,) = served.group._inbox._parts
+    (part,) = served.group.inbox.parts
     assert part.is_cut
     assert served.ledger.maybe_lost == 3
     with served.connect() as client:  # training goes on
@@ -258,13 +235,15 @@ def test_lost_connection_cuts_and_never_terminates(served: Served) -> None:
     assert is_border or rollout.truncated[t, column]
 
 
-def test_reconnects_and_sends_again_what_was_not_acknowledged(served: Served) -> None:
-    with served.connect() as client, served.learning():
+def test_reconnects_and_sends_again_what_was_not_acknowledged(
+    served: Served, network: Network
+) -> None:
+    with served.connect(network.address) as client, served.learning():
         done = threading.Event()
 
         def break_connections() -> None:
             while not done.wait(0.05):
-                served.group._server.ask(lambda _: close_all(served))
+                network.break_connections()
 
         breaker = threading.Thread(target=break_connections)
         breaker.start()
@@ -278,35 +257,28 @@ def test_reconnects_and_sends_again_what_was_not_acknowledged(served: Served) ->
     assert set(np.concatenate(ended)) == {6.0}
 
 
-def close_all(served: Served) -> None:
-    for connection in served.group._server._connections.values():
-        connection.writer.transport.abort()
-
-
-def test_another_server_continues_open_episodes(served: Served) -> None:
+def test_another_server_continues_open_episodes(served: Served, network: Network) -> None:
     """As after a run that was restored: the steps count, the unknown return does not."""
-    port = served.group._server.port
-    config = make_config().external(external_port=port)
-    with served.connect(timeout_s=30.0) as client:
+    with served.connect(network.address, timeout_s=30.0) as client:
         name = client.start_episode()
         for t in range(20):
             client.get_action(name, np.full(2, t / 2, np.float32))
             client.log_returns(name, 1.0)
         wait_for(lambda: served.ledger.received == 16)
-        served.group._server._options = None  # no farewell: as if the process had died
-        served.group._server._broadcast = lambda frame: None
+        network.cut()  # no farewell: as if the process had died
         served.group.stop()
-        other = Served(config, served.assembly)
+        other = Served(make_config(), served.assembly)
+        network.restore(other.group.address)
         try:
             for t in range(20, 24):
                 client.get_action(name, np.full(2, t / 4, np.float32))
                 client.log_returns(name, 1.0)
             client.end_episode(name, np.zeros(2), terminated=True)
             wait_for(lambda: other.ledger.received == 8)
-            (part,) = other.group._inbox._parts
+            (part,) = other.group.inbox.parts
             assert part.t_started == 16
             assert part.terminated
-            assert not other.group._inbox._ends
+            assert not other.group.inbox.ended
         finally:
             other.group.stop()
 
@@ -330,7 +302,14 @@ def test_restoring_drops_what_was_queued(served: Served) -> None:
 def test_run_ends_with_one_sentence(served: Served) -> None:
     client = served.connect()
     served.group.stop()
-    wait_for(lambda: client._link._error is not None)
+
+    def has_ended() -> bool:
+        with contextlib.suppress(RunEndedError):
+            client.update_policy_weights()
+            return False
+        return True
+
+    wait_for(has_ended)
     with pytest.raises(RunEndedError, match="ended"):
         client.start_episode()
     client.close()
@@ -344,7 +323,7 @@ def test_end_without_flags_is_a_termination_and_warns_once(served: Served) -> No
         end(client, terminated=True, truncated=True)
         end(client, truncated=True)
         wait_for(lambda: served.ledger.received == 4)
-        parts = served.group._inbox._parts
+        parts = served.group.inbox.parts
     assert [part.terminated for part in parts] == [True, True, True, False]
     assert [part.truncated for part in parts] == [False, False, False, True]
 
@@ -433,7 +412,7 @@ def test_lag_of_the_weights(cls, setting, expected) -> None:
     assert resolve_max_lag(cls().external(max_weights_lag=setting)) == expected
 
 
-def test_settings_reach_the_server(assembly: Served) -> None:
+def test_settings_reach_the_server(first: Served) -> None:
     config = make_config().external(
         max_weights_lag=None,
         max_message_bytes=10_000,
@@ -441,14 +420,14 @@ def test_settings_reach_the_server(assembly: Served) -> None:
         idle_timeout_s=7.0,
         resume_window_s=8.0,
     )
-    new = Served(config, assembly.assembly)
+    new = Served(config, first.assembly)
     with new.connect() as client:
-        assert client._link.welcome["limits"]["max_message_bytes"] == 10_000
-        assert client._link.welcome["max_weights_lag"] is None
-        new.group._acting._num_expected = 2  # as many came together last time
+        assert client.link.welcome["limits"]["max_message_bytes"] == 10_000
+        assert client.link.welcome["max_weights_lag"] is None
+        new.group.acting.num_expected = 2  # as many came together last time
         begin = time.monotonic()
         client.get_action(client.start_episode(), np.zeros(2))
         assert time.monotonic() - begin >= 0.25
-    options = new.group._server._options
+    options = new.group.server.options
     assert (options.idle_timeout_s, options.resume_window_s) == (7.0, 8.0)
     new.group.stop()

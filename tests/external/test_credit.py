@@ -1,7 +1,6 @@
 """Credit, names and sizes: a client that may record always can, and loses nothing when it may not."""
 
 import threading
-import time
 from collections.abc import Iterator
 
 import gymnasium
@@ -9,38 +8,22 @@ import numpy as np
 import pytest
 
 from jaxrl.external import LinkError, PolicyClient
-from jaxrl.external import connection as client_connection
 from jaxrl.external.connection import RefusedError, list_continued
 from jaxrl.external.frames import BusyError, Kind
 from jaxrl.external.spaces import SpaceLeaves, describe_space
 from jaxrl.runners.external.schema import Schema
-from tests.external.served import Served, make_config
+from tests.external.served import Network, Served, make_config, serve, wait_for
 from tests.external.test_faults import Raw, connected, read_all, refusal
 
 X = np.zeros(2, np.float32)
 
 
-@pytest.fixture(scope="module")
-def assembly():
-    return Served(make_config())
-
-
 @pytest.fixture
-def served(assembly: Served) -> Iterator[Served]:
-    """A server of its own for each test; what is compiled is shared."""
-    assembly.group.stop()
-    new = Served(make_config().external(resume_window_s=60.0), assembly.assembly)
-    new.group._acting._policies.update(assembly.group._acting._policies)
+def served(first: Served) -> Iterator[Served]:
+    """A server that remembers clients for as long as a test takes."""
+    new = serve(first, resume_window_s=60.0)
     yield new
     new.group.stop()
-    assembly.group._acting._policies.update(new.group._acting._policies)
-
-
-def wait_for(condition, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.01)
 
 
 def play(client: PolicyClient, name: str, num_steps: int) -> None:
@@ -55,7 +38,7 @@ def test_one_thread_plays_several_episodes_in_turns(served: Served) -> None:
         for _ in range(12):  # more steps than wait for the learner
             for name in names:
                 play(client, name, 1)
-        assert client._link.max_steps <= client._link.num_recorded + 32
+        assert client.link.max_steps <= client.link.num_recorded + 32
 
 
 def test_room_that_stale_steps_leave_is_granted(served: Served) -> None:
@@ -89,7 +72,7 @@ def test_an_episode_that_may_not_go_on_can_end(served: Served) -> None:
         play(client, name, 100)
     client.end_episode(name, X, terminated=True)
     client.close()
-    assert [part.terminated for part in served.group._inbox._parts if part.is_last] == [True]
+    assert [part.terminated for part in served.group.inbox.parts if part.is_last] == [True]
     assert not any(s.episodes for s in served.sessions.by_id.values())
 
 
@@ -97,7 +80,7 @@ def test_a_step_that_is_refused_can_be_repeated(served: Served) -> None:
     with served.connect(block=False) as client:
 
         def play_on() -> None:
-            while client._link.num_recorded < 100:
+            while client.link.num_recorded < 100:
                 client.step(X, 1.0)
 
         def refuse() -> None:
@@ -107,73 +90,60 @@ def test_a_step_that_is_refused_can_be_repeated(served: Served) -> None:
 
         refuse()
         client.step(X, 1.0, truncated=True)
-        number = client._link.num_recorded
+        number = client.link.num_recorded
         wait_for(lambda: served.ledger.queued == number)
-        rewards = [part.reward for part in served.group._inbox._parts]
+        rewards = [part.reward for part in served.group.inbox.parts]
         np.testing.assert_array_equal(np.concatenate(rewards), np.ones(number))
         refuse()  # at the first step of an episode
         served.take()
-        wait_for(lambda: client._link.max_steps > client._link.num_recorded)
+        wait_for(lambda: client.link.max_steps > client.link.num_recorded)
         client.step(X, 1.0)
         client.step(X, 2.0, truncated=True)
         wait_for(lambda: served.ledger.queued == number - 32 + 1)
-        assert served.group._inbox._parts[-1].reward.tolist() == [2.0]
+        assert served.group.inbox.parts[-1].reward.tolist() == [2.0]
 
 
-def lose_connection(served: Served, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Cut all connections, until the event is set, and forget the clients as a new process does."""
-    server, is_back = served.group._server, threading.Event()
-    connect = client_connection.open_channel
-
-    def open_channel(*args):
-        if not is_back.is_set():
-            raise OSError("nobody is there")
-        return connect(*args)
-
-    monkeypatch.setattr(client_connection, "open_channel", open_channel)
-    writers = [connection.writer for connection in server._connections.values()]
-    server._call(lambda: [writer.close() for writer in writers])
+def lose_connection(served: Served, network: Network) -> None:
+    """Cut all connections, and forget the clients as a new process does."""
+    network.cut()
     wait_for(lambda: all(s.lost_at is not None for s in served.sessions.by_id.values()))
-    server.ask(lambda sessions: sessions.by_id.clear())
-    return is_back
+    served.group.server.ask(lambda sessions: sessions.by_id.clear())
 
 
-def test_many_unacknowledged_episodes_survive_a_restart(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served.group._inbox.capacity = 2000
-    client = served.connect(inference_mode="local")
-    wait_for(lambda: client._link.max_steps >= 1100 or served.group._server.grant())
-    is_back = lose_connection(served, monkeypatch)
+def test_many_unacknowledged_episodes_survive_a_restart(served: Served, network: Network) -> None:
+    served.group.inbox.capacity = 2000
+    client = served.connect(network.address, inference_mode="local")
+    wait_for(lambda: client.link.max_steps >= 1100 or served.group.server.grant())
+    lose_connection(served, network)
     for _ in range(1100):
         name = client.start_episode()
         client.get_action(name, X)
         client.end_episode(name, X, terminated=True)
-    is_back.set()
+    network.restore(served.group.address)
     wait_for(lambda: served.ledger.received == 1100)
     client.close()
 
 
-def test_open_episodes_with_long_names_survive_a_restart(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = served.connect(inference_mode="local")
+def test_open_episodes_with_long_names_survive_a_restart(served: Served, network: Network) -> None:
+    client = served.connect(network.address, inference_mode="local")
     for i in range(1000):
         client.start_episode(f"{i:0200}")
-    lose_connection(served, monkeypatch).set()
-    wait_for(lambda: client._link.get_state()["is_connected"])
+    lose_connection(served, network)
+    network.restore(served.group.address)
+    wait_for(lambda: client.link.get_state()["is_connected"])
     play(client, f"{0:0200}", 1)
     client.close()
 
 
 def test_memory_of_an_episode_is_not_begun_anew(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    served: Served, network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Schema, "has_state", True)
-    client = served.connect()
+    client = served.connect(network.address)
     name, other = client.start_episode(), client.start_episode()
     play(client, name, 2)
-    lose_connection(served, monkeypatch).set()
+    lose_connection(served, network)
+    network.restore(served.group.address)
     with pytest.raises(LinkError, match=r"memory of the episode .* start another one"):
         play(client, name, 1)
     play(client, other, 1)  # which had no action
@@ -181,7 +151,7 @@ def test_memory_of_an_episode_is_not_begun_anew(
 
 
 def give_up(served: Served, name: str) -> None:
-    served.group._server.ask(
+    served.group.server.ask(
         lambda sessions: [sessions.give_up(session, name) for session in sessions.by_id.values()]
     )
 
@@ -195,7 +165,7 @@ def test_steps_of_an_episode_that_was_given_up_take_no_credit(served: Served) ->
             for _ in range(2):
                 with pytest.raises(LinkError, match="was given up"):
                     client.get_action(name, X)
-            assert client._link.num_recorded == 0
+            assert client.link.num_recorded == 0
         name = client.start_episode()
         play(client, name, 8)
         give_up(served, name)
@@ -233,7 +203,7 @@ def test_an_episode_can_end_after_a_failed_action(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = served.connect()
-    client._link.welcome["part_length"] = 4
+    client.link.welcome["part_length"] = 4
     name = client.start_episode()
     play(client, name, 4)
 
@@ -246,7 +216,7 @@ def test_an_episode_can_end_after_a_failed_action(
             client.get_action(name, X)
     client.end_episode(name, X, terminated=True)
     client.close()
-    (part,) = served.group._inbox._parts
+    (part,) = served.group.inbox.parts
     assert (len(part), part.terminated) == (4, True)
 
 
@@ -254,15 +224,15 @@ def test_the_end_of_an_episode_does_not_hold_up_a_fetch_of_weights(served: Serve
     with served.connect(inference_mode="local") as client:
         name = client.start_episode()
         play(client, name, 1)
-        assert client._local is not None
-        with client._local._lock:  # as another thread has it while it fetches
+        assert client.local is not None
+        with client.local._lock:  # as another thread has it while it fetches
             thread = threading.Thread(
                 target=client.end_episode, args=(name, X), kwargs={"truncated": True}, daemon=True
             )
             thread.start()
-            wait_for(lambda: not client._episodes)
-            assert client._link.changed.acquire(timeout=5.0)
-            client._link.changed.release()
+            wait_for(lambda: not client.episodes)
+            assert client.link.changed.acquire(timeout=5.0)
+            client.link.changed.release()
         thread.join(5.0)
 
 
@@ -281,21 +251,21 @@ def test_wrong_counts_leave_nothing_at_the_run(
     served: Served, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     known = served.connect()
-    secret = known._link.welcome["secret"]
+    secret = known.link.welcome["secret"]
     (session,) = served.sessions.by_id.values()
     for client_id, head in ((known.client_id, {"secret": secret}), ("new", {})):
         with pytest.raises(LinkError, match=f"{name} must be a whole number"):
-            served.group._server.ask(lambda s: s.open(client_id, {**head, name: "x"}))  # noqa: B023
+            served.group.server.ask(lambda s: s.open(client_id, {**head, name: "x"}))  # noqa: B023
     assert list(served.sessions.by_id.values()) == [session]
     episodes = {"a": [0, True], "b": "wrong"}
     with pytest.raises(LinkError, match="must map names"):
-        served.group._server.ask(lambda s: s.open("new", {"open_episodes": episodes}))
-    assert not served.sessions._slots
+        served.group.server.ask(lambda s: s.open("new", {"open_episodes": episodes}))
+    assert not served.sessions.slots
     known.close()
 
 
 def expire_all(served: Served) -> None:
-    served.group._server.ask(lambda s: [s.expire(session) for session in list(s.by_id.values())])
+    served.group.server.ask(lambda s: [s.expire(session) for session in list(s.by_id.values())])
 
 
 @pytest.mark.parametrize("num_recorded", [2**40, 2**62 - 1])
@@ -308,7 +278,7 @@ def test_a_new_client_grants_itself_nothing(served: Served, num_recorded: int) -
         with pytest.raises(RefusedError, match="more than the 32 that it was granted"):
             Raw(served, secret=secret, num_recorded=num_recorded)
         known.send(Kind.PING, {"num_recorded": num_recorded})
-        assert "more than the 32 that it was granted" in refusal(read_all(known.channel._socket))
+        assert "more than the 32 that it was granted" in refusal(read_all(known.channel.socket))
     expire_all(served)
     assert served.ledger.maybe_lost == 0
 
@@ -373,7 +343,7 @@ def test_a_step_without_an_action_is_not_counted(
         monkeypatch.setattr(client, "_act_remotely", fail)
         with pytest.raises(LinkError, match="no answer"):
             client.get_action(client.start_episode(), X)
-        assert client._link.num_recorded == 0
+        assert client.link.num_recorded == 0
 
 
 def test_parts_of_large_observations_fit_into_messages() -> None:
@@ -382,7 +352,7 @@ def test_parts_of_large_observations_fit_into_messages() -> None:
     served = Served(config.external(max_message_bytes=50_000))
     obs = np.zeros(space.shape, np.float32)
     with served.connect() as client:
-        assert 8 <= client._link.welcome["part_length"] < 16
+        assert 8 <= client.link.welcome["part_length"] < 16
         name = client.start_episode()
         for _ in range(17):
             client.get_action(name, obs)
@@ -395,8 +365,8 @@ def test_long_descriptions_of_spaces_are_received(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = {"kind": "Box", "low": [1 / 3] * 10_000}
-    welcome = {**served.group._server._welcome, "unused": text}
-    monkeypatch.setattr(served.group._server, "_welcome", welcome)
+    welcome = {**served.group.server.welcome, "unused": text}
+    monkeypatch.setattr(served.group.server, "welcome", welcome)
     served.connect(timeout_s=2.0).close()
 
 

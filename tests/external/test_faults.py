@@ -35,17 +35,11 @@ from jaxrl.external.frames import (
     encode,
 )
 from jaxrl.runners.external import server as server_module
-from tests.external.served import Served, Walk, make_config
+from tests.external import served as served_module
+from tests.external.served import Served, Walk, make_config, wait_for
 
 TOKEN = "correct horse battery staple"
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def first() -> Iterator[Served]:
-    served = Served(make_config())
-    yield served
-    served.group.stop()
 
 
 @pytest.fixture
@@ -61,20 +55,16 @@ def served(first: Served) -> Iterator[Served]:
 
 
 def serve(first: Served, **settings: Any) -> Served:
-    new = Served(make_config().external(**settings), first.assembly)
-    new.group._acting._policies.update(first.group._acting._policies)
-    server = new.group._server
-    server._options = dataclasses.replace(
-        server._options, handshake_timeout_s=2.0, frame_timeout_s=1.0
-    )
+    """A server with short timeouts."""
+    new = served_module.serve(first, **settings)
+    shorten_timeouts(new.group, handshake_timeout_s=2.0)
     return new
 
 
-def wait_for(condition: Any, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.01)
+def shorten_timeouts(group: Any, handshake_timeout_s: float = 1.0) -> None:
+    group.server.options = dataclasses.replace(
+        group.server.options, handshake_timeout_s=handshake_timeout_s, frame_timeout_s=1.0
+    )
 
 
 @contextlib.contextmanager
@@ -281,7 +271,7 @@ def test_secret_of_the_client_replaces_its_connection(served: Served) -> None:
         assert kind == Kind.ACK
         with connected(served, secret=old.welcome["secret"]) as new:
             assert new.welcome["num_received"] == ack["num_received"] == 1
-            assert read_all(old.channel._socket) == b""
+            assert read_all(old.channel.socket) == b""
 
 
 def test_max_clients(first: Served) -> None:
@@ -305,18 +295,18 @@ def test_200_connections_do_not_stop_training(first: Served) -> None:
             assert client.run(Walk(), num_episodes=5) == [6.0] * 5
         answered = sum(b"Too many connections" in read_all(sock) for sock in socks)
         assert answered >= 200 - 3 - 32 - 1
-    wait_for(lambda: served.group._server._num_open == 0)
+    wait_for(lambda: served.group.server.num_open == 0)
     served.group.stop()
 
 
 def test_client_waits_for_room(served: Served) -> None:
-    server = served.group._server
-    server._options = dataclasses.replace(server._options, handshake_timeout_s=60.0)
-    room = server._options.max_clients + server_module._MAX_HANDSHAKES
+    server = served.group.server
+    server.options = dataclasses.replace(server.options, handshake_timeout_s=60.0)
+    room = server.options.max_clients + server_module.MAX_HANDSHAKES
     with contextlib.ExitStack() as stack:
         for _ in range(room):  # that say nothing
             stack.enter_context(raw(served))
-        wait_for(lambda: server._num_open == room)
+        wait_for(lambda: server.num_open == room)
         with pytest.raises(LinkError, match=r"reached: Too many .*: try again later\.$"):
             served.connect(timeout_s=0.2)
         threading.Timer(0.3, stack.close).start()
@@ -367,7 +357,7 @@ def test_slow_sender_times_out_and_loses_nothing(served: Served) -> None:
     with connected(served) as slow:
         frame = encode(Kind.PING, {"num_recorded": 0})
         slow.channel.send(frame[:-1])
-        assert read_all(slow.channel._socket) == b""
+        assert read_all(slow.channel.socket) == b""
     wait_for(lambda: not served.sessions.by_id)
     assert served.ledger.maybe_lost == 0
 
@@ -375,15 +365,15 @@ def test_slow_sender_times_out_and_loses_nothing(served: Served) -> None:
 def test_silent_client_is_disconnected(first: Served) -> None:
     served = serve(first, idle_timeout_s=0.3)
     with connected(served) as silent:
-        assert read_all(silent.channel._socket) == b""
+        assert read_all(silent.channel.socket) == b""
     served.group.stop()
 
 
 def test_client_that_does_not_read_is_disconnected(served: Served, monkeypatch: Any) -> None:
-    monkeypatch.setattr("jaxrl.runners.external.server._MAX_UNSENT_BYTES", 2**16)
+    monkeypatch.setattr("jaxrl.runners.external.server.MAX_UNSENT_BYTES", 2**16)
     with connected(served) as deaf:
-        deaf.channel._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.channel._socket.settimeout(0.5)
+        deaf.channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.channel.socket.settimeout(0.5)
         ping = encode(Kind.PING, {"num_recorded": 0}) * 1000
         with pytest.raises((ConnectionError, TimeoutError)):  # noqa: PT012
             for _ in range(2000):
@@ -403,14 +393,14 @@ def test_duplicates_are_dropped(served: Served) -> None:
         client.send_part(served, t_started=3, head={"num_recorded": 6})
         assert client.read()[1]["num_received"] == 2
     assert served.ledger.received == 6
-    assert [len(part) for part in served.group._inbox._parts] == [3, 3]
+    assert [len(part) for part in served.group.inbox.parts] == [3, 3]
 
 
 def closes(served: Served, send: Any) -> str:
     """The refusal with which the server closes a connection."""
     with connected(served) as client:
         send(client)
-        return refusal(read_all(client.channel._socket))
+        return refusal(read_all(client.channel.socket))
 
 
 @pytest.mark.parametrize(
@@ -501,7 +491,7 @@ def test_rest_of_a_refused_episode_is_not_trained_on(served: Served) -> None:
         assert client.read()[0] == Kind.ACK
         client.send_part(served, t_started=3, head={"num_recorded": 9})
         assert "was given up" in client.read()[1]["error"]
-    (part,) = served.group._inbox._parts
+    (part,) = served.group.inbox.parts
     assert part.is_cut
     assert served.ledger.discarded == {"refused": 6}
 
@@ -575,7 +565,7 @@ def test_path_like_names_are_only_names(served: Served, tmp_path: Path) -> None:
 
 def test_too_many_open_episodes(served: Served) -> None:
     with served.connect() as client:
-        client._link.welcome["limits"]["max_open_episodes"] = 3
+        client.link.welcome["limits"]["max_open_episodes"] = 3
         for _ in range(3):
             client.start_episode()
         with pytest.raises(LinkError, match="3 episodes of this client are open"):
@@ -583,7 +573,7 @@ def test_too_many_open_episodes(served: Served) -> None:
 
 
 def test_too_large_message_is_refused(served: Served) -> None:
-    limit = served.group._schema.limits.max_message_bytes
+    limit = served.group.schema.limits.max_message_bytes
 
     def send(client: Raw) -> None:
         client.channel.send(HEADER.pack(MAGIC, MAJOR, Kind.EPISODES, 0, limit + 1))
@@ -618,10 +608,10 @@ def send_noise(served: Served, number: int, seed: int = 1) -> None:
         try:
             client = client or find_room(served, f"noise{seed}-{i}")
             client.channel.send(bytes(frame))
-            client.channel._socket.settimeout(0.02)
+            client.channel.socket.settimeout(0.02)
             with contextlib.suppress(TimeoutError):
                 list(client.channel.receive())
-            client.channel._socket.settimeout(5.0)
+            client.channel.socket.settimeout(5.0)
         except (OSError, FrameError):
             assert client is not None
             client.channel.close()
@@ -682,7 +672,7 @@ def test_tls(first: Served, certificate: Path) -> None:
         external_certificate_file=str(certificate / "cert.pem"),
         external_private_key_file=str(certificate / "key.pem"),
     )
-    port = served.group._server.port
+    port = served.group.server.port
     context = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
     with (
         served.learning(),
@@ -704,7 +694,7 @@ def test_client_certificates(first: Served, certificate: Path) -> None:
         external_private_key_file=files[1],
         external_client_ca_file=files[0],
     )
-    port = served.group._server.port
+    port = served.group.server.port
     context = ssl.create_default_context(cafile=files[0])
     with pytest.raises(LinkError):
         PolicyClient(f"localhost:{port}", ssl_context=context, timeout_s=0.3)
@@ -720,7 +710,7 @@ def test_other_machines_need_token_and_tls(first: Served, monkeypatch: Any) -> N
     with pytest.raises(ConfigError, match="needs TLS"):
         serve(first, external_host="0.0.0.0")
     served = serve(first, external_host="0.0.0.0", external_insecure=True)
-    PolicyClient(f"127.0.0.1:{served.group._server.port}", token=TOKEN).close()
+    PolicyClient(f"127.0.0.1:{served.group.server.port}", token=TOKEN).close()
     served.group.stop()
 
 

@@ -242,7 +242,7 @@ def test_learns_while_simulators_are_killed(
     ).debugging(seed=0, loggers=[])
     with config.build() as algorithm:
         group: Any = algorithm.env_runner_group
-        watched = Watched(group._inbox, case, monkeypatch)
+        watched = Watched(group.inbox, case, monkeypatch)
         simulators = Simulators(tmp_path, group.address, case)
         num_reported, result = 0, {}
         with simulators.playing():

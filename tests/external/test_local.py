@@ -11,16 +11,15 @@ import pytest
 from jaxrl import DQNConfig, TD3Config
 from jaxrl.external import LinkError
 from jaxrl.runners.external.acting import PolicyExporter
-from tests.external.served import SMALL, Served, Walk, make_config
-from tests.external.test_client import wait_for
+from tests.external.served import SMALL, Served, Walk, make_config, wait_for
 
 LSTM = {**SMALL, "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 4}
 
 
 def play(served: Served, mode: str, length: int) -> Any:
     """Play an episode of fixed observations and return what arrived of it."""
-    inbox = served.group._inbox
-    before = len(inbox._parts)
+    inbox = served.group.inbox
+    before = len(inbox.parts)
     with served.connect(inference_mode=mode, seed=0) as client:
         assert client.inference_mode == mode
         name = client.start_episode()
@@ -29,8 +28,8 @@ def play(served: Served, mode: str, length: int) -> Any:
             assert served.assembly.made.spaces[1].contains(action)
             client.log_returns(name, 0.5 * t)
         client.end_episode(name, np.zeros(2, np.float32), truncated=True)
-        wait_for(lambda: sum(map(len, inbox._parts[before:])) == length)
-    return inbox._parts[before:]
+        wait_for(lambda: sum(map(len, inbox.parts[before:])) == length)
+    return inbox.parts[before:]
 
 
 @pytest.mark.parametrize("kind", ["plain", "LSTM", "previous reward"])
@@ -85,8 +84,8 @@ def test_weights_are_fetched_when_there_are_new_ones(served: Served) -> None:
         client.run(Walk(), num_episodes=20)
         wait_for(lambda: served.version > 0)
         client.run(Walk(), num_episodes=20)
-        assert client._local is not None
-        assert client._local.version > 0
+        assert client.local is not None
+        assert client.local.version > 0
     assert any(fragment.weights_version > 0 for fragment in served.fragments)
 
 
@@ -95,7 +94,7 @@ def test_weights_are_fetched_when_asked_for(served: Served) -> None:
         served.connect(inference_mode="local", update_interval=3600.0) as client,
         served.connect() as remote,
     ):
-        local: Any = client._local
+        local: Any = client.local
         local._interval = 3600.0  # as where steps of any age are trained on
         before = local.version
         served.publish()
@@ -173,13 +172,13 @@ def test_an_episode_after_a_refused_one_of_its_name_begins_without_its_memory() 
             for _ in range(2):
                 client.start_episode("game")
                 client.get_action("game", obs)
-                first = client._episodes["game"].open_step
+                first = client.episodes["game"].open_step
                 assert first is not None
                 carried = [x for name, x in first.columns.items() if name.startswith("state")]
                 assert carried
                 assert all((x == 0.0).all() for x in carried)
                 client.get_action("game", obs)
-                client._link.refused["game"] = "The run has given the episode up."
+                client.link.refused["game"] = "The run has given the episode up."
                 with pytest.raises(LinkError, match="given the episode up"):
                     client.get_action("game", obs)
     finally:
@@ -203,7 +202,7 @@ def test_nested_spaces() -> None:
                     assert actions.contains(client.get_action(name, obs.sample()))
                 client.end_episode(name, obs.sample(), terminated=True)
         wait_for(lambda: served.ledger.received == 6)
-        first, second = served.group._inbox._parts
+        first, second = served.group.inbox.parts
         assert jax.tree.structure(first.action) == jax.tree.structure(second.action)
     finally:
         served.group.stop()

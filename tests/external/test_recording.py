@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from jaxrl.external import PolicyClient
 from jaxrl.external.frames import Kind, LinkError
 from jaxrl.offline.recorded import open_data
 from jaxrl.offline.writer import EpisodeWriter
-from tests.external.served import ACTIONS, OBS, SMALL, Served, Walk, make_config
-from tests.external.test_client import wait_for
+from tests.external.served import ACTIONS, OBS, SMALL, Network, Served, Walk, make_config, wait_for
 from tests.external.test_faults import connected
 from tests.recorded_data import make_part
 
@@ -63,23 +61,23 @@ def check_walks(episodes: dict[str, list[EpisodePart]], actions: list[int]) -> i
     return len(found)
 
 
-def play(algorithm: Algorithm, env: Logging, iterations: int, disturb: Callable[[], None]) -> None:
+def play(algorithm: Algorithm, env: Logging, iterations: int, *, is_disturbed: bool) -> None:
     """Train on what a client sends in a thread, until the run is stopped."""
+    network = Network(algorithm.env_runner_group.address)
 
     def run() -> None:
-        address = algorithm.env_runner_group.address
         # A client whose connection is broken as the run stops finds no server.
         with (
             contextlib.suppress(LinkError),
-            PolicyClient(address, "remote", timeout_s=20.0) as client,
+            PolicyClient(network.address, "remote", timeout_s=20.0) as client,
         ):
             client.run(env)
 
     player, stopped = threading.Thread(target=run), threading.Event()
 
     def break_connections() -> None:
-        while not stopped.wait(0.2):
-            disturb()
+        while is_disturbed and not stopped.wait(0.2):
+            network.break_connections()
 
     breaker = threading.Thread(target=break_connections)
     player.start()
@@ -92,6 +90,7 @@ def play(algorithm: Algorithm, env: Logging, iterations: int, disturb: Callable[
         breaker.join()
         algorithm.stop()
         player.join()
+        network.close()
 
 
 def test_a_run_is_recorded_through_broken_connections(tmp_path: Path) -> None:
@@ -100,8 +99,8 @@ def test_a_run_is_recorded_through_broken_connections(tmp_path: Path) -> None:
     config = make_config().offline_data(output=str(output)).debugging(loggers=[])
     algorithm = config.build()
     group = algorithm.env_runner_group
-    play(algorithm, env, 3, lambda: group._server.ask(lambda _: close_group(group)))
-    received = group._inbox.ledger.received
+    play(algorithm, env, 3, is_disturbed=True)
+    received = group.inbox.ledger.received
     assert received >= 96
     first = read(output)
     assert check_walks(first, env.actions) == received
@@ -112,16 +111,11 @@ def test_a_run_is_recorded_through_broken_connections(tmp_path: Path) -> None:
 
     resumed = Algorithm.from_checkpoint(algorithm.save(tmp_path / "checkpoint"))
     other = Logging()
-    play(resumed, other, 1, lambda: None)
+    play(resumed, other, 1, is_disturbed=False)
     both = read(output)
     assert {name: both[name] for name in first}.keys() == first.keys()
     later = {name: parts for name, parts in both.items() if name not in first}
     assert check_walks(later, other.actions) >= 32
-
-
-def close_group(group: Any) -> None:
-    for connection in group._server._connections.values():
-        connection.writer.transport.abort()
 
 
 @pytest.fixture(name="served")
@@ -208,7 +202,7 @@ def test_recorded_rows_are_mixed_with_those_of_simulators(tmp_path: Path) -> Non
     ).env_runners(rollout_fragment_length=8)
     config.reporting(min_sample_timesteps_per_iteration=64).debugging(loggers=[])
     algorithm = config.build()
-    play(algorithm, Logging(), 1, lambda: None)
+    play(algorithm, Logging(), 1, is_disturbed=False)
     result = algorithm.last_result
     updates = result["learners"]["default_policy"]["num_updates_lifetime"]
     assert updates > 0

@@ -211,7 +211,7 @@ def test_own_actions_reach_an_algorithm_with_replay() -> None:
             client.log_action(name, np.full(2, t, np.float32), np.full(1, t - 2.0, np.float32))
             client.log_returns(name, 1.0)
         client.end_episode(name, np.zeros(2), truncated=True)
-    (part,) = group._inbox._parts
+    (part,) = group.inbox.parts
     np.testing.assert_allclose(part.action[:, 0], [-1.0, -0.5, 0.0, 0.5])  # of [-2, 2] to [-1, 1]
     algorithm.stop()
 
@@ -262,7 +262,7 @@ def test_threads_that_ask_for_the_address_of_a_restored_run_get_the_same(
 def test_run_whose_simulators_are_gone_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("jaxrl.runners.external.group._REPORT_INTERVAL_S", 0.0)
+    monkeypatch.setattr("jaxrl.runners.external.group.REPORT_INTERVAL_S", 0.0)
     algorithm = make_run(PPOConfig, Walk(), sample_timeout_s=0.5).build()
     with PolicyClient(algorithm.env_runner_group.address, "remote") as client:
         assert client.weights_version == 0
@@ -304,7 +304,7 @@ def test_settings_without_simulators_are_noted() -> None:
 
 def test_address_in_use_has_one_sentence() -> None:
     first = make_run(PPOConfig, Walk()).build()
-    port = first.env_runner_group._server.port
+    port = first.env_runner_group.server.port
     with pytest.raises(ConfigError, match="cannot be listened on"):
         make_run(PPOConfig, Walk(), external_port=port).build()
     first.stop()

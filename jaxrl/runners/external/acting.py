@@ -100,16 +100,16 @@ class PolicyServer:
         jit: bool,
     ) -> None:
         self._schema, self._num_envs, self._seed = schema, num_envs, seed
-        self._window_s = window_s
+        self.window_s = window_s
         self._options: dict[str, Any] = {"max_retraces": max_retraces, "jit": jit}
-        self._policies: dict[tuple[int, bool], tuple[HostPolicy, Weights]] = {}
+        self.policies: dict[tuple[int, bool], tuple[HostPolicy, Weights]] = {}
         self._key_data = np.zeros((0, 0), np.uint32)
         self._counts: collections.Counter[int] = collections.Counter()
         self._weights: Weights | None = None
         self._requests: collections.deque[ActRequest] = collections.deque()
         self._changed = threading.Condition()
         self._is_stopped = False
-        self._num_expected = 1
+        self.num_expected = 1
         self.num_calls = 0
         self._thread = threading.Thread(target=self._run, name="jaxrl-acting", daemon=True)
         self._thread.start()
@@ -117,7 +117,7 @@ class PolicyServer:
     @property
     def programs(self) -> list[Program]:
         """Compiled programs."""
-        return [program for policy, _ in self._policies.values() for program in policy.programs]
+        return [program for policy, _ in self.policies.values() for program in policy.programs]
 
     def set_weights(self, weights: Weights) -> None:
         """Act with these weights from the next call on."""
@@ -164,13 +164,13 @@ class PolicyServer:
             self._changed.wait_for(
                 lambda: self._is_stopped or (self._requests and self._weights is not None)
             )
-            deadline = time.monotonic() + self._window_s
-            while not self._is_stopped and self._count_rows() < self._num_expected:
+            deadline = time.monotonic() + self.window_s
+            while not self._is_stopped and self._count_rows() < self.num_expected:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     break
             if self._is_stopped or self._weights is None:
                 return None
-            self._num_expected = min(MAX_ROWS, self._count_rows())
+            self.num_expected = min(MAX_ROWS, self._count_rows())
             requests = list(self._requests)
             self._requests.clear()
             return requests, self._weights
@@ -262,13 +262,13 @@ class PolicyServer:
 
     def _get_policy(self, size: int, weights: Weights, explore: bool) -> HostPolicy:
         """Return the policy for a number of rows, with the weights."""
-        policy, latest = self._policies.get((size, explore), (None, None))
+        policy, latest = self.policies.get((size, explore), (None, None))
         if policy is None:
             indices = np.zeros(size, np.int32)
             policy = HostPolicy(self._schema.policy_step, indices, explore=explore, **self._options)
         if latest is not weights:
             policy.set_actor(weights.actor)
-            self._policies[size, explore] = policy, weights
+            self.policies[size, explore] = policy, weights
         return policy
 
 

@@ -102,7 +102,7 @@ class _Renaming:
 logger = logging.getLogger("jaxrl")
 
 _POLL_S = 0.2
-_REPORT_INTERVAL_S = 10.0
+REPORT_INTERVAL_S = 10.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -134,33 +134,33 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
         self._fragments_per_batch = plan.fragments_per_batch
         self._sample_timeout_s = config.env_runners_settings.sample_timeout_s
         self.task: PyTree = None
-        self._schema = Schema.from_assembly(assembly, settings.max_message_bytes)
+        self.schema = Schema.from_assembly(assembly, settings.max_message_bytes)
         options = make_server_options(settings)
         max_lag = resolve_max_lag(config)
         batch = plan.rollout_fragment_length * plan.envs_per_runner * plan.fragments_per_batch
-        self._inbox = Inbox(
+        self.inbox = Inbox(
             plan.rollout_fragment_length,
             plan.envs_per_runner,
             batch * _count_queued_batches(config),
             max_lag,
-            self._schema.make_blank_carry,
+            self.schema.make_blank_carry,
             keeps_received=recorder is not None,
         )
         debugging = config.debugging_settings
         evaluated = config.get_evaluation_config_object() or config
-        why_no_own = _explain_no_own_actions(config, self._schema)
+        why_no_own = _explain_no_own_actions(config, self.schema)
         explores = {
             True: config.env_runners_settings.explore,
             False: evaluated.env_runners_settings.explore,
         }
         sessions = Sessions(
-            self._schema,
-            self._inbox,
+            self.schema,
+            self.inbox,
             may_log=why_no_own is None,
             explores=explores,
         )
-        self._acting = PolicyServer(
-            self._schema,
+        self.acting = PolicyServer(
+            self.schema,
             plan.total_envs,
             seed=debugging.run_seed,
             window_s=settings.inference_window_s,
@@ -168,36 +168,36 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
             jit=debugging.compiles,
         )
         try:
-            self._server = ExternalServer(
+            self.server = ExternalServer(
                 options,
-                self._schema,
+                self.schema,
                 sessions,
-                self._inbox,
-                self._acting,
+                self.inbox,
+                self.acting,
                 PolicyExporter(assembly),
                 {
                     "explore": {"training": explores[True], "evaluation": explores[False]},
                     "max_weights_lag": max_lag,
                     "why_no_own_actions": why_no_own,
-                    "part_length": min(plan.rollout_fragment_length, self._schema.max_part_length),
+                    "part_length": min(plan.rollout_fragment_length, self.schema.max_part_length),
                 },
             )
         except BaseException:
-            self._acting.stop()
+            self.acting.stop()
             raise
-        self.address = f"{settings.external_host}:{self._server.port}"
+        self.address = f"{settings.external_host}:{self.server.port}"
         self.notes = [f"Simulators connect to {self.address}."]
         self._waited_s = 0.0
 
     @property
     def programs(self) -> list[Program]:
         """Compiled programs of acting."""
-        return self._acting.programs
+        return self.acting.programs
 
     def sync_weights(self, weights: Weights) -> None:
-        self._inbox.set_version(weights.version)
-        self._acting.set_weights(weights)
-        self._server.publish(weights.version)
+        self.inbox.set_version(weights.version)
+        self.acting.set_weights(weights)
+        self.server.publish(weights.version)
 
     def set_task(self, task: PyTree) -> None:
         """Keep the task; the simulators have the environments."""
@@ -212,7 +212,7 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
 
     def _record(self) -> None:
         """Record what was received since the last call."""
-        if self._recorder is not None and (parts := self._inbox.pop_received()):
+        if self._recorder is not None and (parts := self.inbox.pop_received()):
             self._recorder.add_parts(parts)
 
     def _take(self) -> Fragment:
@@ -222,9 +222,9 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
             EnvRunnerError: If all clients have been gone for `sample_timeout_s`.
         """
         reported = gone_since = time.monotonic()
-        while (fragment := self._inbox.take(_POLL_S)) is None:
-            self._server.grant()  # discarded steps have made room
-            had_clients, connected = self._server.ask(_count_clients)
+        while (fragment := self.inbox.take(_POLL_S)) is None:
+            self.server.grant()  # discarded steps have made room
+            had_clients, connected = self.server.ask(_count_clients)
             now = time.monotonic()
             gone_since = now if connected or not had_clients else gone_since
             if now - gone_since > self._sample_timeout_s:
@@ -233,21 +233,21 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
                     f"{self._sample_timeout_s:g} s: start one, and resume the run, or set a longer "
                     "time."
                 )
-            if now - reported > _REPORT_INTERVAL_S:
+            if now - reported > REPORT_INTERVAL_S:
                 reported = now
                 logger.warning(
                     "Waiting for steps of simulators, which connect to %s (connected: %d).",
                     self.address,
                     connected,
                 )
-        self._server.grant()
+        self.server.grant()
         return fragment
 
     def get_metrics(self) -> dict[str, Any]:
         """Return counts of clients and steps, and the evaluation episodes since the last call."""
         waited, self._waited_s = self._waited_s, 0.0
-        clients: dict[str, Any] = self._server.ask(_describe_sessions)
-        staleness = self._inbox.pop_staleness()
+        clients: dict[str, Any] = self.server.ask(_describe_sessions)
+        staleness = self.inbox.pop_staleness()
         runners: dict[str, Any] = {"external_wait_s": waited, "num_clients": clients["connected"]}
         if staleness:
             runners["staleness_mean"] = sum(staleness) / len(staleness)
@@ -255,7 +255,7 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
         metrics: dict[str, Any] = {
             "env_runners": runners,
             "fault_tolerance": {
-                **self._inbox.ledger.get_metrics(),
+                **self.inbox.ledger.get_metrics(),
                 "num_parts_refused": clients["num_refused"],
                 "refusals": clients["refusals"],
             },
@@ -274,10 +274,10 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
 
     def get_counts(self) -> dict[str, Any]:
         self._record()
-        return self._inbox.get_counts()
+        return self.inbox.get_counts()
 
     def set_counts(self, counts: dict[str, Any]) -> None:
-        self._inbox.set_counts(counts)
+        self.inbox.set_counts(counts)
 
     def foreach_env_runner(
         self,
@@ -296,8 +296,8 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
         return []
 
     def stop(self) -> None:
-        self._server.stop()
-        self._acting.stop()
+        self.server.stop()
+        self.acting.stop()
         self._record()
 
 

@@ -40,9 +40,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger("jaxrl")
 
-_MAX_HANDSHAKES = 32
+MAX_HANDSHAKES = 32
 """Number of connections in addition to `max_clients` that may be in their handshake."""
-_MAX_UNSENT_BYTES = 16 * 2**20
+MAX_UNSENT_BYTES = 16 * 2**20
 """Bytes that a client may leave unread, beside a policy, before its connection is closed."""
 _MAX_AUTH_BYTES = 2**18
 _EXPIRE_INTERVAL_S = 0.25
@@ -111,11 +111,11 @@ class ExternalServer:
         policies: PolicyExporter,
         described: Head,
     ) -> None:
-        self._options, self._schema, self._sessions = options, schema, sessions
+        self.options, self._schema, self._sessions = options, schema, sessions
         self._inbox, self._acting, self._policies = inbox, acting, policies
-        self._welcome = {**schema.describe(), **described}
-        self._connections: dict[Session, _Connection] = {}
-        self._num_open = 0
+        self.welcome = {**schema.describe(), **described}
+        self.connections: dict[Session, _Connection] = {}
+        self.num_open = 0
         self._loop = asyncio.new_event_loop()
         self._failure: BaseException | None = None
         self._is_stopped = False
@@ -177,7 +177,7 @@ class ExternalServer:
             self._loop.close()
 
     async def _main(self, started: threading.Event) -> None:
-        options = self._options
+        options = self.options
         server = await asyncio.start_server(
             self._accept, options.host, options.port, ssl=options.ssl_context
         )
@@ -193,7 +193,7 @@ class ExternalServer:
         # A connection closed with unread input is reset, and the client may lose what it was told.
         if tasks:
             await asyncio.wait(tasks, timeout=_DRAIN_TIMEOUT_S)
-        for connection in list(self._connections.values()):
+        for connection in list(self.connections.values()):
             connection.writer.close()
         for task in tasks:
             task.cancel()
@@ -201,10 +201,10 @@ class ExternalServer:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         session: Session | None = None
-        self._num_open += 1
+        self.num_open += 1
         try:
             session = await asyncio.wait_for(
-                self._shake_hands(reader, writer), self._options.handshake_timeout_s
+                self._shake_hands(reader, writer), self.options.handshake_timeout_s
             )
             await self._serve(session, reader, writer)
         except LinkError as error:
@@ -218,7 +218,7 @@ class ExternalServer:
             if not self._stop.is_set():
                 raise
         finally:
-            self._num_open -= 1
+            self.num_open -= 1
             self._forget(session, writer)
             with contextlib.suppress(OSError):
                 writer.close()
@@ -228,12 +228,12 @@ class ExternalServer:
         if session is None:
             return
         if self._is_current(session, writer):
-            del self._connections[session]
+            del self.connections[session]
             if self._sessions.by_id.get(session.client_id) is session:
                 self._sessions.disconnect(session, time.monotonic())
 
     def _is_current(self, session: Session, writer: asyncio.StreamWriter) -> bool:
-        connection = self._connections.get(session)
+        connection = self.connections.get(session)
         return connection is not None and connection.writer is writer
 
     # --- handshake ---
@@ -241,9 +241,9 @@ class ExternalServer:
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Session:
-        options = self._options
+        options = self.options
         limits = Limits(max_message_bytes=2**17)
-        if self._num_open > options.max_clients + _MAX_HANDSHAKES:
+        if self.num_open > options.max_clients + MAX_HANDSHAKES:
             raise BusyError("Too many connections are open: try again later.")
         _, hello, _ = await self._read(reader, limits, Kind.HELLO)
         client_id, nonce, minor = hello.get("client_id"), hello.get("nonce"), hello.get("minor")
@@ -267,9 +267,9 @@ class ExternalServer:
         self._check_spaces(auth)
         self._check_room(client_id)
         session = self._sessions.open(client_id, auth)
-        if (former := self._connections.pop(session, None)) is not None:
+        if (former := self.connections.pop(session, None)) is not None:
             former.writer.close()
-        self._connections[session] = _Connection(session=session, writer=writer)
+        self.connections[session] = _Connection(session=session, writer=writer)
         self._grant(but=session)
         proof = make_proof(token, "server", client_id, minor, nonces)
         self._write(writer, Kind.WELCOME, {**self._describe(session), "proof": proof})
@@ -287,16 +287,16 @@ class ExternalServer:
     def _check_room(self, client_id: str) -> None:
         known = self._sessions.by_id.get(client_id)
         is_new = known is None or known.lost_at is not None
-        if is_new and self._sessions.num_connected >= self._options.max_clients:
+        if is_new and self._sessions.num_connected >= self.options.max_clients:
             raise LinkError(
-                f"max_clients={self._options.max_clients} are connected: raise it in the run's "
+                f"max_clients={self.options.max_clients} are connected: raise it in the run's "
                 "external(max_clients=...)."
             )
 
     def _describe(self, session: Session) -> Head:
         limits = self._schema.limits
         return {
-            **self._welcome,
+            **self.welcome,
             "secret": session.secret,
             "weights_version": self._inbox.version,
             "num_received": session.num_received,
@@ -320,7 +320,7 @@ class ExternalServer:
             FrameError: If it is none of the protocol, or of another kind.
             TimeoutError: If nothing arrives, or not all of it.
         """
-        options = self._options
+        options = self.options
         header = await asyncio.wait_for(reader.readexactly(HEADER.size), options.idle_timeout_s)
         kind, length = decode_header(header, limits)
         payload = await asyncio.wait_for(reader.readexactly(length), options.frame_timeout_s)
@@ -444,18 +444,18 @@ class ExternalServer:
         self._send(session, Kind.ACK, counts)
 
     def _broadcast(self, frame: bytes) -> None:
-        for session in list(self._connections):
+        for session in list(self.connections):
             self._send_frame(session, frame)
 
     def _send(self, session: Session, kind: Kind, head: Head) -> None:
         self._send_frame(session, encode(kind, head))
 
     def _send_frame(self, session: Session, frame: bytes) -> None:
-        connection = self._connections.get(session)
+        connection = self.connections.get(session)
         if connection is None:
             return
         transport = connection.writer.transport
-        if transport.get_write_buffer_size() > _MAX_UNSENT_BYTES + self._schema.max_policy_bytes:
+        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES + self._schema.max_policy_bytes:
             transport.abort()
         elif not transport.is_closing():
             connection.writer.write(frame)

@@ -62,9 +62,9 @@ class Inbox:
         self._num_steps, self._num_columns = num_steps, num_columns
         self.capacity, self._max_lag = capacity, max_lag
         self._make_blank_carry = make_blank_carry
-        self._parts: list[EpisodePart] = []
+        self.parts: list[EpisodePart] = []
         self._received: list[EpisodePart] | None = [] if keeps_received else None
-        self._ends: dict[str, EndedStats] = {}
+        self.ended: dict[str, EndedStats] = {}
         self._tails: tuple[Tail | None, ...] = (None,) * num_columns
         self._next_step = np.zeros(num_columns, np.uint32)
         self._number = 0
@@ -84,20 +84,20 @@ class Inbox:
             ended: Statistics of the episode if this is its last part and all of it is known.
         """
         with self.changed:
-            self._parts.append(part)
+            self.parts.append(part)
             if self._received is not None:
                 self._received.append(part)
             if ended is not None:
-                self._ends[part.episode_id] = ended
+                self.ended[part.episode_id] = ended
             self.ledger = self.ledger.receive(len(part))
             self.changed.notify_all()
 
     def cut(self, episode_id: str) -> None:
         """Note that nothing more of an episode will come, although it did not end."""
         with self.changed:
-            for i in reversed(range(len(self._parts))):
-                if self._parts[i].episode_id == episode_id:
-                    self._parts[i] = dataclasses.replace(self._parts[i], is_cut=True)
+            for i in reversed(range(len(self.parts))):
+                if self.parts[i].episode_id == episode_id:
+                    self.parts[i] = dataclasses.replace(self.parts[i], is_cut=True)
                     return
 
     def refuse(self, num_steps: int) -> None:
@@ -138,8 +138,8 @@ class Inbox:
                 raise self._error
             if not was_ready:
                 return None
-            packed = pack(self._parts, self._num_steps, self._num_columns, self._tails)
-            self._parts, self._tails = list(packed.rest), packed.tails
+            packed = pack(self.parts, self._num_steps, self._num_columns, self._tails)
+            self.parts, self._tails = list(packed.rest), packed.tails
             self.ledger = self.ledger.train(int(packed.rollout.mask.sum()))
             return self._make_fragment(packed, started)
 
@@ -149,15 +149,15 @@ class Inbox:
             return
         oldest = self.version - self._max_lag
         kept: list[EpisodePart] = []
-        for part in self._parts:
+        for part in self.parts:
             stale = 1 + int(np.max(np.flatnonzero(part.version < oldest), initial=-1))
             if stale:
                 self.ledger = self.ledger.discard(stale, STALE)
             if stale < len(part):
                 kept.append(part.split(stale)[1] if stale else part)
             elif part.is_last:  # of an episode that goes on, later parts may be trained on
-                self._ends.pop(part.episode_id, None)
-        self._parts = kept
+                self.ended.pop(part.episode_id, None)
+        self.parts = kept
 
     def _make_fragment(self, packed: PackedParts, started: float) -> Fragment:
         rollout = packed.rollout
@@ -189,7 +189,7 @@ class Inbox:
         for column, first, part in packed.placed:
             if not (part.terminated or part.truncated):
                 continue
-            stats = self._ends.pop(part.episode_id, None)
+            stats = self.ended.pop(part.episode_id, None)
             if stats is None:  # its beginning was not recorded by this run
                 continue
             row = first + len(part) - 1
@@ -236,7 +236,7 @@ class Inbox:
     def set_counts(self, counts: dict[str, Any]) -> None:
         """Restore counts; what was queued when they were saved is lost."""
         with self.changed:
-            self._parts, self._ends = [], {}
+            self.parts, self.ended = [], {}
             self._tails = (None,) * self._num_columns
             self.ledger = StepLedger.from_state(counts.get("ledger", {}))
             saved: Sequence[int] = counts.get("env_steps", [])
@@ -318,7 +318,7 @@ class Sessions:
         self._schema, self._inbox, self._may_log = schema, inbox, may_log
         self._explores = explores
         self._numbers = itertools.count()
-        self._slots: set[int] = set()
+        self.slots: set[int] = set()
         self.by_id: dict[str, Session] = {}
         self.evaluated: list[EndedStats] = []
         self.num_refused, self.latest_refusals = 0, list[str]()
@@ -523,8 +523,8 @@ class Sessions:
         limit = self._schema.limits.max_open_episodes
         if len(session.episodes) >= limit:
             raise LinkError(f"{limit} episodes of this client are open, the most that are allowed.")
-        slot = next(slot for slot in itertools.count() if slot not in self._slots)
-        self._slots.add(slot)
+        slot = next(slot for slot in itertools.count() if slot not in self.slots)
+        self.slots.add(slot)
         session.given_up.discard(name)
         acting = ActingEpisode(slot=slot, explore=self._explores[training_enabled])
         episode = Episode(
@@ -534,7 +534,7 @@ class Sessions:
         return episode
 
     def _close_episode(self, session: Session, name: str) -> None:
-        self._slots.discard(session.episodes.pop(name).acting.slot)
+        self.slots.discard(session.episodes.pop(name).acting.slot)
 
     def give_up(self, session: Session, name: str) -> None:
         """Cut an episode of which something was refused; the rest of it is ignored."""
