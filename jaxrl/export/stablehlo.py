@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export as jax_export
-from jax.extend import core as jex_core
 
 from jaxrl.errors import ExportError, summarize_exception
 from jaxrl.export import numpy_program as npp
@@ -28,9 +27,8 @@ def serialize_function(function: TracedFunction) -> tuple[bytes, list[DrawSpec]]
         ExportError: If it cannot be exported.
     """
     closed, used = function.closed, set(function.find_used_inputs())
-    has_keys = len(closed.jaxpr.invars) > len(function.inputs)
-    specs = _find_draws(function) if has_keys and _uses_keys(function) else []
-    batch = _find_batch(function)
+    uses_keys = function.has_keys and function.find_used()[-1]
+    specs = _find_draws(function) if uses_keys else []
     keys = jax.random.key(0)
 
     def run(arrays: list[Any], draws: list[Any]) -> list[Any]:
@@ -39,12 +37,12 @@ def serialize_function(function: TracedFunction) -> tuple[bytes, list[DrawSpec]]
             next(given) if name in used else jnp.zeros(spec.shape, spec.dtype)
             for name, spec in function.inputs
         ]
-        if has_keys:  # every draw is replaced, so the keys decide nothing
-            arguments.append(jnp.broadcast_to(keys, (batch,)))
+        if function.has_keys:  # every draw is replaced, so the keys decide nothing
+            arguments.append(jnp.broadcast_to(keys, (function.batch,)))
         return DrawReplacer(draws or None).evaluate(closed.jaxpr, closed.consts, arguments)
 
     inputs = [spec for name, spec in function.inputs if name in used]
-    draws = [jax.ShapeDtypeStruct((batch, *spec.shape), spec.dtype) for spec in specs]
+    draws = [jax.ShapeDtypeStruct((function.batch, *spec.shape), spec.dtype) for spec in specs]
     try:
         with jax.debug_key_reuse(False):  # no draw is left that would consume a key
             exported = jax_export.export(jax.jit(run), platforms=PLATFORMS)(inputs, draws)
@@ -57,25 +55,6 @@ def serialize_function(function: TracedFunction) -> tuple[bytes, list[DrawSpec]]
         raise ExportError(
             f"{function.owner} cannot be exported as StableHLO: {summarize_exception(error)}."
         ) from error
-
-
-def _find_batch(function: TracedFunction) -> Any:
-    """Return the symbol of the batch size of a traced function."""
-    return next(spec.shape[0] for name, spec in function.inputs if not name.startswith("weights/"))
-
-
-def _uses_keys(function: TracedFunction) -> bool:
-    """Return whether an output depends on the keys."""
-    keys = function.closed.jaxpr.invars[-1]
-    needed = set(function.closed.jaxpr.outvars)
-    for equation in reversed(function.closed.jaxpr.eqns):
-        if needed.intersection(equation.outvars):
-            needed.update(atom for atom in equation.invars if atom in _variables(equation))
-    return keys in needed
-
-
-def _variables(equation: jex_core.JaxprEqn) -> list[jex_core.Var | jex_core.Literal]:
-    return [atom for atom in equation.invars if not hasattr(atom, "val")]
 
 
 def _find_draws(function: TracedFunction) -> list[DrawSpec]:

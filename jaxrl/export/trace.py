@@ -103,7 +103,9 @@ def find_draw(equation: Equation, operands: Sequence[object], number: int) -> Dr
     constants = [np.unique(x) for x in numbers if isinstance(x, np.ndarray)]
     if len(constants) != len(_PARAMETERS[kind]) or any(len(x) != 1 for x in constants):
         return None
-    if not aval.shape or isinstance(aval.shape[0], int) == _has_symbol(equation):
+    keys = get_aval(equation.invars[0])
+    has_symbol = bool(keys.shape) and not isinstance(keys.shape[0], int)  # any number of keys
+    if not aval.shape or isinstance(aval.shape[0], int) == has_symbol:
         return None
     return DrawSpec(
         name=f"draws/{number}",
@@ -115,12 +117,6 @@ def find_draw(equation: Equation, operands: Sequence[object], number: int) -> Dr
             for parameter, x in zip(_PARAMETERS[kind], constants, strict=True)
         },
     )
-
-
-def _has_symbol(equation: Equation) -> bool:
-    """Return whether the keys of an equation are those of any batch size."""
-    keys = get_aval(equation.invars[0])
-    return bool(keys.shape) and not isinstance(keys.shape[0], int)
 
 
 def is_key(variable: jex_core.Var | jex_core.Literal) -> bool:
@@ -221,15 +217,29 @@ class TracedFunction:
     outputs: list[str]
     owner: str
 
-    def find_used_inputs(self) -> list[str]:
-        """Return the names of the inputs that the outputs depend on."""
+    @property
+    def batch(self) -> Any:
+        """Symbol of the batch size."""
+        return next(x.shape[0] for name, x in self.inputs if not name.startswith("weights/"))
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether the last argument is keys."""
+        return len(self.closed.jaxpr.invars) > len(self.inputs)
+
+    def find_used(self) -> list[bool]:
+        """Return for each argument whether the outputs depend on it."""
         jaxpr = self.closed.jaxpr
         needed = {id(atom) for atom in jaxpr.outvars}
         for equation in reversed(jaxpr.eqns):
             if any(id(out) in needed for out in equation.outvars):
                 needed.update(id(atom) for atom in equation.invars)
-        pairs = zip(self.inputs, jaxpr.invars, strict=False)
-        return [name for (name, _), variable in pairs if id(variable) in needed]
+        return [id(variable) in needed for variable in jaxpr.invars]
+
+    def find_used_inputs(self) -> list[str]:
+        """Return the names of the inputs that the outputs depend on."""
+        pairs = zip(self.inputs, self.find_used(), strict=False)
+        return [name for (name, _), is_used in pairs if is_used]
 
     def to_program(self) -> tuple[ExportedProgram, list[DrawSpec]]:
         """Return the function as operations, and its random inputs.
@@ -241,7 +251,7 @@ class TracedFunction:
         operands: list[_Atom] = [
             flattener.builder.add_input(name, spec.dtype, spec.shape) for name, spec in self.inputs
         ]
-        if len(self.closed.jaxpr.invars) > len(operands):
+        if self.has_keys:
             operands.append(_FROM_KEYS)
         results = flattener.flatten(self.closed.jaxpr, self.closed.consts, operands)
         outputs = [
@@ -462,11 +472,3 @@ def _find_cpu(platforms: Sequence[Sequence[str] | None]) -> np.ndarray:
         if names is None or "cpu" in names:
             return np.asarray(index, np.int32)
     raise ExportError(f"An operation has no form for the CPU, only for {platforms}.")
-
-
-def group_names(names: Sequence[str]) -> Mapping[str, list[str]]:
-    """Return names by the group before their first slash."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(name.partition("/")[0], []).append(name)
-    return groups

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 import libcst as cst
+from libcst import matchers
 from libcst.helpers import get_full_name_for_node
 
 from jaxrl.compat.rllib.imports import (
@@ -38,46 +39,6 @@ class Plan:
     renamed: Mapping[str, str]
     aliased: Collection[str]
     needed: Collection[NeededImport]
-
-
-def collect_names(module: cst.Module) -> set[str]:
-    """Return the names that code uses outside of its imports."""
-    finder = _UsedNames()
-    module.visit(finder)
-    return finder.names
-
-
-class _UsedNames(cst.CSTVisitor):
-    """Visitor that collects names, and the words of `__all__`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def visit_Import(self, node: cst.Import) -> bool:
-        return False
-
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
-        return False
-
-    def visit_Attribute(self, node: cst.Attribute) -> bool:
-        path = get_full_name_for_node(node)
-        if path is not None and path.startswith(f"{RLLIB}."):
-            self.names.add(RLLIB)
-        node.value.visit(self)
-        return False
-
-    def visit_Name(self, node: cst.Name) -> None:
-        self.names.add(node.value)
-
-    def visit_Assign(self, node: cst.Assign) -> None:
-        target = node.targets[0].target
-        if isinstance(target, cst.Name) and target.value == "__all__":
-            words = [
-                part.strip("'\" ")
-                for part in cst.Module([]).code_for_node(node.value)[1:-1].split(",")
-            ]
-            self.names.update(words)
 
 
 class ImportRewriter(cst.CSTTransformer):
@@ -282,21 +243,8 @@ _NO_COMMA = cst.MaybeSentinel.DEFAULT
 
 
 def _comments_inside(node: cst.CSTNode) -> list[cst.EmptyLine]:
-    finder = _Comments()
-    node.visit(finder)
-    return [cst.EmptyLine(comment=comment) for comment in finder.comments]
-
-
-class _Comments(cst.CSTVisitor):
-    """Visitor that collects comments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.comments: list[cst.Comment] = []
-
-    def visit_ParenthesizedWhitespace(self, node: cst.ParenthesizedWhitespace) -> bool:
-        self.comments += get_comments(node)
-        return False
+    spaces = matchers.findall(node, matchers.ParenthesizedWhitespace())
+    return [cst.EmptyLine(comment=each) for space in spaces for each in get_comments(space)]
 
 
 def _insert_imports(module: cst.Module, needed: Sequence[NeededImport]) -> cst.Module:
@@ -318,14 +266,7 @@ def _insert_imports(module: cst.Module, needed: Sequence[NeededImport]) -> cst.M
                 del names[source]
     lines += [f"from {source} import {', '.join(words)}" for source, words in names.items()]
     position = _find_end_of_imports(body)
-    statements = [cst.parse_statement(line) for line in lines]
-    if position == 0 and body and statements:
-        first = body[0]
-        header = list(module.header)
-        if hasattr(first, "leading_lines") and not header:
-            statements.append(cst.EmptyLine())  # pyright: ignore
-            statements.pop()
-    body[position:position] = statements
+    body[position:position] = [cst.parse_statement(line) for line in lines]
     return module.with_changes(body=body)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 import libcst as cst
+from libcst.helpers import get_full_name_for_node
 
+from jaxrl.compat.rllib.imports import RLLIB
 from jaxrl.migrate.verdicts import UNKNOWN
 
 Whitespace = cst.BaseParenthesizableWhitespace
@@ -263,29 +265,6 @@ class Link:
         return self.attribute.dot.whitespace_before
 
 
-def split_chain(node: cst.BaseExpression) -> tuple[cst.BaseExpression, list[Link]]:
-    """Split `x.a(...).b` into `x` and its links, in the order of the source."""
-    links: list[Link] = []
-    while True:
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-            links.append(Link(node.func, node))
-            node = node.func.value
-        elif isinstance(node, cst.Attribute):
-            links.append(Link(node, None))
-            node = node.value
-        else:
-            return node, links[::-1]
-
-
-def join_chain(base: cst.BaseExpression, links: Sequence[Link]) -> cst.BaseExpression:
-    """Build a chain of its links."""
-    node = base
-    for link in links:
-        attribute = link.attribute.with_changes(value=node)
-        node = attribute if link.call is None else link.call.with_changes(func=attribute)
-    return node
-
-
 def move_parentheses(old: cst.BaseExpression, new: cst.BaseExpression) -> cst.BaseExpression:
     """Return an expression with the parentheses of the one that it replaces in front of its own."""
     return new.with_changes(lpar=[*old.lpar, *new.lpar], rpar=[*new.rpar, *old.rpar])
@@ -324,6 +303,46 @@ def is_dotted_name(node: cst.CSTNode) -> bool:
 def is_self(node: cst.CSTNode) -> bool:
     """Return whether a node is the name self."""
     return isinstance(node, cst.Name) and node.value == "self"
+
+
+def collect_names(node: cst.CSTNode) -> set[str]:
+    """Return the names that code uses outside of its imports."""
+    finder = _UsedNames()
+    node.visit(finder)
+    return finder.names
+
+
+class _UsedNames(cst.CSTVisitor):
+    """Visitor that collects names, and the words of `__all__`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def visit_Import(self, node: cst.Import) -> bool:
+        return False
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> bool:
+        return False
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        path = get_full_name_for_node(node)
+        if path is not None and path.startswith(f"{RLLIB}."):
+            self.names.add(RLLIB)
+        node.value.visit(self)
+        return False
+
+    def visit_Name(self, node: cst.Name) -> None:
+        self.names.add(node.value)
+
+    def visit_Assign(self, node: cst.Assign) -> None:
+        target = node.targets[0].target
+        if isinstance(target, cst.Name) and target.value == "__all__":
+            words = [
+                part.strip("'\" ")
+                for part in cst.Module([]).code_for_node(node.value)[1:-1].split(",")
+            ]
+            self.names.update(words)
 
 
 class SelfAssignments(cst.CSTVisitor):

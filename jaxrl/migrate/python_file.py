@@ -13,13 +13,14 @@ from libcst.metadata import MetadataWrapper
 import jaxrl
 from jaxrl.compat.rllib.imports import DECORATORS, RLLIB, find_counterpart
 from jaxrl.errors import ConfigError
-from jaxrl.migrate.imports import ImportRewriter, Plan, collect_names
+from jaxrl.migrate.imports import ImportRewriter, Plan
 from jaxrl.migrate.kinds import Facts, Kind, Marker
 from jaxrl.migrate.nodes import (
     EmptiedStatements,
     Link,
     Whitespace,
     add_comments_to_end,
+    collect_names,
     get_comments,
     get_index,
     join_whitespace,

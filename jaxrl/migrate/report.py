@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections import Counter
 from typing import Literal
 
 Topic = Literal[
@@ -109,8 +108,3 @@ class Migration:
     def is_changed(self) -> bool:
         """Difference of the migrated text from the original."""
         return self.new != self.old
-
-
-def count_kinds(items: list[Change] | list[ByHand]) -> dict[str, int]:
-    """Count changes or remaining lines by kind, the most frequent first."""
-    return dict(Counter(item.kind for item in items).most_common())

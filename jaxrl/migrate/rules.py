@@ -32,6 +32,7 @@ from jaxrl.migrate.kinds import Facts, Kind
 from jaxrl.migrate.nodes import (
     Link,
     append_args,
+    collect_names,
     find_arg,
     get_comments,
     get_index,
@@ -555,7 +556,7 @@ class ObjectRules:
             return new
         self._context.change(old, "algorithm", f"{name}(config=...) is the config's build()")
         func = cst.Attribute(value=built, attr=cst.Name("build"))
-        args = [] if env is None else [cst.Arg(env.value, keyword=cst.Name("env"), equal=_EQUAL)]
+        args = [] if env is None else [make_keyword("env", env.value)]
         return cst.Call(func=func, args=args, lpar=new.lpar, rpar=new.rpar)
 
     def _make_config(
@@ -674,9 +675,6 @@ class ObjectRules:
         return isinstance(parent, cst.Arg)
 
 
-_EQUAL = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
-
-
 DISTINCT_KEYS = frozenset(
     key
     for key in RENAMED_KEYS
@@ -715,19 +713,15 @@ class ResultRules:
         prefix = [EVALUATION] if kind is not None and kind.name == "evaluation" else []
         own = keys[1:] if prefix and keys[0] == EVALUATION else keys
         moved = _move(prefix, own, is_known=is_result)
-        if moved is None:
-            self._report_removed(old, own, is_result)
+        if moved is None and is_result and own[0] in REMOVED_RESULT_KEYS:
+            removed = REMOVED_RESULT_KEYS[own[0]]
+            self._context.by_hand(old, "result key", "/".join(own), removed)
         if moved is None and own == keys:
             return new
         current = own if moved is None else moved
         written = "".join(f"[{key!r}]" for key in current)
         self._context.change(old, "result key", f"{'/'.join(keys)} is result{written}")
         return _replace_keys(new, len(keys), current)
-
-    def _report_removed(self, node: cst.Subscript, keys: list[str], is_result: bool) -> None:
-        removed = REMOVED_RESULT_KEYS.get(keys[0])
-        if removed is not None and is_result:
-            self._context.by_hand(node, "result key", "/".join(keys), removed)
 
     def _rewrite_column(
         self, old: cst.Subscript, new: cst.Subscript, keys: list[str]
@@ -770,7 +764,7 @@ class ResultRules:
         """Rewrite a string that names a metric for Ray Tune, and report other old keys."""
         key = read_string(old)
         current = None if key is None else judge_result_key(key)
-        if key is None or current is None or not self._names_result_key(old, key):
+        if key is None or current is None or not (key in DISTINCT_KEYS or self._is_metric(old)):
             return new
         if self._is_metric(old):
             self._context.change(old, "result key", f"{key} is {current}")
@@ -778,9 +772,6 @@ class ResultRules:
         if key in DISTINCT_KEYS and not self._is_label(old):
             self._context.by_hand(old, "result key", key, f"the key is {current}")
         return new
-
-    def _names_result_key(self, node: cst.SimpleString, key: str) -> bool:
-        return key in DISTINCT_KEYS or self._is_metric(node)
 
     def _is_metric(self, node: cst.SimpleString) -> bool:
         mark = self._facts.get_mark(node)
@@ -810,14 +801,11 @@ class ResultRules:
                 name = function.attr if isinstance(function, cst.Attribute) else function
                 if not isinstance(name, cst.Name):
                     return False
-                return name.value in (*PRINTERS, "get") or self._is_stop(around)
+                is_stop = self._facts.get_mark(around) == Kind("stop")
+                return name.value in (*PRINTERS, "get") or is_stop
             if isinstance(around, cst.BaseStatement):
                 return False
         return False
-
-    def _is_stop(self, node: cst.Call) -> bool:
-        mark = self._facts.get_mark(node)
-        return mark == Kind("stop")
 
 
 def _read_keys(node: cst.BaseExpression) -> tuple[list[str], cst.BaseExpression]:
@@ -911,7 +899,7 @@ class HookRules:
         self, old: cst.FunctionDef, new: cst.FunctionDef, hook: str
     ) -> cst.FunctionDef:
         available = {"self", *_list_arguments(hook)}
-        used = _find_names(old.body)
+        used = collect_names(old.body)
         params = new.params
         for group in ("params", "kwonly_params"):
             kept = [
@@ -944,18 +932,12 @@ class HookRules:
                 self._context.change(old, "callback", f"{name} is {current}")
             return param.with_changes(name=cst.Name(current))
         if name in used or param.default is not None:
-            self._report_argument(old, hook, name, param.default is None)
+            if param.default is None:
+                advice = f"it is not passed; passed are {', '.join(_list_arguments(hook))}"
+                self._context.by_hand(old, "callback", f"{hook}({name})", advice)
             return param
         self._context.change(old, "callback", f"the argument {name} is not passed")
         return None
-
-    def _report_argument(
-        self, node: cst.FunctionDef, hook: str, name: str, is_required: bool
-    ) -> None:
-        if not is_required:
-            return
-        advice = f"it is not passed; passed are {', '.join(_list_arguments(hook))}"
-        self._context.by_hand(node, "callback", f"{hook}({name})", advice)
 
 
 def _list_arguments(hook: str) -> list[str]:
@@ -979,27 +961,6 @@ def _end_without_comma(params: list[cst.Param], around: cst.Parameters) -> list[
         if is_multiline
         else [*params[:-1], params[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)]
     )
-
-
-def _find_names(node: cst.CSTNode) -> set[str]:
-    finder = _Names()
-    node.visit(finder)
-    return finder.names
-
-
-class _Names(cst.CSTVisitor):
-    """Visitor that collects names, without those of attributes and keywords."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def visit_Attribute(self, node: cst.Attribute) -> bool:
-        node.value.visit(self)
-        return False
-
-    def visit_Name(self, node: cst.Name) -> None:
-        self.names.add(node.value)
 
 
 class _Renamer(cst.CSTTransformer):

@@ -199,17 +199,13 @@ class PolicyServer:
         self._server.should_exit = True
 
     async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._run_lifespan(receive, send)
-        else:
-            await self.app(scope, receive, send)
-
-    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            return await self.app(scope, receive, send)
         await receive()
         async with self._running():
             await send({"type": "lifespan.startup.complete"})
             await receive()
-        await send({"type": "lifespan.shutdown.complete"})
+        return await send({"type": "lifespan.shutdown.complete"})
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncGenerator[None]:
@@ -255,19 +251,15 @@ class PolicyServer:
             except Exception as error:
                 logger.exception("a reload failed")
                 return self._report_failure(repr(error))
-            self._call_in_loop(lambda: self._replace(backend))
+
+            async def replace() -> None:
+                self.app.backend = backend
+
+            assert self._loop is not None
+            asyncio.run_coroutine_threadsafe(replace(), self._loop).result()
             self.app.metrics.reloads.labels("success").inc()
             logger.info("serving %s", backend.version)
             return True
-
-    def _replace(self, backend: Backend) -> None:
-        self.app.backend = backend
-
-    def _call_in_loop(self, function: Callable[[], None]) -> None:
-        """Call a function in the event loop's thread, and wait for it."""
-        assert self._loop is not None
-        done = asyncio.run_coroutine_threadsafe(_call(function), self._loop)
-        done.result()
 
     def _report_failure(self, why: str) -> bool:
         self.app.metrics.reloads.labels("failure").inc()
@@ -327,7 +319,3 @@ def _limit_connections(wanted: int) -> int:
             *(number, wanted, allowed),
         )
     return number
-
-
-async def _call(function: Callable[[], None]) -> None:
-    function()

@@ -15,7 +15,7 @@ import pytest
 from jaxrl import DQNConfig, IMPALAConfig, PPOConfig
 from jaxrl.external import LinkError, PolicyClient, RunEndedError
 from jaxrl.runners.external.group import resolve_max_lag
-from tests.external.served import OBS, Network, Served, Walk, make_config, wait_for
+from tests.external.served import OBS, Network, Served, Walk, make_config, serve, wait_for
 
 
 def test_episodes_arrive_as_they_were_played(served: Served) -> None:
@@ -235,9 +235,9 @@ def test_lost_connection_cuts_and_never_terminates(served: Served) -> None:
     assert is_border or rollout.truncated[t, column]
 
 
-def test_reconnects_and_sends_again_what_was_not_acknowledged(
-    served: Served, network: Network
-) -> None:
+def test_reconnects_and_sends_again_what_was_not_acknowledged(first: Served) -> None:
+    served = serve(first, resume_window_s=60.0)
+    network = Network(served.group.address)
     with served.connect(network.address) as client, served.learning():
         done = threading.Event()
 
@@ -255,6 +255,8 @@ def test_reconnects_and_sends_again_what_was_not_acknowledged(
     assert served.ledger.maybe_lost == 0
     ended = [f.record.episode_return[f.record.ended] for f in served.fragments]
     assert set(np.concatenate(ended)) == {6.0}
+    served.group.stop()
+    network.close()
 
 
 def test_another_server_continues_open_episodes(served: Served, network: Network) -> None:
