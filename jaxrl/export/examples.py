@@ -190,7 +190,6 @@ def _sample_actions(
 def _name_rows(
     prefix: str, space: gymnasium.Space[Any], rows: Sequence[PyTree]
 ) -> list[tuple[str, np.ndarray]]:
-    """Return the simple parts of values by name, stacked."""
     named: list[tuple[str, np.ndarray]] = []
     for path, _ in get_leaf_spaces(space):
         values = [get_at_path(row, path) for row in rows]
@@ -226,7 +225,6 @@ def _name_results(
 
 
 def _stack(named: Sequence[tuple[str, Any]]) -> dict[str, np.ndarray]:
-    """Stack the arrays of each name over the steps."""
     found: dict[str, list[np.ndarray]] = {}
     for name, array in named:
         found.setdefault(name, []).append(np.asarray(array))

@@ -494,7 +494,7 @@ def _render_reduction(graph: GraphBuilder, call: Call) -> Tensor:
 
 
 def _render_cumulative(graph: GraphBuilder, call: Call) -> Tensor:
-    """Render what is cumulative by doubling: windows of 1, 2, 4, ... entries are combined."""
+    """Render a cumulative operation by doubling: windows of 1, 2, 4, ... entries are combined."""
     (x,), axis, is_reverse = call.inputs, call.attributes["axis"], call.attributes["reverse"]
     operator, num = _CUMULATIVE[call.name], call.dims[axis]
     if not isinstance(num, int):

@@ -58,7 +58,6 @@ def serialize_function(function: TracedFunction) -> tuple[bytes, list[DrawSpec]]
 
 
 def _find_draws(function: TracedFunction) -> list[DrawSpec]:
-    """Return the random inputs of a function, in the order in which it draws."""
     replacer = DrawReplacer()
     closed = function.closed
 

@@ -71,7 +71,7 @@ class DrawSpec:
 
 
 def get_body(equation: Equation) -> jex_core.ClosedJaxpr | None:
-    """Return what an equation calls, None if it is no plain call."""
+    """Return the body that an equation calls, None if it is no plain call."""
     if equation.primitive.name not in _CALLS and equation.primitive.name not in (
         "remat2",
         "checkpoint",
@@ -278,7 +278,6 @@ def make_batch_symbol() -> object:
 
 
 def _with_batch(tree: PyTree, batch: object) -> PyTree:
-    """Return the shapes of a tree `[1, ...]` for another batch size."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((batch, *leaf.shape[1:]), leaf.dtype), tree
     )

@@ -599,7 +599,6 @@ class PolicyClient:
         return returns
 
     def _play_episode(self, env: _Env, training_enabled: bool, seed: int | None) -> float:
-        """Play an episode and return its return."""
         obs, _ = env.reset(seed=seed)
         total = 0.0
         name = self.start_episode(training_enabled=training_enabled)
@@ -718,7 +717,6 @@ class PolicyClient:
             episode.successor = successor
 
     def _send_part(self, episode: Episode, end: str | None) -> None:
-        """Send the complete steps of an episode."""
         with self.link.changed:
             if episode.steps:
                 part, arrays = make_part(episode, end)

@@ -267,7 +267,6 @@ def _read_bounds(bounds: object, shape: tuple[int, ...], unlisted: float) -> np.
 
 
 def _convert(leaf: Leaf, value: object) -> np.ndarray:
-    """Return a value as an array of the leaf's type."""
     try:
         array = np.asarray(value)
     except ValueError:

@@ -268,7 +268,6 @@ def _match(arrays: Arrays, params: Tree, mapping: Mapped, module: RLModule) -> A
 
 
 def _overlay(params: Tree, arrays: Mapping[Path, np.ndarray], prefix: Path = ()) -> PyTree:
-    """Return nested dicts with some arrays replaced."""
     result: dict[str, object] = {}
     for name, value in params.items():
         path = (*prefix, name)

@@ -415,7 +415,6 @@ def _pair(
 
 
 def _match_log_std(alone: Arrays, params: Tree, naming: Naming, done: Assignment) -> None:
-    """Assign a standard deviation that does not depend on the observation."""
     expected = dict(list_shapes(params)).get(LOG_STD)
     for name in naming.log_std:
         if name not in alone:
@@ -515,7 +514,6 @@ def _split(path: str) -> Path:
 
 
 def _suggest(path: str, params: Tree) -> str:
-    """Suggest a path among those of arrays and of layers."""
     full = [inner for inner, _ in list_shapes(params)]
     known = {"/".join(inner[:n]) for inner in full for n in range(1, len(inner) + 1)}
     return did_you_mean(path, sorted(known))

@@ -271,7 +271,6 @@ def _insert_imports(module: cst.Module, needed: Sequence[NeededImport]) -> cst.M
 
 
 def _get_source(statement: cst.BaseStatement) -> str | None:
-    """Return the module of a `from` import at the top level."""
     if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
         return None
     node = statement.body[0]

@@ -310,7 +310,7 @@ class Facts:
         return None
 
     def _find_self_values(self, node: cst.Attribute) -> Iterator[cst.BaseExpression]:
-        """Yield what a class assigns to `self.name`."""
+        """Yield the values that a class assigns to `self.name`."""
         if not is_self(node.value):
             return
         owner = next((p for p in self.get_parents(node) if isinstance(p, cst.ClassDef)), None)
@@ -323,7 +323,7 @@ class Facts:
         yield from self._assigned_to_self[owner].get(node.attr.value, ())
 
     def _find_returned(self, function: cst.BaseExpression) -> Iterator[cst.BaseExpression]:
-        """Yield what a function of the module returns."""
+        """Yield the values that a function of the module returns."""
         if not isinstance(function, cst.Name):
             return
         for node in self._find_assignments(function):

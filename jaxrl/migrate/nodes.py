@@ -346,7 +346,7 @@ class _UsedNames(cst.CSTVisitor):
 
 
 class SelfAssignments(cst.CSTVisitor):
-    """Visitor that collects what a class assigns to attributes of self, by their names."""
+    """Visitor that collects the values that a class assigns to attributes of self, by their names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -366,7 +366,7 @@ class SelfAssignments(cst.CSTVisitor):
 
 
 class Returns(cst.CSTVisitor):
-    """Visitor that collects what a function returns, without the functions inside it."""
+    """Visitor that collects the values that a function returns, without the functions inside it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -166,7 +166,6 @@ class SettingsRules:
         self._context.by_hand(old.attribute, "method", f"config.{old.name}()", advice)
 
     def _rewrite_attribute(self, old: Link, new: Link, kind: Kind) -> Link:
-        """Rewrite `config.name` where it is read or assigned."""
         if old.name.startswith("_") or hasattr(get_config_class(kind), old.name):
             return new
         verdict = self._context.get_judge(kind.algo).judge(old.name)
@@ -220,7 +219,6 @@ class SettingsRules:
         return self._context.get_judge(kind.algo).judge(name, value, called=method)
 
     def _record(self, node: cst.CSTNode, name: str, verdict: Verdict) -> None:
-        """Record a verdict on a setting."""
         context = self._context
         if verdict.action == "drop":
             context.change(node, "setting", f"{name} is removed: {verdict.advice}")
@@ -369,7 +367,6 @@ def merge_moved(links: list[Link], moved: MovedArgs, pattern: Link) -> list[Link
 
 
 def _separate(args: Sequence[cst.Arg]) -> list[cst.Arg]:
-    """Return arguments with commas between them."""
     comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     return [*(arg.with_changes(comma=comma) for arg in args[:-1]), args[-1]]
 
@@ -941,7 +938,6 @@ class HookRules:
 
 
 def _list_arguments(hook: str) -> list[str]:
-    """Return the names of the arguments that a hook may receive."""
     own = inspect.signature(getattr(Callbacks, hook)).parameters
     more = MORE_ARGUMENTS.get(hook, ())
     return [name for name in dict.fromkeys((*own, *more)) if name not in ("self", "kwargs")]
@@ -964,8 +960,6 @@ def _end_without_comma(params: list[cst.Param], around: cst.Parameters) -> list[
 
 
 class _Renamer(cst.CSTTransformer):
-    """Transformer that renames variables of a function."""
-
     def __init__(self, names: dict[str, str]) -> None:
         super().__init__()
         self._names = names

@@ -275,7 +275,6 @@ def _answer_all(backend: Backend, requests: Sequence[Rows]) -> list[Answer | Exc
 
 
 def _fits(rows: Rows, initial: State) -> bool:
-    """Return whether the states of a request are of the shapes that the policy has."""
     shapes = [(leaf.shape, leaf.dtype) for leaf in initial]
     return all(
         state is None or [(leaf.shape, leaf.dtype) for leaf in state] == shapes

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.types import Device, Keys, PyTree
 from jaxrl.errors import JaxrlError
 from jaxrl.external.frames import Arrays, Kind, LinkError, encode
@@ -21,6 +20,7 @@ from jaxrl.runners.external.schema import Schema
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.host_policy import HostPolicy, PrevStep
 from jaxrl.runtime.program import Program
+from jaxrl.training.rollout import PolicyStep
 
 MAX_ROWS = 64
 """Largest number of rows in one call; more requests take several calls."""
@@ -211,7 +211,6 @@ class PolicyServer:
         return others
 
     def _act(self, rows: Sequence[_Row], weights: Weights, explore: bool) -> None:
-        """Act once in each row's episode, whose state advances."""
         number, size = len(rows), 1 << (len(rows) - 1).bit_length()
         policy = self._get_policy(size, weights, explore)
         padded = [*rows, *[rows[-1]] * (size - number)]
@@ -261,7 +260,6 @@ class PolicyServer:
         return jax.tree.map(lambda *leaves: np.stack(leaves), *carries)
 
     def _get_policy(self, size: int, weights: Weights, explore: bool) -> HostPolicy:
-        """Return the policy for a number of rows, with the weights."""
         policy, latest = self.policies.get((size, explore), (None, None))
         if policy is None:
             indices = np.zeros(size, np.int32)
@@ -283,11 +281,11 @@ class PolicyExporter:
     """Frames of POLICY messages, of which those of the newest weights are kept.
 
     Args:
-        assembly: Assembled run.
+        policy_step: Module and connectors of the run.
     """
 
-    def __init__(self, assembly: Assembly) -> None:
-        self._assembly = assembly
+    def __init__(self, policy_step: PolicyStep) -> None:
+        self._policy_step = policy_step
         self._lock = threading.Lock()
         self._export: Any = None
         self._failure: LinkError | None = None
@@ -325,7 +323,7 @@ class PolicyExporter:
             raise self._failure
         try:
             if self._export is None:
-                self._export = sending.export_in_memory(self._assembly.policy_step, actor)
+                self._export = sending.export_in_memory(self._policy_step, actor)
         except JaxrlError as error:
             self._failure = LinkError(
                 f"The policy cannot be computed by simulators ({error}): use "

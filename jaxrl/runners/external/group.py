@@ -134,21 +134,34 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
         self._fragments_per_batch = plan.fragments_per_batch
         self._sample_timeout_s = config.env_runners_settings.sample_timeout_s
         self.task: PyTree = None
-        self.schema = Schema.from_assembly(assembly, settings.max_message_bytes)
+        train_step = assembly.train_step
+        self.schema = Schema.from_run(
+            assembly.policy_step,
+            lambda key: train_step.make_actor_state(
+                train_step.init_without_envs(key, plan.total_envs)
+            ),
+            assembly.made.spaces,
+            settings.max_message_bytes,
+        )
         options = make_server_options(settings)
         max_lag = resolve_max_lag(config)
+        queue_size = config.training_settings.learner_queue_size if config.is_async else None
         batch = plan.rollout_fragment_length * plan.envs_per_runner * plan.fragments_per_batch
         self.inbox = Inbox(
             plan.rollout_fragment_length,
             plan.envs_per_runner,
-            batch * _count_queued_batches(config),
+            batch * _count_queued_batches(max_lag, queue_size),
             max_lag,
             self.schema.make_blank_carry,
             keeps_received=recorder is not None,
         )
         debugging = config.debugging_settings
         evaluated = config.get_evaluation_config_object() or config
-        why_no_own = _explain_no_own_actions(config, self.schema)
+        why_no_own = _explain_no_own_actions(
+            config.algo_name,
+            replays=isinstance(config.training_settings, OffPolicyTraining),
+            has_state=self.schema.has_state,
+        )
         explores = {
             True: config.env_runners_settings.explore,
             False: evaluated.env_runners_settings.explore,
@@ -174,7 +187,7 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
                 sessions,
                 self.inbox,
                 self.acting,
-                PolicyExporter(assembly),
+                PolicyExporter(assembly.policy_step),
                 {
                     "explore": {"training": explores[True], "evaluation": explores[False]},
                     "max_weights_lag": max_lag,
@@ -211,7 +224,6 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
         return fragments
 
     def _record(self) -> None:
-        """Record what was received since the last call."""
         if self._recorder is not None and (parts := self.inbox.pop_received()):
             self._recorder.add_parts(parts)
 
@@ -348,24 +360,24 @@ def resolve_max_lag(config: "AlgorithmConfig") -> int | None:
     return None if config.is_async or replays else 1
 
 
-def _count_queued_batches(config: "AlgorithmConfig") -> int:
+def _count_queued_batches(max_lag: int | None, queue_size: int | None) -> int:
     """Return the number of train batches that may wait, including the one being filled.
 
-    More than `max_weights_lag` of them would be too old before they are trained on.
+    More than `max_lag` of them would be too old before they are trained on. `queue_size` is None
+    if there is no queue in front of the learner.
     """
-    if config.is_async:
-        return 1 + config.training_settings.learner_queue_size
-    lag = resolve_max_lag(config)
-    return 2 if lag is None else max(1, lag)
+    if queue_size is not None:
+        return 1 + queue_size
+    return 2 if max_lag is None else max(1, max_lag)
 
 
-def _explain_no_own_actions(config: "AlgorithmConfig", schema: Schema) -> str | None:
-    if not isinstance(config.training_settings, OffPolicyTraining):
+def _explain_no_own_actions(algo_name: str, *, replays: bool, has_state: bool) -> str | None:
+    if not replays:
         return (
-            f"{config.algo_name} needs the probability that the policy gave to the action; an "
+            f"{algo_name} needs the probability that the policy gave to the action; an "
             "algorithm with replay, such as DQN or SAC, does not"
         )
-    if schema.has_state:
+    if has_state:
         return "its policy has a memory, whose state each action changes"
     return None
 

@@ -2,14 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import jax
 import numpy as np
 
-from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.spaces import map_spaces
 from jaxrl.core.types import PyTree, TreeStructure
@@ -23,7 +22,7 @@ from jaxrl.external.spaces import (
     without_parts,
 )
 from jaxrl.modules.rl_module import make_zeros
-from jaxrl.training.rollout import PolicyStep, make_blank_rollout
+from jaxrl.training.rollout import ActorState, PolicyStep, make_blank_rollout
 
 _STEPS_PER_MESSAGE = 10_000
 _MIN_MESSAGE_BYTES = 2**20
@@ -108,18 +107,27 @@ class Schema:
     critic_only_parts: tuple[str, ...]
 
     @staticmethod
-    def from_assembly(assembly: Assembly, max_message_bytes: int | str) -> "Schema":
+    def from_run(
+        policy_step: PolicyStep,
+        init: Callable[[jax.Array], ActorState],
+        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]],
+        max_message_bytes: int | str,
+    ) -> "Schema":
         """Derive the schema from a run's functions.
+
+        Args:
+            policy_step: Module and connectors of the run.
+            init: Function that makes the parameters that act from a key.
+            spaces: Observation and action space of the environment.
+            max_message_bytes: Limit of messages, or 'auto'.
 
         Raises:
             ConfigError: If a message cannot hold the steps of the spaces.
         """
-        policy_step, train_step = assembly.policy_step, assembly.train_step
-        observation_space, action_space = assembly.made.spaces
+        observation_space, action_space = spaces
 
         def record(key: jax.Array) -> PyTree:
-            state = train_step.init_without_envs(key, assembly.plan.total_envs)
-            actor = train_step.make_actor_state(state)
+            actor = init(key)
             return actor, make_blank_rollout(policy_step, actor, 1, 1)
 
         actor, rows = jax.eval_shape(record, jax.random.key(0))
@@ -239,7 +247,6 @@ def _count_bytes(shapes: PyTree) -> int:
 
 
 def _name_extras(extras: dict[str, jax.ShapeDtypeStruct]) -> NamedLeaves:
-    """Name the module's recorded outputs by their columns."""
     leaves = NamedLeaves.from_shapes("extras", extras, 2)
     return dataclasses.replace(leaves, names=tuple(f"extras.{name}" for name in sorted(extras)))
 
