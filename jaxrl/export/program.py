@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, SupportsInt, TypeAlias, cast
 
 import numpy as np
 from jax import core as jax_core
@@ -253,11 +253,13 @@ def _add(
 # --- equations that are one operation ---
 
 
-def _to_plain(value: Any) -> Any:
+def _to_plain(value: object) -> Any:
     """Return a number, or nested sequences of numbers, as plain data."""
     if isinstance(value, bool):
         return value
-    return [_to_plain(v) for v in value] if isinstance(value, Sequence) else int(value)
+    if isinstance(value, Sequence):
+        return [_to_plain(part) for part in value]
+    return int(cast(SupportsInt, value))
 
 
 def _read(**names: str) -> Callable[[Mapping[str, Any]], dict[str, object]]:

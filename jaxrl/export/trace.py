@@ -218,13 +218,13 @@ class TracedFunction:
     owner: str
 
     @property
-    def batch(self) -> Any:
+    def batch(self) -> int:
         """Symbol of the batch size."""
         return next(x.shape[0] for name, x in self.inputs if not name.startswith("weights/"))
 
     @property
     def has_keys(self) -> bool:
-        """Whether the last argument is keys."""
+        """Presence of keys, which are the last argument."""
         return len(self.closed.jaxpr.invars) > len(self.inputs)
 
     def find_used(self) -> list[bool]:
