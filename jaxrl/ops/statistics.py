@@ -33,9 +33,6 @@ class RunningMoments:
             m2=jnp.zeros(shape, jnp.float32),
         )
 
-    zero = zeros
-    """Former name, in custom connectors."""
-
     def update(
         self,
         batch: Float[Array, "*batch_and_shape"],

@@ -818,3 +818,52 @@ def _describe_alternative(known: Collection[str]) -> str:
 
 def _make_error(value: object, reason: str) -> ConfigError:
     return ConfigError(f"'exploration_config' (got {value!r}) has no effect here: {reason}.")
+
+
+_BUFFER_KEYS = {"prioritized_replay_alpha": "alpha", "prioritized_replay_beta": "beta"}
+"""Keys of replay_buffer_config, by the names of RLlib's former configs."""
+_NEUTRAL_BUFFER_KEYS = {
+    "prioritized_replay_eps": 1e-6,
+    "replay_sequence_length": 1,
+    "replay_burn_in": 0,
+    "replay_mode": "independent",
+    "storage_unit": "timesteps",
+    "worker_side_prioritization": False,
+}
+"""Keys of RLlib's former configs that have no counterpart, and the values that need none."""
+_MOVED_BUFFER_KEYS = {
+    "learning_starts": "training(num_steps_sampled_before_learning_starts=...)",
+    "replay_sequence_length": "model_config's max_seq_len",
+    "replay_burn_in": "training(burn_in_len=...)",
+    "replay_zero_init_states": "training(zero_init_states=...)",
+}
+"""Settings that keys of RLlib's former configs are now."""
+
+
+def rename_buffer_keys(user_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a `replay_buffer_config`, of which RLlib's former keys are renamed or left out.
+
+    Raises:
+        ConfigError: If a former key is given twice, or with a value that has no counterpart.
+    """
+    renamed: dict[str, Any] = {}
+    for key, value in user_config.items():
+        if key in _NEUTRAL_BUFFER_KEYS and value == _NEUTRAL_BUFFER_KEYS[key]:
+            continue
+        if key in _MOVED_BUFFER_KEYS:
+            instead = _MOVED_BUFFER_KEYS[key]
+            raise ConfigError(f"replay_buffer_config[{key!r}]={value!r} is now {instead}.")
+        name = _BUFFER_KEYS.get(key, key)
+        if name != key and name in user_config:
+            raise ConfigError(f"replay_buffer_config has {key!r} and {name!r}; set only {name!r}.")
+        renamed[name] = value
+    return renamed
+
+
+def check_buffer_key(key: str, value: object) -> None:
+    """Raise if an unknown key of `replay_buffer_config` is one of RLlib's with a single value."""
+    if key in _NEUTRAL_BUFFER_KEYS:
+        raise ConfigError(
+            f"replay_buffer_config[{key!r}] can only be {_NEUTRAL_BUFFER_KEYS[key]!r}, got "
+            f"{value!r}: leave it out."
+        )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from jaxrl.buffers.hindsight import ComputeReward, Strategy
 from jaxrl.buffers.replay import ReplayBuffer
+from jaxrl.compat import lookup
 from jaxrl.config.coerce import MismatchError, coerce
 from jaxrl.config.fields import (
     Schedule,
@@ -56,24 +57,6 @@ _BUFFER_TYPES = {
     "MultiAgentPrioritizedEpisodeReplayBuffer": PRIORITIZED,
 }
 """Types of buffers by name, including RLlib's class names."""
-_FORMER_KEYS = {"prioritized_replay_alpha": "alpha", "prioritized_replay_beta": "beta"}
-"""Names that RLlib's former configs have for keys."""
-_NEUTRAL_KEYS = {
-    "prioritized_replay_eps": 1e-6,
-    "replay_sequence_length": 1,
-    "replay_burn_in": 0,
-    "replay_mode": "independent",
-    "storage_unit": "timesteps",
-    "worker_side_prioritization": False,
-}
-"""Keys of RLlib's former configs that have no counterpart, and the values that need none."""
-_MOVED_KEYS = {
-    "learning_starts": "training(num_steps_sampled_before_learning_starts=...)",
-    "replay_sequence_length": "model_config's max_seq_len",
-    "replay_burn_in": "training(burn_in_len=...)",
-    "replay_zero_init_states": "training(zero_init_states=...)",
-}
-"""Settings that keys of RLlib's former configs are now."""
 MAX_N_STEP = 32
 APEX_REPLAY_BUFFER = {"type": PRIORITIZED, "capacity": 2_000_000, "alpha": 0.6, "beta": 0.4}
 """Default of the two algorithms of Horgan et al. 2018."""
@@ -196,8 +179,11 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
     Raises:
         ConfigError: If a key is unknown or a value is out of range.
     """
-    user_config = _rename_former_keys(config.training_settings.replay_buffer_config)
+    user_config = config.training_settings.replay_buffer_config
     default = {**_DEFAULTS, **type(config).training_settings.replay_buffer_config}
+    has_class = isinstance(user_config.get("type"), type)  # which may have keys of any name
+    if not has_class and not user_config.keys() <= {*default, *_HINDSIGHT_KEYS}:
+        user_config = lookup.load("rllib.settings").rename_buffer_keys(user_config)
     merged = {**default, **user_config}
     buffer_type = merged["type"]
     own_class = buffer_type if isinstance(buffer_type, type) else None
@@ -208,11 +194,7 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
     for key in user_config:
         if key not in default and key not in own_keys:
             known = [*default, *own_keys]
-            if key in _NEUTRAL_KEYS:
-                raise ConfigError(
-                    f"replay_buffer_config[{key!r}] can only be {_NEUTRAL_KEYS[key]!r}, got "
-                    f"{user_config[key]!r}: leave it out."
-                )
+            lookup.load("rllib.settings").check_buffer_key(key, user_config[key])
             if key in _HINDSIGHT_KEYS and named is not None:
                 raise ConfigError(
                     f"replay_buffer_config[{key!r}]={user_config[key]!r} has no effect on "
@@ -274,27 +256,6 @@ def _parse_hindsight(given: Mapping[str, Any]) -> HindsightSettings:
             f"{function!r}."
         )
     return dataclasses.replace(settings, goal_fraction=fraction, horizon=horizon)
-
-
-def _rename_former_keys(user_config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of a config, of which RLlib's former ones are renamed or left out.
-
-    Raises:
-        ConfigError: If a former key is given twice, or with a value that has no counterpart.
-    """
-    if isinstance(user_config.get("type"), type):
-        return user_config  # a class may have keys of these names
-    renamed: dict[str, Any] = {}
-    for key, value in user_config.items():
-        if key in _NEUTRAL_KEYS and value == _NEUTRAL_KEYS[key]:
-            continue
-        if key in _MOVED_KEYS:
-            raise ConfigError(f"replay_buffer_config[{key!r}]={value!r} is now {_MOVED_KEYS[key]}.")
-        name = _FORMER_KEYS.get(key, key)
-        if name != key and name in user_config:
-            raise ConfigError(f"replay_buffer_config has {key!r} and {name!r}; set only {name!r}.")
-        renamed[name] = value
-    return renamed
 
 
 def _get_own_keys(own_class: type[Any]) -> list[str]:
