@@ -26,7 +26,6 @@ from jaxrl.training.rollout import RolloutWorker
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
-    from jaxrl.config.settings.training import Auto
 
 MAX_EVALUATION_ENVS = 64
 """Maximum number of environments of a compiled evaluation with `evaluation_num_envs="auto"`."""
@@ -205,7 +204,9 @@ def make_evaluator(
     # By timesteps, every environment must have room for several episodes, or short ones would be
     # overrepresented.
     min_duration = MIN_EPISODES_PER_ENV * limit if by_steps else 1
-    num_envs = choose_num_envs(settings.evaluation_num_envs, duration, min_duration)
+    num_envs = settings.evaluation_num_envs
+    if num_envs == "auto":
+        num_envs = choose_num_envs(duration, min_duration)
     env_duration = -(-duration // num_envs)
     if isinstance(rollout_worker, MultiRolloutWorker):
         least = _count_copies(rollout_worker, num_envs)
@@ -227,10 +228,13 @@ def _count_copies(worker: MultiRolloutWorker, num_envs: int) -> int:
     return num_envs if is_complete else len(rows.patterns)
 
 
-def choose_num_envs(setting: "int | Auto", duration: int, min_duration: int) -> int:
-    """Return the largest divisor of the duration that leaves each environment enough, or else 1."""
-    if setting != "auto":
-        return setting
-    candidates = range(2, min(duration, MAX_EVALUATION_ENVS) + 1)
-    valid = (n for n in candidates if duration % n == 0 and duration // n >= min_duration)
-    return max(valid, default=1)
+def choose_num_envs(duration: int, min_duration: int, most: int = MAX_EVALUATION_ENVS) -> int:
+    """Return the largest divisor of a duration that leaves each environment enough, or else 1.
+
+    Args:
+        duration: Number of episodes or steps.
+        min_duration: Smallest number of them for each environment.
+        most: Maximum number of environments.
+    """
+    candidates = (n for n in range(2, most + 1) if duration % n == 0)
+    return max((n for n in candidates if duration // n >= min_duration), default=1)

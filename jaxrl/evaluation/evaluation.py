@@ -75,14 +75,13 @@ class Evaluation:
         self._reference = None if self._has_own_task else find_reference(config)
         self._num_versions = 0
         self._metrics_logger = MetricsLogger()
-        self._local: LocalEvaluation | None = None
-        self._remote: RayEvaluation | None = None
+        self._on_host: LocalEvaluation | RayEvaluation | None = None
         self._parallel: _ParallelEvaluation | None = None
         self._jax: JaxEvaluation | None = None
         self._compiled: CompiledEvaluation | None = None
         self._pairings: PairingEvaluations | None = None
         settings = changed.evaluation_settings
-        self._num_env_runners = settings.evaluation_num_env_runners
+        has_actors = settings.evaluation_num_env_runners > 0
         if isinstance(made, MadeEnv | MadeMultiEnv):
             self._jax = JaxEvaluation(
                 config=changed,
@@ -91,14 +90,10 @@ class Evaluation:
                 trained_limit=assembly.made.max_episode_steps,
                 is_same_env=not self._has_own_task,
             )
-        elif self._num_env_runners == 0:
-            self._local = LocalEvaluation(changed, cast("AnyMadeEnv", made), self._hooks)
-        if self._num_env_runners > 0:
-            HostEvaluationPlan.from_config(
-                changed, cast("AnyMadeEnv", made)
-            )  # checks the settings early; the actors start later
-        elif self._jax is not None:
+        if self._jax is not None and not has_actors:
             self._compiled = make_compiled(self._jax)
+        else:  # checks the settings early; actors start later
+            HostEvaluationPlan.from_settings(settings, made.max_episode_steps)
         self._recorder = (
             VideoRecorder(changed, cast("AnyMadeEnv", made), policy_step)
             if settings.record_video
@@ -121,21 +116,24 @@ class Evaluation:
     def log_to(self, metrics_logger: MetricsLogger) -> None:
         """Set the logger of the values that hooks log during evaluations."""
         self._metrics_logger = metrics_logger
-        for on_host in (self._local, self._remote):
-            if on_host is not None:
-                on_host.metrics_logger = metrics_logger
+        if self._on_host is not None:
+            self._on_host.metrics_logger = metrics_logger
 
     def start(self) -> None:
         """Start the actors, if there are any, so that their errors are raised early."""
-        self._get_remote()
+        self._get_on_host()
 
-    def _get_remote(self) -> "RayEvaluation | None":
-        if self._remote is None and self._num_env_runners > 0:
-            from jaxrl.evaluation.on_ray import RayEvaluation
+    def _get_on_host(self) -> "LocalEvaluation | RayEvaluation | None":
+        """Return the evaluation by runners, created on first use; None if it is compiled."""
+        if self._on_host is None and self._compiled is None:
+            if self._config.evaluation_settings.evaluation_num_env_runners:
+                from jaxrl.evaluation.on_ray import RayEvaluation
 
-            self._remote = RayEvaluation(self._config, self._assembly, self._hooks)
-            self._remote.metrics_logger = self._metrics_logger
-        return self._remote
+                self._on_host = RayEvaluation(self._config, self._assembly, self._hooks)
+            else:
+                self._on_host = LocalEvaluation(self._config, self._assembly.made, self._hooks)
+            self._on_host.metrics_logger = self._metrics_logger
+        return self._on_host
 
     def run(
         self, policy: EvaluationInputs, num_episodes: int | None = None, folder: Path | None = None
@@ -153,7 +151,7 @@ class Evaluation:
         """
         self._join_parallel()
         policy = self._with_task(policy)
-        on_host = self._get_remote() or self._local
+        on_host = self._get_on_host()
         if on_host is not None:
             result = on_host.run(self._make_weights(policy), policy.seed, num_episodes)
         else:
@@ -189,8 +187,7 @@ class Evaluation:
     @property
     def mapping_fn(self) -> Callable[..., object] | None:
         """Function that chooses modules, as configured or set on the runners; None for none."""
-        on_host = self._remote or self._local
-        config = self._config if on_host is None else on_host.runners.local_config
+        config = self._config if self._on_host is None else self._on_host.runners.local_config
         return config.multi_agent_settings.policy_mapping_fn
 
     def set_mapping_fn(self, function: Callable[..., object]) -> None:
@@ -202,8 +199,9 @@ class Evaluation:
     def start_parallel(self, policy: EvaluationInputs) -> None:
         """Start an evaluation by actors in the background; `finish` returns its result."""
         self._join_parallel()
-        remote = self._get_remote()
+        remote = self._get_on_host()
         assert remote is not None
+        assert not isinstance(remote, LocalEvaluation)
         policy = self._with_task(policy)
         policy = dataclasses.replace(
             policy, actor=to_host(policy.actor), env_params=to_host(policy.env_params)
@@ -232,7 +230,7 @@ class Evaluation:
     def get_runners(self, policy: EvaluationInputs) -> EvaluationRunners | None:
         """Return the runners with the weights of a policy; None if evaluation is compiled."""
         self._join_parallel()
-        on_host = self._get_remote() or self._local
+        on_host = self._get_on_host()
         if on_host is None:
             return None
         on_host.runners.sync_weights(self._make_weights(self._with_task(policy)))
@@ -261,9 +259,8 @@ class Evaluation:
 
     def stop(self) -> None:
         """Release environments and actors; idempotent."""
-        for part in (self._remote, self._local):
-            if part is not None:
-                part.stop()
+        if self._on_host is not None:
+            self._on_host.stop()
         self._join_parallel()
         if self._compiled is not None:
             self._compiled.stop()

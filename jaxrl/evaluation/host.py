@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
+from jaxrl.evaluation.compiled import choose_num_envs
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
@@ -25,6 +26,7 @@ from jaxrl.training.report import compute_evaluation_metrics
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.settings.run import EvaluationSettings
     from jaxrl.runners.env_runner import EnvRunner
 
 logger = logging.getLogger("jaxrl")
@@ -56,24 +58,32 @@ class HostEvaluationPlan:
     timeout_s: float
 
     @staticmethod
-    def from_config(config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv) -> "HostEvaluationPlan":
-        """Return the plan of an evaluation config.
+    def from_settings(
+        settings: "EvaluationSettings", max_episode_steps: int | None
+    ) -> "HostEvaluationPlan":
+        """Return the plan of an evaluation's settings.
+
+        Args:
+            settings: Settings of the evaluation.
+            max_episode_steps: Time limit of the environment; None for no limit.
 
         Raises:
             ConfigError: If the environments cannot be divided equally among the runners.
         """
-        settings = config.evaluation_settings
-        runners, duration = max(1, settings.evaluation_num_env_runners), _get_duration(config)
-        limit = made.max_episode_steps or DEFAULT_MAX_EPISODE_STEPS
+        runners, duration = (
+            max(1, settings.evaluation_num_env_runners),
+            settings.evaluation_duration,
+        )
+        if duration == "auto":
+            duration = DEFAULT_EPISODES
+        limit = max_episode_steps or DEFAULT_MAX_EPISODE_STEPS
         by_steps = settings.evaluation_duration_unit == "timesteps"
         envs = settings.evaluation_num_envs
         if envs == "auto":
             # By timesteps, each environment needs room for several episodes, or short ones would
             # be overrepresented.
             min_duration = MIN_EPISODES_PER_ENV * limit if by_steps else 1
-            share = -(-duration // runners)
-            divisors = (n for n in range(2, MAX_HOST_ENVS + 1) if share % n == 0)
-            num_envs = max((n for n in divisors if share // n >= min_duration), default=1)
+            num_envs = choose_num_envs(-(-duration // runners), min_duration, MAX_HOST_ENVS)
         elif envs % runners:
             raise ConfigError(
                 f"evaluation_num_envs={envs} must be a multiple of "
@@ -121,11 +131,6 @@ class HostEvaluationPlan:
                 )
             )
         return shares
-
-
-def _get_duration(config: "AlgorithmConfig") -> int:
-    duration = config.evaluation_settings.evaluation_duration
-    return DEFAULT_EPISODES if duration == "auto" else duration
 
 
 class EvaluationRunners(Protocol):
@@ -223,7 +228,9 @@ class LocalEvaluation:
     def __init__(
         self, config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, hooks: RunnerHooks
     ) -> None:
-        self._plan = HostEvaluationPlan.from_config(config, made)
+        self._plan = HostEvaluationPlan.from_settings(
+            config.evaluation_settings, made.max_episode_steps
+        )
         self.runners = LocalEvaluationRunners(config, made, self._plan.num_envs, hooks)
         self.metrics_logger = MetricsLogger()
 

@@ -45,7 +45,9 @@ class RayEvaluation:
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
         self._settings = config.evaluation_settings
-        self._plan = HostEvaluationPlan.from_config(config, assembly.made)
+        self._plan = HostEvaluationPlan.from_settings(
+            self._settings, assembly.made.max_episode_steps
+        )
         timeout_s = self._plan.timeout_s
         self._grace_s = min(_GRACE_S, timeout_s)
         shape = GroupShape(

@@ -139,7 +139,7 @@ class PairingEvaluations:
             pool=pool,
         )
         config = evaluation.config
-        num_envs = choose_num_envs("auto", num_episodes, 1)
+        num_envs = choose_num_envs(num_episodes, 1)
         evaluator = PairingEvaluator(
             worker=policy_step.with_envs(make_multi_vector_env(config, made)),
             num_envs=num_envs * len(cells),

@@ -49,7 +49,8 @@ def record_rollouts(
     made = make_env(config)
     if env_params is not None and isinstance(made, MadeEnv):
         made = dataclasses.replace(made, params=env_params)
-    plan = HostEvaluationPlan.from_config(config, made).with_num_episodes(num_episodes)
+    settings, limit = config.evaluation_settings, made.max_episode_steps
+    plan = HostEvaluationPlan.from_settings(settings, limit).with_num_episodes(num_episodes)
     plan = dataclasses.replace(plan, num_runners=1)  # in this process
     runner = make_env_runner(
         config, made=made, num_envs=plan.num_envs, first_env_index=0, hooks=NoHooks()

@@ -158,7 +158,8 @@ def test_parts_are_put_together_as_the_compiled_evaluation_reports_them() -> Non
 
 def plan_of(**settings: Any) -> HostEvaluationPlan:
     config = small(env="gymnasium:CartPole-v1").evaluation(**settings)
-    return HostEvaluationPlan.from_config(config, assemble(config).made)
+    limit = assemble(config).made.max_episode_steps
+    return HostEvaluationPlan.from_settings(config.evaluation_settings, limit)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.envs.classic.mountain_car import MountainCar
 from jaxrl.errors import ConfigError, EnvError, RunFolderError
 from jaxrl.evaluation.evaluation import Evaluation
-from jaxrl.evaluation.video import check_ffmpeg, check_frame, write_video
+from jaxrl.evaluation.recording import check_ffmpeg, check_frame, write_video
 from tests.helpers import small
 
 
