@@ -212,6 +212,18 @@ def flatten(result: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested dictionary of values with keys `"a/b"`."""
+    result: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, name = path.split("/")
+        node = result
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return result
+
+
 def lookup(result: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path `"a/b"`, or None if the result does not have it (yet)."""
     value: object = result

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxrl.loggers.sinks import parse_line
-from jaxrl.metrics import DEFAULT_MODULE
+from jaxrl.metrics import DEFAULT_MODULE, nest
 from jaxrl.runs import results
 from jaxrl.runs.run_folder import PROGRESS_FILE, RESULT_FILE, RunFolder
 from jaxrl.runtime import files
@@ -214,7 +214,7 @@ def _read_rows(folder: Path) -> Iterator[Mapping[str, Any]]:
     elif (folder / PROGRESS_FILE).is_file():
         with (folder / PROGRESS_FILE).open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                yield _nest({name: _parse_cell(value) for name, value in row.items() if value})
+                yield nest({name: _parse_cell(value) for name, value in row.items() if value})
 
 
 def _read_thinned(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -233,14 +233,3 @@ def _parse_cell(value: str) -> float | str:
         return float(value)
     except ValueError:
         return value
-
-
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for path, value in flat.items():
-        *parents, last = path.split("/")
-        inner = result
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[last] = value
-    return result

@@ -10,8 +10,8 @@ from jaxrl.errors import ConfigError
 from jaxrl.metrics import LEAGUE
 from jaxrl.policy.learners_league import LearnersLeagueMethods
 from jaxrl.runs import opponents
-from jaxrl.runs.league_games import make_payoff_table
 from jaxrl.runs.league_table import LeagueTable, PayoffTable, find_versions
+from jaxrl.runs.opponents import make_payoff_table
 from jaxrl.training.opponents import OpponentState
 from jaxrl.training.report import to_host
 

@@ -16,11 +16,11 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter
 from jaxrl.metrics import LEAGUE, lookup
 from jaxrl.runners.in_graph_loop import InGraphLoop
-from jaxrl.runs import league_games as games
 from jaxrl.runs import opponents
 from jaxrl.runs.exploits import Exploit, PBTScheduler
 from jaxrl.runs.league_table import PayoffTable, compute_shares
 from jaxrl.training.league_rules import find_version, is_due, weigh_draws
+from jaxrl.training.league_tally import get_learned
 from jaxrl.training.opponents import OpponentPool
 from jaxrl.training.report import to_host
 from jaxrl.training.train_state import TrainState
@@ -61,9 +61,9 @@ class LearnersLeagueMethods:
 
     def _advance_learners(self, league: SeveralLearners, result: dict[str, Any]) -> None:
         """Add the league to a result, change learners that are due, and weigh the opponents."""
-        result[LEAGUE] = describe_payoff(games.make_payoff_table(self.state))
+        result[LEAGUE] = describe_payoff(opponents.make_payoff_table(self.state))
         if isinstance(league, League):
-            steps, standing = games.count_steps(self.state), games.make_standing(self.state)
+            steps, standing = opponents.count_steps(self.state), opponents.make_standing(self.state)
             for index, learner in enumerate(league.learners):
                 if is_due(league, standing, learner, steps[learner]):
                     self._take_learner_snapshot(league, learner, index)
@@ -71,7 +71,7 @@ class LearnersLeagueMethods:
             mutations = parse_mutations(self.config, league.pbt)
             for learner in league.learners:
                 result[LEAGUE][learner] |= self._read_values(learner, mutations)
-        state = games.advance_learner_windows(self.state, league.least_games)
+        state = opponents.advance_learner_windows(self.state, league.least_games)
         self.state = self._weigh_learners(league, state)
 
     def _weigh_learners(self, league: SeveralLearners, state: TrainState) -> TrainState:
@@ -79,7 +79,7 @@ class LearnersLeagueMethods:
         pool = self._get_pool("league=...")
         if not pool.draws:
             return state
-        standing, patterns = games.make_standing(state), self._agents.patterns
+        standing, patterns = opponents.make_standing(state), self._agents.patterns
         rows = [weigh_draws(league, standing, patterns, get_learner(draw)) for draw in pool.draws]
         weights = np.array(rows, np.float32)
         if (np.asarray(to_host(state.opponents.weights)) == weights).all():
@@ -101,17 +101,17 @@ class LearnersLeagueMethods:
             free = self._list_slots(learner)[1]
         if not free:
             return
-        names = games.read_names(self.state)
+        names = opponents.read_names(self.state)
         numbers = [find_version(learner, name) for name in names]
         version = max((number for number in numbers if number is not None), default=0) + 1
         name = f"{learner}_v{version}"
         self.snapshot(learner, as_=name)
         slot = opponents.find_slot(self.state, name)
-        self.state = games.take_over_games(self.state, learner, slot)
+        self.state = opponents.take_over_games(self.state, learner, slot)
         returns = self._draws_return(league, learner, index)
         if returns:
-            self.state = games.return_to_first(self.state, learner)
-            self.state = games.begin_anew(self.state, learner)
+            self.state = opponents.return_to_first(self.state, learner)
+            self.state = opponents.begin_anew(self.state, learner)
         logger.info(
             "league: %s joins%s.",
             name,
@@ -126,7 +126,7 @@ class LearnersLeagueMethods:
         """
         found: list[list[str]] = []
         for other in self._list_alike(learner):
-            numbers = {find_version(other, name): name for name in games.read_names(self.state)}
+            numbers = {find_version(other, name): name for name in opponents.read_names(self.state)}
             found.append([numbers[number] for number in sorted(n for n in numbers if n)])
         most = max(found, key=len)
         return most[0] if most else None
@@ -154,11 +154,11 @@ class LearnersLeagueMethods:
         mutations = parse_mutations(self.config, league.pbt)
         scheduler = PBTScheduler(league.pbt, mutations, self.config.debugging_settings.run_seed)
         time = float(lookup(self.last_result, league.pbt.time_attr))
-        elapsed = (int(time) - games.read_last_round(self.state)) % 2**32
+        elapsed = (int(time) - opponents.read_last_round(self.state)) % 2**32
         scheduler.last_time = time - elapsed
         if not scheduler.is_due(time):
             return
-        table = games.make_payoff_table(self.state)
+        table = opponents.make_payoff_table(self.state)
         ratings, played = table.compute_elo(), table.count_games().sum(axis=1)
         scores = {
             i: ratings[learner]
@@ -174,7 +174,7 @@ class LearnersLeagueMethods:
             source, target = (league.learners[i] for i in (exploit.source, exploit.lane))
             state = copy_learner(state, self.state, source, target, exploit.new)
             _log_exploit(exploit, source, target)
-        self.state = self._weigh_learners(league, games.begin_round(state, int(time)))
+        self.state = self._weigh_learners(league, opponents.begin_round(state, int(time)))
 
     def _read_values(self, learner: str, mutations: Mapping[str, Marker]) -> dict[str, float]:
         """Return a learner's numbers that exploit steps change."""
@@ -206,11 +206,11 @@ def copy_learner(
         target: Learner that becomes the copy.
         values: New values of the hyperparameters that change.
     """
-    learned = games.get_learned(before.modules[source])
+    learned = get_learned(before.modules[source])
     hparams = before.modules[target].learner.hparams
     changed = {name: to_leaf(value, hparams[name]) for name, value in values.items()}
     learned["learner"] = replace(learned["learner"], hparams={**hparams, **changed})
-    return games.put_learned(state, target, learned)
+    return opponents.put_learned(state, target, learned)
 
 
 def describe_payoff(table: PayoffTable) -> dict[str, Any]:

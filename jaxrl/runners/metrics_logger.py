@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 import numpy as np
 
 from jaxrl.errors import ConfigError, did_you_mean
+from jaxrl.metrics import nest
 
 Reduce: TypeAlias = Literal[
     "mean", "ema", "min", "max", "sum", "lifetime_sum", "percentiles", "item"
@@ -154,7 +155,7 @@ class MetricsLogger:
             return _reduce_stat(self._stats[path])
         below = {p[len(path) + 1 :]: s for p, s in self._stats.items() if p.startswith(path + "/")}
         if below:
-            return _to_nested({p: _reduce_stat(stat) for p, stat in below.items()})
+            return nest({p: _reduce_stat(stat) for p, stat in below.items()})
         if default is None:
             raise KeyError(f"Nothing was logged as '{path}'.{did_you_mean(path, self._stats)}")
         return default
@@ -232,7 +233,7 @@ class MetricsLogger:
         self.aggregate([state])
 
     def _to_nested(self) -> dict[str, Any]:
-        return _to_nested({path: _reduce_stat(stat) for path, stat in self._stats.items()})
+        return nest({path: _reduce_stat(stat) for path, stat in self._stats.items()})
 
     def _add(self, path: str, settings: dict[str, Any], data: list[Any]) -> None:
         """Merge data into the statistic of a path, or create it."""
@@ -469,18 +470,6 @@ def _is_valid_data(settings: Mapping[str, Any], data: object) -> bool:
 def _is_number(value: object) -> bool:
     numbers = (int, float, np.integer, np.floating)
     return isinstance(value, numbers) and not isinstance(value, bool)
-
-
-def _to_nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert paths `"a/b"` to nested dictionaries."""
-    result: dict[str, Any] = {}
-    for path, value in flat.items():
-        *parents, name = path.split("/")
-        node = result
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = value
-    return result
 
 
 def _describe_settings(settings: Mapping[str, Any]) -> str:

@@ -14,8 +14,13 @@ from jaxrl.errors import CheckpointError, ModuleError, did_you_mean
 from jaxrl.learners.target_network import TargetNetwork
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runs import checkpoint as ckpt
-from jaxrl.runs.league_games import remember_first
-from jaxrl.runs.opponents import get_opponent, let_follow, list_opponents, write_actor
+from jaxrl.runs.opponents import (
+    get_opponent,
+    let_follow,
+    list_opponents,
+    remember_first,
+    write_actor,
+)
 from jaxrl.training.report import to_host
 from jaxrl.training.train_state import TrainState
 

@@ -382,3 +382,16 @@ def test_messages_beside_the_panel_are_broken_between_words() -> None:
         with console.capture() as capture:
             display.print_message(LINES[2])
         assert capture.get().splitlines() == wrap_line(LINES[2], 60)
+
+
+def test_accounts_are_no_troubles() -> None:
+    result = {
+        "fault_tolerance": {
+            "num_env_steps_received_lifetime": 500,
+            "num_healthy_env_runners": 2,
+            "num_env_runner_restarts": 3,
+            "num_sub_env_restarts": 0,
+            "num_nonfinite_updates": 1,
+        }
+    }
+    assert dict(text.fault_counts(result)) == {"env runner restarts": 3, "nonfinite updates": 1}

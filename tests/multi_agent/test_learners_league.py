@@ -34,8 +34,8 @@ from jaxrl.evaluation.compiled import make_evaluator
 from jaxrl.metrics import LEARNER_KEYS, check_key
 from jaxrl.policy.learners_league import read_value
 from jaxrl.runs import checkpoint
-from jaxrl.runs.league_games import make_standing
 from jaxrl.runs.league_table import read_league
+from jaxrl.runs.opponents import make_standing
 from jaxrl.training.league_rules import weigh_draws
 from jaxrl.training.opponents import decode_names
 
