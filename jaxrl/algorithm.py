@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jaxrl.assembly.dataset_connectors import check_statistics_may_change
 from jaxrl.assembly.env_params import get_jax_env, set_env_params
 from jaxrl.assembly.messages import log_assembly
+from jaxrl.assembly.offline import check_statistics_may_change
 from jaxrl.assembly.opponents import describe_opponents
 from jaxrl.assembly.replay import (
     describe_buffer,
@@ -65,6 +65,7 @@ from jaxrl.policy.requests import check_names, read_input_dict
 from jaxrl.policy.weight_methods import attach_policies, attach_writer, find_rllib_weights
 from jaxrl.run_parts import OwnRunParts, RunParts
 from jaxrl.runners.compiled_runner import CompiledRunnerGroup
+from jaxrl.runners.counts import DATA, check_data
 from jaxrl.runners.data_flow import DispatchedDataFlow, check_updates_alone, raise_without_progress
 from jaxrl.runners.hooks import AlgorithmHooks
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
@@ -953,7 +954,9 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         if component == "connectors" and self._assembly.is_offline:
             check_statistics_may_change(self._assembly.policy_step)
         restored = host.RunMetadata.from_metadata(state["metadata"])
-        envs = self._loop.env_leaves(saved, restored.runner_counts)
+        counts = dict(restored.runner_counts)
+        data = counts.pop(DATA, None)
+        envs = self._loop.env_leaves(saved, counts)
         leaves = {name: leaf for name, leaf in saved.items() if name not in envs}
         before = self.state
         has_own_step = type(self).training_step is not Algorithm.training_step
@@ -963,18 +966,21 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
             filled = ckpt.fill(before, leaves, prefixes)
             self.state = set_first_versions(refresh_snapshot(filled), list(filled.modules))
         else:
-            self._loop.check_counts(restored.runner_counts)
+            check_data(self._learners.fingerprint, data)
+            self._loop.check_counts(counts)
             filled = ckpt.fill(template, leaves, prefixes)
             self.state = restore_empty_buffer(self._assembly, filled, before)
             self._record.host = restored
-            self._loop.restore(partial(host.restore_part, envs), restored.runner_counts)
+            self._loop.restore(partial(host.restore_part, envs), counts)
             if has_own_step:
                 self._flow.resume()
             self._record.resume_after(state["metadata"]["env_steps"])
 
     def _make_metadata(self) -> dict[str, Any]:
         steps, made = int(self.state.progress.env_steps), self._assembly.made
-        self._record.store_counts(self._loop.get_counts())
+        fingerprint = self._learners.fingerprint
+        data = {} if fingerprint is None else {DATA: fingerprint}
+        self._record.store_counts({**self._loop.get_counts(), **data})
         session = self._record.recorder.describe_session(self._devices)
         return host.make_checkpoint_metadata(self.config, self._record.host, steps, session, made)
 

@@ -12,11 +12,13 @@ import jax
 from jaxrl.assembly.absent_envs import make_data_env, make_external_env
 from jaxrl.assembly.compiled_step import get_compiled_step
 from jaxrl.assembly.connector_env import EnvToInspect, make_offers
-from jaxrl.assembly.dataset_storage import ChosenStorage, check_stream_pipelines, choose_storage
 from jaxrl.assembly.learner_checks import check_learner, check_learner_class
 from jaxrl.assembly.modules import make_module
 from jaxrl.assembly.offline import (
+    ChosenStorage,
     check_mixed_storage,
+    check_stream_pipelines,
+    choose_storage,
     count_recorded_batches,
     make_dataset_sampler,
     make_mixed_sampler,
@@ -54,8 +56,7 @@ from jaxrl.runtime.program import Program
 from jaxrl.training.data_flow import CompiledStep
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.in_graph import InGraphRunner
-from jaxrl.training.mixed import MixedRunner, MixedTrainStep
-from jaxrl.training.offline import OfflineRunner
+from jaxrl.training.offline import MixedRunner, MixedTrainStep, OfflineRunner
 from jaxrl.training.rollout import PolicyStep, RolloutWorker
 from jaxrl.training.train_step import Experience, TrainStep
 
@@ -197,6 +198,11 @@ class Assembly:
         return isinstance(self.train_step, OfflineRunner)
 
     @property
+    def row_storage(self) -> Storage:
+        """Place of the recorded rows that are learned from, if there are any."""
+        return "device" if self.storage is None else self.storage.name
+
+    @property
     def offline_runner(self) -> OfflineRunner:
         """Runner of a run that learns from recorded data alone."""
         assert isinstance(self.train_step, OfflineRunner)
@@ -272,7 +278,11 @@ def _make_mixed_step(
     fields = make_train_step_fields(config, made, acting, in_graph=False)
     recorded = make_mixed_sampler(config, plan, acting)
     step = MixedTrainStep(policy_step=acting, recorded=recorded, **fields)
-    check_mixed_storage(config, in_host_memory=step.host_replay is not None)
+    check_mixed_storage(
+        config.offline_data_settings.input_,
+        config.training_settings.replay_buffer_config,
+        in_host_memory=step.host_replay is not None,
+    )
     return step
 
 

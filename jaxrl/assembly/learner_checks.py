@@ -21,8 +21,7 @@ from jaxrl.errors import (
     summarize_exception,
 )
 from jaxrl.training.episode_stats import EpisodeRecord
-from jaxrl.training.mixed import MixedTrainStep
-from jaxrl.training.offline import OfflineRunner
+from jaxrl.training.offline import MixedTrainStep, OfflineRunner
 from jaxrl.training.rollout import make_blank_rollout
 from jaxrl.training.train_state import RolloutBatch
 from jaxrl.training.train_step import TrainStep

@@ -13,19 +13,26 @@ from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Float, Int
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.assembly.dataset_connectors import apply_connectors
-from jaxrl.assembly.dataset_storage import format_bytes, get_device_limit, limit_dataset_size
 from jaxrl.assembly.offline import (
     Spaces,
-    concatenate_parts,
+    apply_connectors,
+    concatenate_sources,
+    format_bytes,
+    get_device_limit,
+    limit_dataset_size,
     open_config_data,
     open_source,
     prepare_parts,
 )
-from jaxrl.buffers.dataset import Dataset, DatasetSampler, DrawnRows, compute_returns_to_go
-from jaxrl.buffers.dataset_rows import fold_rows
+from jaxrl.buffers.dataset import (
+    Dataset,
+    DatasetSampler,
+    DrawnRows,
+    compute_returns_to_go,
+    fold_rows,
+)
 from jaxrl.config.offline import EstimationMethod, parse_methods
-from jaxrl.config.settings.offline import EVAL_LOSS, Storage
+from jaxrl.config.settings.offline import EVAL_LOSS
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace
@@ -195,14 +202,16 @@ def load_held_out(
     """
     parts: list[EpisodePart] = []
     for source, recorded in zip(data, held_out, strict=True):
-        parts += prepare_parts(config, source, recorded, policy_step)
+        parts += prepare_parts(config.offline_data_settings, source, recorded, policy_step)
     if not parts:
         raise DataError(
             f"{data[0].files[0]} has no rows among the held-out episodes, after input_transform and the "
             "connectors: raise offline_evaluation_split, or leave offline_evaluation_interval out."
         )
-    dataset = concatenate_parts(_take_rows(sort_episodes(parts), num_rows))
-    return apply_connectors(config, dataset, policy_step, learner_pipeline, statistics)
+    dataset = concatenate_sources([_take_rows(sort_episodes(parts), num_rows)])
+    return apply_connectors(
+        config.training_settings, dataset, policy_step, learner_pipeline, statistics
+    )
 
 
 def sort_episodes(parts: Sequence[EpisodePart]) -> list[EpisodePart]:
@@ -263,7 +272,7 @@ class HeldOutEvaluation:
             kind = self._settings.offline_evaluation_type
             self._estimates[OFFLINE_EVAL_RUNNERS] = EstimationMethod(method=kind)
         self._named = parse_methods(self._settings.off_policy_estimation_methods)
-        held_out = self._read_parts(config, leaves_others=self._storage != "stream")
+        held_out = self._read_parts(config, leaves_others=self._assembly.row_storage != "stream")
         if self._settings.offline_evaluation_type == EVAL_LOSS:
             self._losses = self._make_losses(config, *held_out)
         self._episodes: WholeEpisodes | None = None
@@ -274,12 +283,6 @@ class HeldOutEvaluation:
             check_target(self._make_target(config, None), names)
             self._episodes = self._join_episodes(config, *held_out)
             check_densities(self._episodes, names)
-
-    @property
-    def _storage(self) -> Storage:
-        """Place of the rows that are learned from."""
-        storage = self._assembly.storage
-        return "device" if storage is None else storage.name
 
     @property
     def _methods(self) -> list[EstimationMethod]:
@@ -295,7 +298,7 @@ class HeldOutEvaluation:
             self._settings.held_out_share,
             held_out=True,
             leaves_others=leaves_others,
-            count=limit_dataset_size(config, data, self._storage, self._device),
+            count=limit_dataset_size(config, data, self._assembly.row_storage, self._device),
         )
         return data, parts
 
@@ -337,7 +340,7 @@ class HeldOutEvaluation:
 
     def _check_size(self, config: "AlgorithmConfig", dataset: Dataset) -> None:
         """Raise if the held-out rows are larger than the limit of a dataset on the device."""
-        limit = get_device_limit(config, self._device)
+        limit = get_device_limit(config.offline_data_settings.max_dataset_bytes, self._device)
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(dataset))
         if limit is not None and size > limit:
             raise ConfigError(

@@ -12,7 +12,7 @@ import optax
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl.assembly.recorded_actions import ActionConversion, convert_rows, join_actions, split_rows
+from jaxrl.assembly.offline import ActionConversion, convert_rows, join_actions, split_rows
 from jaxrl.config.settings.offline import FQESettings
 from jaxrl.connectors.checks import check_action_inverse
 from jaxrl.connectors.pipelines import ActionPipeline

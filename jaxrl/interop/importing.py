@@ -11,7 +11,7 @@ from gymnasium import spaces
 from jax.tree_util import DictKey, keystr
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.assembly.dataset_connectors import check_statistics_may_change
+from jaxrl.assembly.offline import check_statistics_may_change
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.distributions.base import DiagGaussian

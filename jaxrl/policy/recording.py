@@ -3,24 +3,40 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from jaxrl.assembly.assemble import Assembly, make_env, make_vector_env
-from jaxrl.assembly.multi_agent import MultiAgentAssembly
-from jaxrl.envs.host import MadeHostEnv
-from jaxrl.envs.registry import MadeEnv
+from jaxrl.assembly.multi_agent import (
+    MultiAgentAssembly,
+    make_multi_agent_env,
+    make_multi_vector_env,
+)
+from jaxrl.config.multi_agent import AnyMadeMulti
+from jaxrl.core.struct import replace
+from jaxrl.core.types import PyTree
+from jaxrl.envs.multi.made import MadeMultiEnv
+from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
+from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError
 from jaxrl.offline.manifest import find_module_folders, read_manifest
 from jaxrl.offline.recorded import RecordedData, open_data
-from jaxrl.offline.stitch import PartStitcher
+from jaxrl.offline.stitch import AgentStitcher, PartStitcher
 from jaxrl.offline.writer import EpisodeWriter
-from jaxrl.policy.agent_recording import record_policies
 from jaxrl.policy.rollouts import Rows, check_steps, compute_length, play_compiled, play_on_host
-from jaxrl.runners.recording import choose_run_name, make_blank_part
+from jaxrl.runners.recording import (
+    choose_run_name,
+    make_blank_part,
+    make_writer,
+    open_writers,
+    split_rollout,
+)
 from jaxrl.training.evaluate import EvaluationInputs
-from jaxrl.training.rollout import PolicyStep
+from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
+from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -92,75 +108,120 @@ class RecordingMethods:
             added = max((len(own.files) for own in manifests if own is not None), default=0)
             seed = (config.debugging_settings.run_seed + added) % 2**63
         config.debugging(seed=seed)
-        assembly = self._assembly
-        if isinstance(assembly, MultiAgentAssembly):
-            return record_policies(config, assembly, inputs, path, num_steps, num_envs)
-        step = self.get_policy().inference.policy_step
-        return record_policy(config, step, inputs, path, num_steps, num_envs)
+        assembly, step = self._assembly, None
+        if not isinstance(assembly, MultiAgentAssembly):
+            step = self.get_policy().inference.policy_step
+        found = _record(config, assembly, step, inputs, path, num_steps, num_envs)
+        return found if step is None else found[""]
 
 
-def record_policy(
+def _record(
     config: "AlgorithmConfig",
-    policy_step: PolicyStep,
+    assembly: Assembly,
+    policy_step: PolicyStep | None,
     inputs: EvaluationInputs,
     path: Path,
     num_steps: int,
     num_envs: int,
-) -> RecordedData:
-    """Record a policy; see `RecordingMethods.record`.
+) -> dict[str, RecordedData]:
+    """Record the policies of all modules; see `RecordingMethods.record`.
 
     Args:
         config: Config of an evaluation, with the environment, `explore` and the seed.
-        policy_step: Module and connectors of the policy.
-        inputs: Its parameters, and the task and parameters of the environment, if it has some.
-        path: Folder of recorded data.
+        assembly: Functions of the run.
+        policy_step: Module and connectors of the policy of a single agent, whose id is ""; None for
+            several agents.
+        inputs: Parameters of the policies, and the task and parameters of the environment, if any.
+        path: Folder of recorded data, or of the modules' folders.
         num_steps: Least number of environment steps.
         num_envs: Number of environments.
     """
-    made, seed = make_env(config), config.debugging_settings.run_seed
-    explore = config.env_runners_settings.explore
-    settings, module = config.offline_data_settings, policy_step.module
-    length = compute_length(num_steps, num_envs)
-    rows = _play(config, made, policy_step, inputs, num_envs, length)
-    writer = EpisodeWriter(
-        path,
-        *made.spaces,
-        env=made.id,
-        algorithm=config.algo_name,
-        seed=seed,
-        has_density=module.has_density and explore,
-        actions_are_normalized=True,
-        max_file_bytes=settings.output_max_file_size,
-        max_rows_per_file=settings.output_max_rows_per_file,
-    )
-    stitcher = PartStitcher(choose_run_name(config.algo_name, seed, writer.path))
-    recorded = 0
-    with writer, contextlib.closing(rows):
-        if writer.counts.num_steps:
-            writer.check_columns(make_blank_part(policy_step, lambda _: inputs.actor))
-        while recorded < num_steps:
-            rollout, env_index, steps = next(rows)
-            check_steps(made.id, steps, length, num_envs)
-            # By environment, since the first parts to be complete are of short episodes.
-            parts = stitcher.add_by_column(rollout, env_index, version=0)
-            writer.add_parts([part for _, part in parts])
-            recorded += steps
-        writer.add_parts(stitcher.flush())
-    return open_data(path)
+    if policy_step is not None:
+        made = make_env(config)
+        policies, actors, envs = {"": policy_step}, {"": inputs.actor}, {"": made}
+    else:
+        assert isinstance(assembly, MultiAgentAssembly)
+        period = len(assembly.patterns)
+        if num_envs < period:
+            raise ConfigError(
+                f"num_envs={num_envs} leaves modules without an environment, because the mapping "
+                f"differs between {period} successive ones: set {period} or more."
+            )
+        made = make_multi_agent_env(config)
+        policies = {m: own.policy_step for m, own in assembly.modules.items()}
+        actors = cast("dict[str, ActorState]", inputs.actor)
+        envs = {m: own.made for m, own in assembly.modules.items()}
+    explores, seed = config.env_runners_settings.explore, config.debugging_settings.run_seed
+    length, recorded = compute_length(num_steps, num_envs), 0
+
+    def make(m: str, step: PolicyStep, folder: Path) -> EpisodeWriter:
+        has_density = step.module.has_density and explores
+        return make_writer(config, envs[m], folder, has_density, m or None)
+
+    with open_writers(policies, path, make) as writers:
+        run = choose_run_name(config.algo_name, seed, *(own.path for own in writers.values()))
+        for m, writer in writers.items():
+            if writer.counts.num_steps:
+                writer.check_columns(make_blank_part(policies[m], lambda _, m=m: actors[m]))
+        stitchers = {m: _make_stitcher(assembly, run, m) for m in writers}
+        played = _play(config, made, policy_step or assembly.policy_step, inputs, num_envs, length)
+        with contextlib.closing(played):
+            while recorded < num_steps:
+                rollout, env_index, steps = next(played)
+                check_steps(made.id, steps, length, num_envs)
+                recorded += steps
+                for m, parts in _stitch(assembly, stitchers, rollout, env_index):
+                    writers[m].add_parts(parts)
+        for m, writer in writers.items():
+            writer.add_parts(stitchers[m].flush())
+            writer.close()
+    return {m: open_data(path / m) for m, own in writers.items() if own.counts.num_steps}
+
+
+def _make_stitcher(assembly: Assembly, run: str, module: str) -> PartStitcher | AgentStitcher:
+    if isinstance(assembly, MultiAgentAssembly):
+        return AgentStitcher(run, module, assembly.agent_rows.agents)
+    return PartStitcher(run)
+
+
+def _stitch(
+    assembly: Assembly,
+    stitchers: Mapping[str, PartStitcher | AgentStitcher],
+    rollout: PyTree,
+    env_index: np.ndarray,
+) -> Iterator[tuple[str, list[EpisodePart]]]:
+    """Yield the parts of each module that a rollout completes."""
+    if isinstance(assembly, MultiAgentAssembly):
+        for m, rows in split_rollout(rollout, assembly.agent_rows).items():
+            stitcher = stitchers[m]
+            assert isinstance(stitcher, AgentStitcher)
+            yield m, stitcher.add(rows, env_index, version=0)
+        return
+    # By environment, since the first parts to be complete are of short episodes.
+    parts = stitchers[""].add_by_column(rollout, env_index, version=0)
+    yield "", [part for _, part in parts]
 
 
 def _play(
     config: "AlgorithmConfig",
-    made: MadeEnv | MadeHostEnv,
+    made: AnyMadeEnv | AnyMadeMulti,
     policy_step: PolicyStep,
     inputs: EvaluationInputs,
     num_envs: int,
     length: int,
 ) -> Generator[Rows]:
     """Yield rollouts, without end."""
+    if isinstance(made, MadeMultiEnv):
+        policies = cast("MultiPolicyStep", policy_step)
+        worker = policies.with_envs(make_multi_vector_env(config, made))
+        yield from play_compiled(config, worker, made.params, inputs, num_envs, length)
+        return
     if isinstance(made, MadeEnv) and inputs.task is None:
         worker = policy_step.with_envs(make_vector_env(config, made))
         yield from play_compiled(config, worker, made.params, inputs, num_envs, length)
         return
     for fragment in play_on_host(config, made, inputs, num_envs, length):
-        yield fragment.rollout, fragment.env_index, fragment.num_env_steps
+        rollout = fragment.rollout
+        if isinstance(rollout, MultiRollout):
+            rollout = replace(rollout, completed=fragment.completed)
+        yield rollout, np.asarray(fragment.env_index), fragment.num_env_steps

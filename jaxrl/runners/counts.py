@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from jaxrl.errors import CheckpointError
 from jaxrl.runners.metrics_logger import find_state_problem
 from jaxrl.runners.step_ledger import StepLedger
 
@@ -61,6 +62,20 @@ _LEDGER: Mapping[str, ValueKind] = {
     **dict.fromkeys(("received", "trained", "queued", "maybe_lost"), COUNT),
     "discarded": NAMED_COUNTS,
 }
+
+
+def check_data(fingerprint: str | None, saved: object) -> None:
+    """Check that recorded data are those that a checkpoint was trained on, where both are known.
+
+    Raises:
+        CheckpointError: If they are others.
+    """
+    if None not in (saved, fingerprint) and saved != fingerprint:
+        raise CheckpointError(
+            "The checkpoint was trained on other recorded data than those that input_ names now, and "
+            "that offline_evaluation_split leaves for training: name the same files and split, or "
+            "restore a part of it, component='rl_module'."
+        )
 
 
 def find_problem(counts: Mapping[str, Any], prefix: str) -> str | None:

@@ -1,11 +1,10 @@
 """Factories for the learners, runners and loop of a config. Ray is imported only if used."""
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.core.types import Device
-from jaxrl.runners.agent_recording import AgentsRecorder
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.curriculum import Curriculum
 from jaxrl.runners.hooks import DISPATCH_HOOKS, AlgorithmHooks, RunnerHooks
@@ -14,8 +13,8 @@ from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup, Loop
-from jaxrl.runners.recording import Recorder, RolloutRecorder
-from jaxrl.training.mixed import MixedTrainStep
+from jaxrl.runners.recording import AgentsRecorder, Recorder, RolloutRecorder
+from jaxrl.training.offline import MixedTrainStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
@@ -30,9 +29,9 @@ def make_learner_group(
 
         return make_offline_learners(config, assembly, devices)
     if isinstance(assembly.train_step, MixedTrainStep):
-        from jaxrl.runners.offline import MixedHostLearnerGroup, MixedLearnerGroup
+        from jaxrl.runners.offline import DatasetLearnerGroup, MixedHostLearnerGroup
 
-        mixed = MixedLearnerGroup if assembly.is_in_graph else MixedHostLearnerGroup
+        mixed = DatasetLearnerGroup if assembly.is_in_graph else MixedHostLearnerGroup
         return mixed(config, assembly, devices)
     if config.learners_settings.num_learners == 0:
         local = InGraphLearnerGroup if assembly.is_in_graph else LocalLearnerGroup
@@ -51,10 +50,9 @@ def make_loop(
 ) -> Loop:
     """Create the training loop: dispatches of the compiled program, or the host loop."""
     if assembly.is_offline:
-        from jaxrl.runners.offline import OfflineLoop, RecordedLearners
+        from jaxrl.runners.offline import OfflineLoop
 
-        recorded = cast("RecordedLearners", learners)
-        return OfflineLoop(config, assembly, recorded, AlgorithmHooks(callbacks, algorithm))
+        return OfflineLoop(config, assembly, learners, AlgorithmHooks(callbacks, algorithm))
     if assembly.is_in_graph:
         own = OwnDispatches()
         return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, own)
@@ -117,9 +115,8 @@ def make_in_graph_loop(
     most = assembly.in_graph_runner.max_recorded_batches
     others = (steps, trained, hooks, strategy, runner, curriculum, recorder, most)
     if isinstance(assembly.train_step, MixedTrainStep):
-        from jaxrl.runners.offline import MixedLearnerGroup, MixedLoop
+        from jaxrl.runners.offline import MixedLoop
 
-        assert isinstance(learners, MixedLearnerGroup)
         return MixedLoop(learners, *others)
     return InGraphLoop(learners, *others)
 

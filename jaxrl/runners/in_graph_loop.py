@@ -15,7 +15,6 @@ from jaxrl.core.types import PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import ENV_RUNNERS, TIMERS
-from jaxrl.runners.agent_recording import AgentsRecorder
 from jaxrl.runners.compiled_runner import CompiledEnvRunner, CompiledRunnerGroup
 from jaxrl.runners.counts import OUTPUT
 from jaxrl.runners.curriculum import CURRICULUM, Curriculum
@@ -26,6 +25,7 @@ from jaxrl.runners.metrics_logger import log_custom_metrics
 from jaxrl.runners.protocols import Fill, count_steps_left
 from jaxrl.runners.recording import (
     OUTPUT_SECONDS,
+    AgentsRecorder,
     RolloutRecorder,
     join_batches,
     restore_recording,

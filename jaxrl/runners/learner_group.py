@@ -36,6 +36,11 @@ class LearnerGroup(Protocol):
     is_remote: bool
 
     @property
+    def fingerprint(self) -> str | None:
+        """Digest of the recorded data that are learned from; None without any."""
+        ...
+
+    @property
     def state(self) -> TrainState:
         """Full TrainState; learners in other processes are queried for it on access."""
         ...
@@ -131,6 +136,7 @@ class LocalLearnerGroup:
     """
 
     is_remote = False
+    fingerprint: str | None = None
 
     def __init__(
         self,

@@ -1,86 +1,323 @@
 """Learners and loops of runs that learn from recorded data, alone or beside what they sample."""
 
-import abc
+import dataclasses
+import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jaxtyping import Array, Float, UInt32
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.assembly.dataset_storage import (
-    describe_chosen,
-    limit_dataset_size,
-)
 from jaxrl.assembly.offline import (
+    describe_chosen,
     get_fingerprint,
+    limit_dataset_size,
     load_dataset,
     make_blank_dataset,
     open_config_data,
 )
-from jaxrl.buffers.dataset import Dataset, DatasetSampler
+from jaxrl.buffers.dataset import Dataset, DatasetPosition, DatasetSampler, compute_returns_to_go
 from jaxrl.config.batch_plan import OfflinePlan
 from jaxrl.config.offline import describe_held_out
-from jaxrl.core.types import Device
-from jaxrl.errors import CheckpointError, ConfigError, DataError
+from jaxrl.core.hparams import current_values
+from jaxrl.core.keys import make_key
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.errors import ConfigError, DataError
 from jaxrl.metrics import TIMERS
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
-from jaxrl.runners.counts import DATA
 from jaxrl.runners.curriculum import Curriculum
-from jaxrl.runners.fed_group import FedLearnerGroup, HostFeed, RowFeed
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.host_loop import HostLoop
+from jaxrl.runners.host_replay import get_host_device
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup, ProgramInputs
 from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
-from jaxrl.runners.protocols import Fill
 from jaxrl.runtime.program import Program
-from jaxrl.training.mixed import MixedRunner, MixedTrainStep
-from jaxrl.training.report import IterationTotals, StepReports, TrainReport, merge_results
-from jaxrl.training.sharding import DEVICE_AXIS, REPLICATED
+from jaxrl.training.offline import (
+    BatchDraws,
+    BatchRows,
+    MixedTrainStep,
+    OfflineRunner,
+    draw_batch,
+)
+from jaxrl.training.report import IterationTotals, StepReports, TrainReport, merge_results, to_host
+from jaxrl.training.sharding import (
+    DEVICE_AXIS,
+    REPLICATED,
+    batch_rows_specs,
+    make_rows_program,
+    state_shardings,
+)
 from jaxrl.training.train_state import Summary, TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.settings.run import ReportingSettings
+    from jaxrl.runners.ray.offline import RayOfflineLearnerGroup
 
-logger = logging.getLogger("jaxrl")
 
-
-_NO_STEPS = (
-    "update() needs a sampled batch or a replay buffer, and this run learns from recorded data, "
-    "input_=...: call super().training_step(), which runs gradient steps on them."
-)
 ROWS_WAIT_SECONDS = "rows_wait_s"
 """Timer of the time that learners waited for recorded rows."""
 
 
-def is_fed(assembly: Assembly) -> bool:
-    """Return whether the learners of a run from recorded data are fed with rows."""
-    return assembly.storage is not None and assembly.storage.name != "device"
-
-
-class RecordedLearners(LearnerGroup, Protocol):
-    """Learners from recorded data, of which they know the digest; None if there are no data."""
+class RowSource(Protocol):
+    """Source of the rows of train batches, in host memory."""
 
     @property
-    def fingerprint(self) -> str | None: ...
+    def programs(self) -> list[Program]:
+        """Compiled programs."""
+        ...
 
+    def compute_statistics(self, runner: OfflineRunner) -> PyTree:
+        """Return the statistics of the observation connectors over all rows."""
+        ...
 
-class FedLearners(RecordedLearners, Protocol):
-    """Learners that are fed with rows, and say how long they waited for them."""
+    def seek(self, state: TrainState) -> None:
+        """Go to the train batch that follows a state."""
+        ...
+
+    def take(self, state: TrainState) -> BatchRows:
+        """Return the rows of the next train batch, in NumPy.
+
+        Args:
+            state: State before it.
+        """
+        ...
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return the entries that results have of the rows, since the last call."""
+        """Return the entries that results have of it, since the last call."""
         ...
 
-    def take_wait_seconds(self) -> float:
-        """Return the time that they waited for rows since the last call."""
+    def stop(self) -> None:
+        """Release all resources; safe to call more than once."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedExtent:
+    """Extent of a dataset as constants of a program."""
+
+    num_rows: int
+    source_start: np.ndarray
+
+
+class HostRows:
+    """Dataset in host memory, of which NumPy picks the rows that a program draws.
+
+    They are those, to the bit, that a program with the dataset on the device draws.
+
+    Args:
+        dataset: Dataset of NumPy arrays.
+        runner: Functions of the run.
+        jit: Whether to compile.
+    """
+
+    def __init__(self, dataset: Dataset, runner: OfflineRunner, *, jit: bool) -> None:
+        self.dataset, self._sampler = dataset, runner.experience
+        self._host_device = get_host_device("dataset_storage='host'")
+        self._place = SingleDeviceSharding(self._host_device)
+        extent = FixedExtent(
+            num_rows=dataset.num_rows, source_start=np.asarray(dataset.source_start)
+        )
+        self._draw_program = Program(
+            "draw_rows", functools.partial(_draw, self._sampler, extent), enabled=jit
+        )
+        self._returns_program = Program("returns_to_go", compute_returns_to_go, enabled=jit)
+        self._gamma_program = Program("gamma", _get_gamma, enabled=jit)
+        self._returns: tuple[float, np.ndarray] | None = None
+        self._key: Key | None = None
+        self._position: DatasetPosition | None = None
+        self._train_batches = np.zeros((), np.uint32)
+
+    @property
+    def programs(self) -> list[Program]:
+        others = [self._returns_program, self._gamma_program] if self._sampler.needs_returns else []
+        return [self._draw_program, *others]
+
+    def compute_statistics(self, runner: OfflineRunner) -> PyTree:
+        compute = jax.jit(runner.compute_statistics)
+        return to_host(compute(jax.device_put(self.dataset, self._place)))
+
+    def seek(self, state: TrainState) -> None:
+        position = state.buffer if isinstance(state.buffer, DatasetPosition) else None
+        # Copies, since the memory of the state is donated to the next one.
+        inputs = jax.random.key_data(state.key), position, state.progress.train_batches.low
+        key_data, self._position, self._train_batches = to_host(inputs)
+        with jax.default_device(self._host_device):
+            self._key = jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(state.key))
+
+    def take(self, state: TrainState) -> BatchRows:
+        with jax.default_device(self._host_device):
+            draws = self._draw_program(self._position, self._key, self._train_batches)
+        self._position, self._train_batches = draws.position, self._train_batches + 1
+        drawn, max_steps = jax.tree.map(np.asarray, (draws.drawn, draws.max_steps))
+        flat, limits = jax.tree.map(lambda x: x.reshape(-1), (drawn, max_steps))
+        picked = self._sampler.pick(self.dataset, flat, limits, self._get_returns(state))
+        shape = max_steps.shape
+        return BatchRows(
+            picked=jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), picked),
+            position=jax.tree.map(np.asarray, draws.position),
+        )
+
+    def _get_returns(self, state: TrainState) -> np.ndarray | None:
+        """Return the returns of all rows with the current discount factor, if they are needed."""
+        if not self._sampler.needs_returns:
+            return None
+        gamma = float(self._gamma_program(state.learner.hparams, state.progress))
+        if self._returns is None or self._returns[0] != gamma:
+            inputs = jax.device_put((self.dataset, np.float32(gamma)), self._place)
+            self._returns = gamma, np.asarray(self._returns_program(*inputs))
+        return self._returns[1]
+
+    def get_metrics(self) -> dict[str, Any]:
+        return {}
+
+    def stop(self) -> None:
+        """Do nothing; there are no resources to release."""
+
+
+def _draw(
+    sampler: DatasetSampler,
+    extent: FixedExtent,
+    position: DatasetPosition | None,
+    run_key: Key,
+    train_batches: UInt32[Array, ""],
+) -> BatchDraws:
+    return draw_batch(sampler, extent, position, run_key, train_batches)
+
+
+def _get_gamma(hparams: PyTree, progress: Any) -> Float[Array, ""]:
+    return current_values(hparams, progress)["gamma"]
+
+
+class RowsLearnerGroup(LocalLearnerGroup):
+    """Learner from recorded data in this process that a source gives the rows of each train batch.
+
+    Args:
+        config: Config of the run.
+        assembly: Pure functions of the run.
+        devices: Local devices of the learner.
+        source: Source of the rows; None if the recorded data are missing, and the run is not trained.
+        fingerprint: Digest of the recorded data.
+        missing: Error of the data that are missing.
+    """
+
+    def __init__(
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        devices: list[Device],
+        *,
+        source: RowSource | None,
+        fingerprint: str | None = None,
+        missing: DataError | None = None,
+    ) -> None:
+        self._source, self.fingerprint, self._missing = source, fingerprint, missing
+        self._sought_generation: int | None = None
+        self._wait_seconds = 0.0
+        super().__init__(config, assembly, devices)
+
+    def _build(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> tuple[Program, Program, TrainState]:
+        debugging, runner = config.debugging_settings, assembly.offline_runner
+        statistics = runner.policy_step.obs_pipeline.init()
+        if self._source is not None and runner.needs_statistics:
+            statistics = self._source.compute_statistics(runner)
+        key = make_key(debugging.run_seed)
+        shapes = jax.eval_shape(runner.init_with, key, statistics)
+        options: dict[str, Any] = {
+            "program_cache": assembly.program_cache,
+            "enabled": debugging.compiles,
+        }
+        first = Program(
+            "init",
+            runner.init_with,
+            out_shardings=state_shardings(shapes, devices),
+            **options,
+        )
+        main = make_rows_program(
+            runner,
+            shapes,
+            devices,
+            max_retraces=debugging.max_retraces,
+            jit=debugging.compiles,
+            program_cache=assembly.program_cache,
+        )
+        return first, main, first(key, statistics)
+
+    @property
+    def source(self) -> RowSource:
+        """Source of the rows.
+
+        Raises:
+            DataError: If there are no data.
+        """
+        if self._source is None:
+            assert self._missing is not None
+            raise self._missing
+        return self._source
+
+    @property
+    def programs(self) -> list[Program]:
+        return [*super().programs, *(self._source.programs if self._source is not None else ())]
+
+    def run_batches(
+        self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
+    ) -> TrainReport:
+        del max_iterations  # nothing is computed ahead
+        source, reports = self.source, []
+        if self._sought_generation != self._generation:
+            source.seek(self._state)
+            self._sought_generation = self._generation
+        for _ in range(num_batches):
+            started = time.perf_counter()
+            rows = place_batch_rows(source.take(self._state), self._devices)
+            self._wait_seconds += time.perf_counter() - started
+            self._state, report = self._dispatch(self._state, rows, on_phase=on_phase)
+            reports.append(report)
+        return merge_reports(StepReports(rows=tuple(reports)))
+
+    def fetch_report(self, pending: Sequence[TrainReport]) -> TrainReport:
+        return TrainReport.merge(pending)
+
+    def take_metrics(self) -> dict[str, Any]:
+        """Return the entries of results on the rows and the time to wait for them, since the last call."""
+        seconds, self._wait_seconds = self._wait_seconds, 0.0
+        timers = {TIMERS: {ROWS_WAIT_SECONDS: seconds}}
+        return timers if self._source is None else merge_results(timers, self._source.get_metrics())
+
+    def stop(self) -> None:
+        if self._source is not None:
+            self._source.stop()
+
+
+def merge_reports(reports: StepReports) -> TrainReport:
+    """Fetch the reports on consecutive train batches as one of all of them."""
+    rows = jax.device_get(reports).rows
+    total = functools.reduce(lambda x, y: x.merge(y), (row.summary for row in rows))
+    total = to_host(total)
+    return TrainReport(summaries=[total], latest=replace(rows[-1], summary=total))
+
+
+def place_batch_rows(rows: BatchRows, devices: list[Device]) -> BatchRows:
+    """Move the rows of a train batch to the devices, to each those of its shards."""
+    if len(devices) == 1:
+        return jax.device_put(rows, SingleDeviceSharding(devices[0]))
+    mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), batch_rows_specs(rows))
+    return jax.device_put(rows, shardings)
+
+
+logger = logging.getLogger("jaxrl")
 
 
 def read_dataset(
@@ -92,51 +329,46 @@ def read_dataset(
         JaxrlError: If there are no data, or they are damaged, too large, or do not fit.
     """
     data = open_config_data(config, assembly.made.spaces)
-    storage = assembly.storage.name if assembly.storage is not None else "device"
-    count = limit_dataset_size(config, data, storage, device)
-    pipeline = assembly.train_step.learner_pipeline
     dataset = load_dataset(
         config,
         data,
         assembly.policy_step,
-        pipeline,
+        assembly.train_step.learner_pipeline,
         sampler,
         assembly.episode_split,
-        count,
+        limit_dataset_size(config, data, assembly.row_storage, device),
     )
     return dataset, get_fingerprint(data, config.evaluation_settings.held_out_share)
 
 
 def make_offline_learners(
     config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
-) -> RecordedLearners:
+) -> LearnerGroup:
     """Make the learners of a run from recorded data alone, where its rows are."""
-    if not is_fed(assembly):
-        return OfflineLearnerGroup(config, assembly, devices)
+    if assembly.row_storage == "device":
+        return DatasetLearnerGroup(config, assembly, devices)
     try:
         if config.learners_settings.num_learners:
             from jaxrl.runners.ray.offline import RayOfflineLearnerGroup
 
             return RayOfflineLearnerGroup(config, assembly)
-        feed, fingerprint = _make_feed(config, assembly, devices)
+        source, fingerprint = _make_row_source(config, assembly, devices)
     except DataError as error:
         _note_missing(assembly, error)
-        return FedLearnerGroup(config, assembly, devices, feed=None, missing=error)
-    return FedLearnerGroup(config, assembly, devices, feed=feed, fingerprint=fingerprint)
+        return RowsLearnerGroup(config, assembly, devices, source=None, missing=error)
+    return RowsLearnerGroup(config, assembly, devices, source=source, fingerprint=fingerprint)
 
 
-def _make_feed(
+def _make_row_source(
     config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
-) -> tuple[RowFeed, str]:
-    runner = assembly.offline_runner
-    assert assembly.storage is not None
-    if assembly.storage.name == "stream":
-        from jaxrl.runners.ray.offline import open_stream_feed
+) -> tuple[RowSource, str]:
+    if assembly.row_storage == "stream":
+        from jaxrl.runners.ray.offline import open_stream_rows
 
-        return open_stream_feed(config, assembly)
+        return open_stream_rows(config, assembly)
+    runner = assembly.offline_runner
     dataset, fingerprint = read_dataset(config, assembly, runner.experience, devices[0])
-    feed = HostFeed(dataset, runner, jit=config.debugging_settings.compiles)
-    return feed, fingerprint
+    return HostRows(dataset, runner, jit=config.debugging_settings.compiles), fingerprint
 
 
 def _note_missing(assembly: Assembly, error: DataError) -> None:
@@ -146,199 +378,135 @@ def _note_missing(assembly: Assembly, error: DataError) -> None:
     logger.warning("The policy is restored, but it cannot be trained: %s", error)
 
 
-class _DatasetHolder(abc.ABC):
-    """Base of learners in this process whose program has the dataset as an argument.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class DeviceDataset:
+    """Recorded rows on the devices of a run, whose program has them as an argument.
+
+    Attributes:
+        dataset: Recorded rows.
+        fingerprint: Digest of the recorded data; None if a run was restored without them.
+        missing: Error of data that are missing: such a run cannot be trained.
+    """
+
+    dataset: Dataset
+    fingerprint: str | None
+    missing: DataError | None
+
+    @staticmethod
+    def load(
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        sampler: DatasetSampler,
+        devices: list[Device],
+    ) -> "DeviceDataset":
+        """Read the data of a config onto the devices; a run that is not trained may lack them."""
+        missing, fingerprint = None, None
+        try:
+            dataset, fingerprint = read_dataset(config, assembly, sampler, devices[0])
+        except DataError as error:
+            _note_missing(assembly, error)
+            missing, dataset = error, make_blank_dataset(assembly.policy_step)
+        if len(devices) == 1:
+            place = SingleDeviceSharding(devices[0])
+        else:
+            place = NamedSharding(Mesh(np.asarray(devices), (DEVICE_AXIS,)), REPLICATED)
+        dataset = jax.device_put(dataset, place)
+        return DeviceDataset(dataset=dataset, fingerprint=fingerprint, missing=missing)
+
+    def check(self) -> None:
+        """Raise DataError if there are no data to train on."""
+        if self.missing is not None:
+            raise self.missing
+
+
+class DatasetLearnerGroup(InGraphLearnerGroup):
+    """Learner from recorded rows on its devices, alone or beside those that its program samples.
 
     Attributes:
         dataset: Recorded rows on the devices.
         fingerprint: Digest of the recorded data; None if a run was restored without them.
     """
 
-    dataset: Dataset
-    fingerprint: str | None
-
-    @abc.abstractmethod
-    def _get_sampler(self, assembly: Assembly) -> DatasetSampler:
-        """Return the draws from the dataset."""
-
-    def _put_dataset(
+    def _make_inputs(
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
-    ) -> None:
-        """Load the dataset onto the devices; a run that is not trained may lack it."""
-        self._missing: DataError | None = None
-        sampler = self._get_sampler(assembly)
-        try:
-            dataset, self.fingerprint = read_dataset(config, assembly, sampler, devices[0])
-        except DataError as error:
-            _note_missing(assembly, error)
-            self._missing, self.fingerprint = error, None
-            dataset = make_blank_dataset(assembly.policy_step)
-        if len(devices) == 1:
-            place = SingleDeviceSharding(devices[0])
-        else:
-            place = NamedSharding(Mesh(np.asarray(devices), (DEVICE_AXIS,)), REPLICATED)
-        self.dataset = jax.device_put(dataset, place)
-
-    def _check_data(self) -> None:
-        """Raise DataError if there are no data to train on."""
-        if self._missing is not None:
-            raise self._missing
-
-
-class DatasetLearnerGroup(_DatasetHolder, InGraphLearnerGroup):
-    """Group of one learner in this process, whose program has the dataset as an argument."""
+    ) -> ProgramInputs:
+        runner = assembly.train_step
+        is_mixed = isinstance(runner, MixedTrainStep)
+        sampler = runner.recorded if is_mixed else assembly.offline_runner.experience
+        self._data = DeviceDataset.load(config, assembly, sampler, devices)
+        self.dataset, self.fingerprint = self._data.dataset, self._data.fingerprint
+        init = assembly.jax_env.params if is_mixed else self.dataset
+        return ProgramInputs(init=init, run=(self.dataset,))
 
     def run_batches(
         self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
     ) -> TrainReport:
-        self._check_data()
+        self._data.check()
         return super().run_batches(num_batches, on_phase, max_iterations=max_iterations)
 
 
-class OfflineLearnerGroup(DatasetLearnerGroup):
-    """Learner from recorded data alone, which are on its devices."""
+class MixedHostLearnerGroup(LocalLearnerGroup):
+    """Learner from recorded rows on its devices and from those that runners on the host sample.
 
-    def _get_sampler(self, assembly: Assembly) -> DatasetSampler:
-        return assembly.offline_runner.experience
-
-    def _make_inputs(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
-    ) -> ProgramInputs:
-        self._put_dataset(config, assembly, devices)
-        return ProgramInputs(init=self.dataset, run=(self.dataset,))
-
-
-class MixedLearnerGroup(DatasetLearnerGroup):
-    """Learner from recorded data and from what its program samples."""
-
-    def _get_sampler(self, assembly: Assembly) -> DatasetSampler:
-        assert isinstance(assembly.train_step, MixedRunner)
-        return assembly.train_step.recorded
-
-    def _make_inputs(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
-    ) -> ProgramInputs:
-        self._put_dataset(config, assembly, devices)
-        return ProgramInputs(init=assembly.jax_env.params, run=(self.dataset,))
-
-
-class MixedHostLearnerGroup(_DatasetHolder, LocalLearnerGroup):
-    """Learner from recorded data and from what runners on the host sample."""
-
-    def _get_sampler(self, assembly: Assembly) -> DatasetSampler:
-        assert isinstance(assembly.train_step, MixedTrainStep)
-        return assembly.train_step.recorded
+    Attributes:
+        dataset: Recorded rows on the devices.
+        fingerprint: Digest of the recorded data; None if a run was restored without them.
+    """
 
     def _build(
         self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
     ) -> tuple[Program, Program, TrainState]:
-        self._put_dataset(config, assembly, devices)
+        assert isinstance(assembly.train_step, MixedTrainStep)
+        sampler = assembly.train_step.recorded
+        self._data = DeviceDataset.load(config, assembly, sampler, devices)
+        self.dataset, self.fingerprint = self._data.dataset, self._data.fingerprint
         self._inputs = (self.dataset,)
         return super()._build(config, assembly, devices)
 
     def update(
         self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]
     ) -> Summary | StepReports:
-        self._check_data()
+        self._data.check()
         return super().update(fragments, on_phase)
 
 
-class DatasetLoop(InGraphLoop):
-    """Loop over dispatches of updates on recorded data, whose digest checkpoints have."""
-
-    _group: RecordedLearners
-
-    def update(
-        self, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
-    ) -> StepResult:
-        """Raise: the steps of a training step are for sampled batches.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(_NO_STEPS)
-
-    def check_counts(self, counts: Mapping[str, Any]) -> None:
-        """Check that the data are those of the checkpoint.
-
-        Raises:
-            CheckpointError: If they are others.
-        """
-        _check_fingerprint(self._group, counts)
-
-    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
-        super().restore(fill, {name: value for name, value in counts.items() if name != DATA})
-
-    def get_counts(self) -> dict[str, Any]:
-        return super().get_counts() | _count_data(self._group)
-
-
-def _check_fingerprint(group: RecordedLearners, counts: Mapping[str, Any]) -> None:
-    """Compare the digest of the data with that of the learners.
+def _refuse_update(
+    self: object, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
+) -> NoReturn:
+    """Raise: the steps of a training step are for sampled batches.
 
     Raises:
-        CheckpointError: If the data are others.
+        ConfigError: Always.
     """
-    saved, current = counts.get(DATA), group.fingerprint
-    if None not in (saved, current) and saved != current:
-        raise CheckpointError(
-            "The checkpoint was trained on other recorded data than those that input_ names now, and "
-            "that offline_evaluation_split leaves for training: name the same files and split, or "
-            "restore a part of it, component='rl_module'."
-        )
+    del self, steps, batch, num_updates
+    raise ConfigError(
+        "update() needs a sampled batch or a replay buffer, and this run learns from recorded data, "
+        "input_=...: call super().training_step(), which runs gradient steps on them."
+    )
 
 
-def _count_data(group: RecordedLearners) -> dict[str, Any]:
-    """Return the digest of the data among the counts of a checkpoint; empty without data."""
-    return {} if group.fingerprint is None else {DATA: group.fingerprint}
+class MixedLoop(InGraphLoop):
+    """Loop over dispatches of a program that samples, and learns from recorded data too."""
+
+    update = _refuse_update
 
 
 class MixedHostLoop(HostLoop):
     """Loop over train batches of runners on the host, beside which recorded data are learned from."""
 
-    _learners: MixedHostLearnerGroup
-
-    def update(
-        self, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
-    ) -> StepResult:
-        """Raise: gradient steps have rows of the recorded data, too.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(_NO_STEPS)
-
-    def check_counts(self, counts: Mapping[str, Any]) -> None:
-        """Check that the data are those of the checkpoint.
-
-        Raises:
-            CheckpointError: If they are others.
-        """
-        _check_fingerprint(self._learners, counts)
-
-    def restore(self, fill: Fill, counts: Mapping[str, Any]) -> None:
-        super().restore(fill, {name: value for name, value in counts.items() if name != DATA})
-
-    def get_counts(self) -> dict[str, Any]:
-        return super().get_counts() | _count_data(self._learners)
+    update = _refuse_update
 
 
-class MixedLoop(DatasetLoop):
-    """Loop over dispatches of a program that samples, and learns from recorded data too."""
-
-    def __init__(self, learners: MixedLearnerGroup, *arguments: Any) -> None:
-        super().__init__(learners, *arguments)
-        self._group = learners
-
-
-class OfflineLoop(DatasetLoop):
+class OfflineLoop(InGraphLoop):
     """Loop over dispatches of gradient steps, a fixed number of them per iteration."""
+
+    update = _refuse_update
 
     def __init__(
         self,
         config: "AlgorithmConfig",
         assembly: Assembly,
-        learners: RecordedLearners,
+        learners: LearnerGroup,
         hooks: RunnerHooks,
         strategy: DispatchStrategy | None = None,
     ) -> None:
@@ -348,8 +516,7 @@ class OfflineLoop(DatasetLoop):
         super().__init__(learners, 1, 1, hooks, strategy, runner, curriculum)
         assert isinstance(assembly.plan, OfflinePlan)
         self._batches_per_iteration = assembly.plan.batches_per_iteration
-        self._group = learners
-        self._fed = cast("FedLearners", learners) if is_fed(assembly) else None
+        self._gets_rows = assembly.row_storage != "device"
         self.notes = [*describe_chosen(assembly.storage), *describe_held_out(config)]
 
     def prepare(self) -> None:
@@ -369,10 +536,10 @@ class OfflineLoop(DatasetLoop):
     def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
         """Add how long the learners waited for rows, and what else is known of these."""
         result = super().extend_result(result)
-        if self._fed is None:
+        if not self._gets_rows:
             return result
-        timers = {TIMERS: {ROWS_WAIT_SECONDS: self._fed.take_wait_seconds()}}
-        return merge_results(merge_results(result, timers), self._fed.get_metrics())
+        learners = cast("RowsLearnerGroup | RayOfflineLearnerGroup", self._learners)
+        return merge_results(result, learners.take_metrics())
 
     def _count_batches_left(self, reporting: "ReportingSettings", totals: IterationTotals) -> int:
         del reporting

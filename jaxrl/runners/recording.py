@@ -1,28 +1,36 @@
 """Recording of what a run samples, to a folder of data to learn from."""
 
 import abc
+import contextlib
+import dataclasses
 import logging
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import jax
 import numpy as np
 from jaxtyping import Int, UInt32
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Key, PyTree, Rollout
+from jaxrl.envs.registry import AnyMadeEnv
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, DataError
-from jaxrl.offline.manifest import read_manifest
-from jaxrl.offline.stitch import PartStitcher
+from jaxrl.offline.manifest import MANIFEST, read_manifest
+from jaxrl.offline.stitch import AgentRollout, AgentStitcher, PartStitcher
 from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.runners.fragment import Fragment
+from jaxrl.training.agent_rows import AgentRows
+from jaxrl.training.agent_views import without_critics
+from jaxrl.training.multi_rollout import MultiRollout
 from jaxrl.training.rollout import ActorState, PolicyStep, make_blank_rollout
 from jaxrl.training.train_step import TrainStep
 
@@ -61,44 +69,13 @@ class Converter(Protocol):
         ...
 
 
-class Writing(Protocol):
-    """Thread or threads that write what they are given, with a state to go back to."""
-
-    def put(self, item: PyTree) -> None:
-        """Add an item; raise the error of a thread, if there was one."""
-        ...
-
-    def leave_episodes(self) -> None:
-        """Cut the open episodes: what is added next does not continue them."""
-        ...
-
-    def raise_error(self) -> None:
-        """Raise the error of a thread, if there was one."""
-        ...
-
-    def get_state(self) -> dict[str, Any]:
-        """Write everything, and return what `set_state` needs, as plain data."""
-        ...
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise DataError if the files of the time of `get_state` are missing."""
-        ...
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to the time of `get_state`."""
-        ...
-
-    def close(self) -> None:
-        """Complete the last files."""
-        ...
-
-
 class Recorder(abc.ABC):
-    """Writer of what a run samples, in a thread.
+    """Writers of what a run samples, each in a thread: one for each module.
 
-    A full queue blocks the run, and an error of the thread is raised by the next calls. The end of
-    the process completes the last file. A run that was restored opens the folder with its first
-    rows, so that evaluating a checkpoint changes nothing there.
+    A single agent is recorded to the folder itself; of several, each module that acts has a folder
+    there that is named by its id. A full queue blocks the run, and an error of a thread is raised by
+    the next calls. The end of the process completes the last files. A run that was restored opens the
+    folder with its first rows, so that evaluating a checkpoint changes nothing there.
 
     Args:
         config: Config of the run, with `output`.
@@ -111,7 +88,7 @@ class Recorder(abc.ABC):
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
         self._config, self._assembly = config, assembly
         self._seconds = 0.0
-        self._opened: tuple[Writing, Callable[[], object]] | None = None
+        self._opened: tuple[Mapping[str, WriterThread], Callable[[], object]] | None = None
         self._pending: Mapping[str, Any] | None = None
         if assembly.should_train:
             self._open()
@@ -125,23 +102,53 @@ class Recorder(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _start(self) -> Writing:
-        """Open the folder and start what writes to it."""
+    def _make_converter(self, run: str, module: str) -> Converter:
+        """Return what makes parts of episodes of a module, whose ids begin with the name of the run."""
 
-    def _open(self) -> Writing:
-        """Return what writes, started on first use and set back to the restored state."""
+    def _make_blank_part(self, assembly: Assembly) -> EpisodePart | None:
+        """Return a part of zeros with the columns of a module's parts; None if they are not known."""
+        return make_untrained_part(assembly)
+
+    def _has_density(self, assembly: Assembly) -> bool:
+        """Return whether all actions of a module have the probability in `ACTION_LOGP`."""
+        return assembly.module.has_density and self._config.env_runners_settings.explore
+
+    def _start(self) -> dict[str, "WriterThread"]:
+        """Open the folders and start the threads that write to them."""
+        config, modules = self._config, self._assembly.parts
+        settings, seed = config.offline_data_settings, config.debugging_settings.run_seed
+        assert settings.output is not None
+
+        def make(m: str, own: Assembly, folder: Path) -> EpisodeWriter:
+            return make_writer(config, own.made, folder, self._has_density(own), m or None)
+
+        path = Path(settings.output).expanduser().absolute()
+        with open_writers(modules, path, make) as writers:
+            for m, writer in writers.items():
+                part = self._make_blank_part(modules[m]) if writer.counts.num_steps else None
+                if part is not None:
+                    writer.check_columns(part)
+            # The folders are locked now, so that no other run chooses the same name.
+            folders = [writer.path for writer in writers.values()]
+            run = choose_run_name(config.algo_name, seed, *folders)
+        return {m: WriterThread(own, self._make_converter(run, m)) for m, own in writers.items()}
+
+    def _open(self) -> Mapping[str, "WriterThread"]:
+        """Return the threads, started on first use and set back to the restored state."""
         if self._opened is None:
-            thread = self._start()
-            self._opened = thread, weakref.finalize(self, thread.close)
-        thread, _ = self._opened
+            threads = self._start()
+            self._opened = threads, weakref.finalize(self, _close_all, threads)
+        threads, _ = self._opened
         if self._pending is not None:
             state, self._pending = self._pending, None
-            _restore(thread, state)
-        return thread
+            _restore(threads, state)
+        return threads
 
-    def _put(self, item: PyTree) -> None:
+    def _put(self, items: Mapping[str, tuple[Any, ...]]) -> None:
+        """Add an item to the thread of each module; raise the error of a thread, if there was one."""
         began = time.perf_counter()
-        self._open().put(item)
+        for m, thread in self._open().items():
+            thread.put(items[m])
         self._seconds += time.perf_counter() - began
 
     def take_seconds(self) -> float:
@@ -155,7 +162,9 @@ class Recorder(abc.ABC):
         Raises:
             DataError: If the folder cannot be written.
         """
-        return dict(self._open().get_state() if self._pending is None else self._pending)
+        if self._pending is not None:
+            return dict(self._pending)
+        return {m: thread.get_state() for m, thread in self._open().items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go back to the time of `get_state` with the next rows: what was recorded since is removed.
@@ -172,54 +181,28 @@ class Recorder(abc.ABC):
             DataError: If the folder cannot be written.
         """
         if self._opened is not None or self._pending is not None:
-            self._open().leave_episodes()
+            for thread in self._open().values():
+                thread.leave_episodes()
 
     def close(self) -> None:
-        """Complete the last file; safe to call more than once.
+        """Complete the last files; safe to call more than once.
 
         Raises:
             DataError: If the folder cannot be written.
         """
         if self._opened is not None:
-            thread, finalize = self._opened
+            threads, finalize = self._opened
             finalize()
-            thread.raise_error()
+            for thread in threads.values():
+                thread.raise_error()
 
 
-class FolderRecorder(Recorder):
-    """Recorder of a single agent, to one folder. See `Recorder`."""
-
-    @abc.abstractmethod
-    def _make_converter(self, run: str) -> Converter:
-        """Return what makes parts of episodes, whose ids begin with the name of the run."""
-
-    def _make_blank_part(self) -> EpisodePart | None:
-        """Return a part of zeros with the columns of all parts; None if they are not known."""
-        return None
-
-    @property
-    def _has_density(self) -> bool:
-        """Return whether all recorded actions have the probability in `ACTION_LOGP`."""
-        return self._assembly.module.has_density and self._config.env_runners_settings.explore
-
-    def _start(self) -> "WriterThread":
-        path = get_output_path(self._config)
-        writer = make_writer(self._config, self._assembly, path, has_density=self._has_density)
-        try:
-            part = self._make_blank_part() if writer.counts.num_steps else None
-            if part is not None:
-                writer.check_columns(part)
-        except BaseException:
-            writer.close()
-            raise
-        # The folder is locked now, so that no other run chooses the same name.
-        seed = self._config.debugging_settings.run_seed
-        return WriterThread(
-            writer, self._make_converter(choose_run_name(self._config.algo_name, seed, path))
-        )
+def _close_all(threads: "Mapping[str, WriterThread]") -> None:
+    for thread in threads.values():
+        thread.close()
 
 
-class RolloutRecorder(FolderRecorder):
+class RolloutRecorder(Recorder):
     """Recorder of sampled rollouts, which have the environments' observations.
 
     Actions are the module's, whose memory is not recorded: modules that learn from the data compute
@@ -245,18 +228,69 @@ class RolloutRecorder(FolderRecorder):
         Raises:
             DataError: If the folder cannot be written.
         """
-        self._put((replace(rollout, carry_in=None), env_index, version, env_step))
+        self._put({"": (replace(rollout, carry_in=None), env_index, version, env_step)})
 
     def add_fragments(self, fragments: Sequence[Fragment]) -> None:
         for fragment in sort_by_time(fragments):
             first = np.asarray(fragment.record.env_step[0])
             self.add(fragment.rollout, fragment.env_index, fragment.weights_version, first)
 
-    def _make_converter(self, run: str) -> PartStitcher:
+    def _make_converter(self, run: str, module: str) -> PartStitcher:
+        del module
         return PartStitcher(run)
 
-    def _make_blank_part(self) -> EpisodePart:
-        return make_untrained_part(self._assembly)
+
+class AgentsRecorder(Recorder):
+    """Recorder of the rows of every module, which are agents' own steps.
+
+    Opponents that are drawn by episode are not recorded. See `Recorder`.
+    """
+
+    def add(
+        self,
+        rollout: MultiRollout,
+        env_index: Int[np.ndarray, " B"],
+        version: int | Int[np.ndarray, "T B"] = -1,
+        *,
+        begins_episodes: bool = False,
+        env_step: UInt32[np.ndarray, " B"] | None = None,
+    ) -> None:
+        """Add the next rows of all modules.
+
+        Args:
+            rollout: Rollouts of NumPy arrays, which are not changed afterwards.
+            env_index: Index of each environment within the run.
+            version: Version of the weights at each step.
+            begins_episodes: Whether all environments began anew with these rows.
+            env_step: Number of each environment's steps before its first row, where rows may have
+                been lost before; None if none are.
+
+        Raises:
+            DataError: If the folder cannot be written.
+        """
+        rows = split_rollout(rollout, self._rows, begins_episodes=begins_episodes)
+        rows = {m: dataclasses.replace(own, env_step=env_step) for m, own in rows.items()}
+        self._put({m: (own, env_index, version) for m, own in rows.items()})
+
+    def add_fragments(self, fragments: Sequence[Fragment]) -> None:
+        for fragment in sort_by_time(fragments):
+            rollout = cast("MultiRollout", fragment.rollout)
+            rollout = replace(rollout, completed=fragment.completed)
+            self.add(
+                rollout,
+                fragment.env_index,
+                fragment.weights_version,
+                begins_episodes=fragment.begins_episodes,
+                env_step=np.asarray(fragment.record.env_step[0]),
+            )
+
+    @property
+    def _rows(self) -> AgentRows:
+        assert isinstance(self._assembly, MultiAgentAssembly)
+        return self._assembly.agent_rows
+
+    def _make_converter(self, run: str, module: str) -> AgentStitcher:
+        return AgentStitcher(run, module, self._rows.agents)
 
 
 def sort_by_time(fragments: Sequence[Fragment]) -> list[Fragment]:
@@ -321,7 +355,7 @@ def restore_recording(recorder: Recorder, state: Mapping[str, Any] | None) -> No
         recorder.set_state(state)
 
 
-def _restore(thread: Writing, state: Mapping[str, Any]) -> None:
+def _restore(threads: "Mapping[str, WriterThread]", state: Mapping[str, Any]) -> None:
     """Set what writes back to a saved state.
 
     Raises:
@@ -329,8 +363,10 @@ def _restore(thread: Writing, state: Mapping[str, Any]) -> None:
         DataError: If the files of that time are missing.
     """
     try:
-        thread.check_state(state)
-        thread.set_state(state)
+        for m, thread in threads.items():
+            thread.check_state(state[m])
+        for m, thread in threads.items():
+            thread.set_state(state[m])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
@@ -340,18 +376,10 @@ def _restore(thread: Writing, state: Mapping[str, Any]) -> None:
         ) from error
 
 
-def get_output_path(config: "AlgorithmConfig") -> Path:
-    """Return the folder that a run is recorded to."""
-    output = config.offline_data_settings.output
-    assert output is not None
-    return Path(output).expanduser().absolute()
-
-
 def make_writer(
     config: "AlgorithmConfig",
-    assembly: Assembly,
+    made: AnyMadeEnv,
     path: Path,
-    *,
     has_density: bool,
     module_id: str | None = None,
 ) -> EpisodeWriter:
@@ -359,7 +387,7 @@ def make_writer(
 
     Args:
         config: Config of the run.
-        assembly: Functions of the module.
+        made: Environment of the module.
         path: Folder.
         has_density: Whether recorded actions have the probability in `ACTION_LOGP`.
         module_id: Id of the module in a run of several agents.
@@ -367,8 +395,8 @@ def make_writer(
     settings = config.offline_data_settings
     return EpisodeWriter(
         path,
-        *assembly.made.spaces,
-        env=assembly.made.id,
+        *made.spaces,
+        env=made.id,
         algorithm=config.algo_name,
         seed=config.debugging_settings.run_seed,
         module_id=module_id,
@@ -377,6 +405,41 @@ def make_writer(
         max_file_bytes=settings.output_max_file_size,
         max_rows_per_file=settings.output_max_rows_per_file,
     )
+
+
+ModuleT = TypeVar("ModuleT")
+
+
+@contextlib.contextmanager
+def open_writers(
+    modules: Mapping[str, ModuleT],
+    path: Path,
+    make: Callable[[str, ModuleT, Path], EpisodeWriter],
+) -> Generator[dict[str, EpisodeWriter]]:
+    """Open the writers of all modules, which are closed again if the block raises.
+
+    Args:
+        modules: Modules by id; "" is that of a single agent, whose folder is the path itself.
+        path: Folder of their folders.
+        make: Function of a module's id, the module and its folder that makes its writer.
+
+    Raises:
+        DataError: If the folder has the data of a single agent, or a module's id names no folder.
+    """
+    if "" not in modules and (path / MANIFEST).exists():
+        raise DataError(
+            f"{path} has data of a single agent, and modules are recorded in folders of their own: "
+            "record into another folder."
+        )
+    with contextlib.ExitStack() as stack:
+        writers: dict[str, EpisodeWriter] = {}
+        for m, own in modules.items():
+            if Path(m).name != m or m.startswith("."):
+                raise DataError(f"The module {m!r} names no folder to record it in: rename it.")
+            writers[m] = make(m, own, path / m)
+            stack.callback(writers[m].close)
+        yield writers
+        stack.pop_all()
 
 
 def choose_run_name(algorithm: str, seed: int, *folders: Path) -> str:
@@ -469,3 +532,26 @@ class WriterThread:
 def join_batches(rollouts: PyTree, number: int) -> PyTree:
     """Return the first train batches of `[n, T, B, ...]` rollouts as one rollout."""
     return jax.tree.map(lambda x: np.asarray(x)[:number].reshape((-1, *x.shape[2:])), rollouts)
+
+
+def split_rollout(
+    rollout: MultiRollout, rows: AgentRows, *, begins_episodes: bool = False
+) -> dict[str, AgentRollout]:
+    """Return the rows of each module as they are recorded, without what critics see."""
+    record, num_envs, completed = rollout.record, rollout.mask.shape[1], rollout.completed
+    assert completed is not None
+    env_ended = np.asarray(record.ended | ~rollout.mask)  # a step that failed is masked
+    agent_ended = np.asarray(rollout.agents.ended)
+    found: dict[str, AgentRollout] = {}
+    for m, own in rollout.rollouts.items():
+        if m == DRAWN:
+            continue
+        found[m] = AgentRollout(
+            rollout=without_critics(own),
+            completed=np.asarray(completed[m]),
+            cells=rows.get_cells(m, num_envs),
+            env_ended=env_ended,
+            agent_ended=agent_ended,
+            begins_episodes=begins_episodes,
+        )
+    return found

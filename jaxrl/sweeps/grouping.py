@@ -32,7 +32,6 @@ from jaxrl.runtime.devices import warn_about_unused_cores
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-from jaxrl.runners.offline import is_fed
 from jaxrl.runners.placement import compute_state_bytes, estimate_required_bytes
 from jaxrl.runtime.devices import get_memory_limit
 from jaxrl.sweeps.lanes import change_settings, count_slots
@@ -226,11 +225,11 @@ def check_can_be_lanes(
         HostLanesError: If their environments are stepped on the host, or their rows are sent to them.
         ConfigError: If they cannot be trials of their own either.
     """
-    if is_fed(assembly) and assembly.storage is not None:
-        if assembly.storage.name == "stream":
+    if assembly.row_storage != "device":
+        if assembly.row_storage == "stream":
             raise make_stream_lanes_error(config)
         raise HostLanesError(
-            f"dataset_storage={assembly.storage.name!r} sends rows to each run, so runs cannot be lanes of "
+            f"dataset_storage={assembly.row_storage!r} sends rows to each run, so runs cannot be lanes of "
             "one program: config.build() runs them as trials, or set dataset_storage='device'."
         )
     if not (assembly.is_in_graph or assembly.is_offline):

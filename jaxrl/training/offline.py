@@ -1,11 +1,9 @@
-"""Training on recorded data: every gradient step of a dispatch as one compiled program.
-
-The program has the dataset as an argument, or the rows of one train batch that were picked elsewhere.
-"""
+"""Training on recorded data, alone or beside a replay buffer, as one compiled program."""
 
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +16,29 @@ from jaxrl.buffers.dataset import (
     DatasetSampler,
     DatasetSource,
     DrawnRows,
+    PickedRows,
     compute_returns_to_go,
+    fold_rows,
+    take_step,
 )
-from jaxrl.buffers.dataset_rows import PickedRows, fold_rows, take_step
+from jaxrl.buffers.replay import Priorities, ReplayState, SampledIndices
+from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.hparams import current_values
 from jaxrl.core.keys import split_run_key
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Key, Metrics, PyTree, Transition, strip_weak_types
+from jaxrl.core.types import (
+    IS_RECORDED,
+    Key,
+    Metrics,
+    Progress,
+    PyTree,
+    Transition,
+    strip_weak_types,
+)
 from jaxrl.training.batch_loop import BatchLoop
+from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.nonfinite import drop_counts
-from jaxrl.training.replay_updates import BatchSource, ReplayUpdates, split_step_key
+from jaxrl.training.replay_updates import BatchSource, BufferSource, ReplayUpdates, split_step_key
 from jaxrl.training.train_state import (
     ReportRow,
     Summary,
@@ -39,11 +50,12 @@ from jaxrl.training.train_state import (
     get_learner_progress,
     make_report_row,
 )
+from jaxrl.training.train_step import TrainStep
 
 
 @pytree
-class FedRows:
-    """Picked rows of all gradient steps of a train batch, `[U, N, ...]`.
+class BatchRows:
+    """Rows of all gradient steps of a train batch, `[U, N, ...]`, that were picked elsewhere.
 
     `position` is the position in the epochs after them; None if draws are independent of each other.
     """
@@ -51,15 +63,8 @@ class FedRows:
     picked: PickedRows
     position: DatasetPosition | None
 
-
-@pytree
-class FedSource:
-    """Source of rows that were picked elsewhere."""
-
-    rows: FedRows
-
     def init_state(self) -> DatasetPosition | None:
-        return self.rows.position
+        return self.position
 
     def sample_rows(
         self,
@@ -69,7 +74,7 @@ class FedSource:
         key: Key,
     ) -> tuple[None, Transition]:
         del source_state, key
-        return None, fold_rows(take_step(self.rows.picked, step), gamma)
+        return None, fold_rows(take_step(self.picked, step), gamma)
 
     def record_td_error(
         self,
@@ -134,7 +139,7 @@ class OfflineRunner(BatchLoop):
     experience: DatasetSampler
     data: Dataset | None = None
     returns: Float[Array, " N"] | None = None
-    rows: FedRows | None = None
+    rows: BatchRows | None = None
 
     def init(self, key: Key, data: Dataset) -> TrainState:
         """Return the initial state, with the connectors' statistics of the data. Consumes the key."""
@@ -177,10 +182,10 @@ class OfflineRunner(BatchLoop):
         return run
 
     @property
-    def fed_program(self) -> Callable[[TrainState, FedRows], tuple[TrainState, ReportRow]]:
+    def rows_program(self) -> Callable[[TrainState, BatchRows], tuple[TrainState, ReportRow]]:
         """Function of one train batch, with its rows as an argument."""
 
-        def run(state: TrainState, rows: FedRows) -> tuple[TrainState, ReportRow]:
+        def run(state: TrainState, rows: BatchRows) -> tuple[TrainState, ReportRow]:
             bound = dataclasses.replace(self, rows=rows)
             after, summary = bound.run_batches(state, jnp.int32(1))
             return after, make_report_row(after, summary)
@@ -240,7 +245,7 @@ class OfflineRunner(BatchLoop):
 
     def _make_source(self, state: TrainState) -> BatchSource:
         if self.rows is not None:
-            return FedSource(rows=self.rows)
+            return self.rows
         assert self.data is not None
         return DatasetSource(
             sampler=self.experience,
@@ -287,3 +292,113 @@ class OfflineRunner(BatchLoop):
             received.append(obs)
             obs = connector(state, obs)
         return tuple(received)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MixedSource:
+    """Rows of the buffer and of the dataset; the memory is the buffer's priorities.
+
+    Each shard has its rows of the buffer, followed by those of the dataset, so that the place of a
+    row does not depend on the number of devices. The extra `IS_RECORDED` of each row is 1 if it is
+    of the dataset, else 0.
+    """
+
+    buffer: BufferSource
+    recorded: DatasetSource
+
+    @property
+    def num_shards(self) -> int:
+        """Number of logical shards of this device."""
+        axis_name, total = self.recorded.axis_name, self.recorded.sampler.num_shards
+        return total if axis_name is None else total // jax.lax.axis_size(axis_name)
+
+    def init_state(self) -> Priorities | None:
+        return self.buffer.init_state()
+
+    def sample_rows(
+        self,
+        source_state: Priorities | None,
+        step: Int[Array, ""],
+        gamma: Float[Array, ""],
+        key: Key,
+    ) -> tuple[SampledIndices, Transition]:
+        buffer_key, recorded_key = jax.random.split(key)
+        drawn, sampled = self.buffer.sample_rows(source_state, step, gamma, buffer_key)
+        _, recorded = self.recorded.sample_rows(None, step, gamma, recorded_key)
+        shards = self.num_shards
+
+        def join(x: Array, y: Array) -> Array:
+            rows = [part.reshape(shards, -1, *x.shape[1:]) for part in (x, y.astype(x.dtype))]
+            return jnp.concatenate(rows, axis=1).reshape(-1, *x.shape[1:])
+
+        return drawn, jax.tree.map(join, _mark(sampled, 0.0), _mark(recorded, 1.0))
+
+    def record_td_error(
+        self,
+        source_state: Priorities | None,
+        step: Int[Array, ""],
+        indices: SampledIndices,
+        td_error: Float[Array, " N"],
+    ) -> Priorities | None:
+        sampler, shards = self.recorded.sampler, self.num_shards
+        by_shard = td_error.reshape(shards, -1)
+        num_sampled = by_shard.shape[1] - sampler.batch_size // sampler.num_shards
+        of_buffer = by_shard[:, :num_sampled].reshape(-1)
+        return self.buffer.record_td_error(source_state, step, indices, of_buffer)
+
+
+def _mark(rows: Transition, is_recorded: float) -> Transition:
+    """Return rows whose only extra is `IS_RECORDED`."""
+    return replace(rows, extras={IS_RECORDED: jnp.full_like(rows.weight, is_recorded)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MixedTrainStep(TrainStep):
+    """Train step whose gradient steps also have rows of a dataset, an argument of the program.
+
+    The batch size of the replay buffer is that of a gradient step, of which `recorded` draws its
+    share.
+    """
+
+    recorded: DatasetSampler
+    data: Dataset | None = None
+
+    def bind(self, data: Dataset) -> Self:
+        """Return the train step with a dataset, for `step` and other pure functions."""
+        return dataclasses.replace(self, data=data)
+
+    def make_buffer_source(
+        self, replay: AnyReplayBuffer, buffer: ReplayState, progress: Progress
+    ) -> MixedSource:
+        """Return the source of rows for a buffer, given this device's part of it."""
+        assert self.data is not None
+        num_sampled = replay.rows_per_update - self.recorded.batch_size
+        sampled = dataclasses.replace(replay, batch_size=num_sampled)
+        recorded = DatasetSource(
+            sampler=self.recorded,
+            data=self.data,
+            position=None,
+            returns=None,
+            run_key=None,
+            axis_name=self.axis_name,
+        )
+        source = super().make_buffer_source(sampled, buffer, progress)
+        assert isinstance(source, BufferSource)
+        return MixedSource(buffer=source, recorded=recorded)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MixedRunner(MixedTrainStep, InGraphRunner):
+    """In-graph run whose gradient steps also have rows of a dataset."""
+
+    @property
+    def program(self) -> Callable[..., tuple[PyTree, ...]]:
+        """Function of a dispatch, with the dataset as an argument after the state."""
+
+        def run(state: TrainState, data: Dataset, *numbers: Any) -> tuple[PyTree, ...]:
+            bound = self.bind(data)
+            if bound.max_recorded_batches:
+                return bound.run_recorded(state, *numbers)
+            return bound.run_iterations(state, *numbers)
+
+        return run

@@ -19,11 +19,10 @@ from jaxrl.runtime.program import Program
 from jaxrl.training.columns import gather_per_env, replace_per_env, scatter_per_env
 from jaxrl.training.episode_stats import AgentStats, AgentSums
 from jaxrl.training.in_graph import InGraphRunner
-from jaxrl.training.mixed import MixedRunner, MixedTrainStep
 from jaxrl.training.multi_agent import MultiAgentRunner
 from jaxrl.training.multi_learning import MultiLearning, MultiTrainStep
 from jaxrl.training.multi_rollout import MultiRollout
-from jaxrl.training.offline import FedRows, OfflineRunner
+from jaxrl.training.offline import BatchRows, MixedRunner, MixedTrainStep, OfflineRunner
 from jaxrl.training.train_state import (
     RecordedRollouts,
     ReportRow,
@@ -248,7 +247,7 @@ def make_runner_programs(
     )
 
 
-def make_fed_program(
+def make_rows_program(
     runner: OfflineRunner,
     state_shapes: TrainState,
     devices: list[Device],
@@ -268,17 +267,17 @@ def make_fed_program(
         program_cache: Cache of programs compiled by earlier processes.
     """
 
-    def train(state: TrainState, rows: FedRows) -> tuple[TrainState, ReportRow]:
+    def train(state: TrainState, rows: BatchRows) -> tuple[TrainState, ReportRow]:
         if len(devices) == 1:
-            return runner.fed_program(state, rows)
+            return runner.rows_program(state, rows)
         specs = state_specs(state_shapes)
         report = dataclasses.replace(
             row_specs(state_shapes), summary=summary_specs(), ring=SHARDED, faults=SHARDED
         )
         return shard_over_devices(
             devices,
-            to_per_device(runner).fed_program,
-            (specs, fed_specs(rows)),
+            to_per_device(runner).rows_program,
+            (specs, batch_rows_specs(rows)),
             (specs, report),
         )(state, rows)
 
@@ -292,7 +291,7 @@ def make_fed_program(
     )
 
 
-def fed_specs(rows: FedRows) -> FedRows:
+def batch_rows_specs(rows: BatchRows) -> BatchRows:
     """Return partition specs of the rows of a train batch; those of a shard are contiguous."""
     picked = jax.tree.map(lambda _: COLUMN_SHARDED, rows.picked)
     position = jax.tree.map(lambda _: REPLICATED, rows.position)

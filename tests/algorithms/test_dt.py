@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from jaxrl import Algorithm, DTConfig
 from jaxrl.algorithms.dt import DTLearner
-from jaxrl.assembly.offline import concatenate_parts
+from jaxrl.assembly.offline import concatenate_sources
 from jaxrl.buffers.dataset import DatasetSampler, DrawnRows, compute_returns_to_go
 from jaxrl.connectors.observations import MeanStdFilter
 from jaxrl.connectors.pipelines import PipelineBuilder
@@ -252,7 +252,7 @@ def test_the_loss_is_that_of_a_transformer_in_numpy() -> None:
 def test_returns_to_go_are_sums_to_the_end_of_the_part() -> None:
     parts = [make_part(0, 5, terminated=True), make_part(1, 3, truncated=True), make_part(2, 4)]
     want = [part.reward[t:].sum() for part in parts for t in range(len(part))]
-    data = jax.tree.map(jnp.asarray, concatenate_parts(parts))
+    data = jax.tree.map(jnp.asarray, concatenate_sources([parts]))
     sampler = DatasetSampler(
         batch_size=3, num_updates=1, num_shards=1, sequence_length=LENGTH, needs_returns=True
     )

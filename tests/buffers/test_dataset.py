@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.assembly.offline import concatenate_parts
+from jaxrl.assembly.offline import concatenate_sources
 from jaxrl.buffers.dataset import (
     Dataset,
     DatasetPosition,
@@ -44,7 +44,7 @@ PARTS = [make_part(name) for name in LENGTHS]
 
 @pytest.fixture(name="data")
 def make_data() -> Dataset:
-    return jax.tree.map(jnp.asarray, concatenate_parts(PARTS))
+    return jax.tree.map(jnp.asarray, concatenate_sources([PARTS]))
 
 
 def make_sampler(**changes: Any) -> DatasetSampler:
@@ -101,15 +101,15 @@ def test_returns_go_to_the_end_of_the_part(data: Dataset) -> None:
 def test_parts_of_an_episode_become_one() -> None:
     whole = make_part("seven")
     head, tail = whole.split(3)
-    joined = concatenate_parts([head, tail, make_part("one")])
-    alone = concatenate_parts([whole, make_part("one")])
+    joined = concatenate_sources([[head, tail, make_part("one")]])
+    alone = concatenate_sources([[whole, make_part("one")]])
     jax.tree.map(np.testing.assert_array_equal, joined, alone)
 
 
 def test_a_gap_in_an_episode_is_no_successor() -> None:
     whole = make_part("seven")
     head, tail = whole.split(3)
-    data = concatenate_parts([head, tail.split(2)[1]])
+    data = concatenate_sources([[head, tail.split(2)[1]]])
     assert data.truncated.tolist() == [False, False, True, False, True]
     assert data.is_first.tolist() == [True, False, False, True, False]
     assert data.last.tolist() == [2, 2, 2, 4, 4]
@@ -158,7 +158,7 @@ def test_uniform_draws_have_no_position(data: Dataset) -> None:
 
 
 def test_the_position_counts_epochs() -> None:
-    data = jax.tree.map(jnp.asarray, concatenate_parts(PARTS))
+    data = jax.tree.map(jnp.asarray, concatenate_sources([PARTS]))
     sampler, position = make_sampler(order="epochs"), DatasetPosition.start()
     for _ in range(6):
         position = sampler.advance(data, position)

@@ -21,7 +21,7 @@ from jaxrl.errors import ConfigError, DataError
 from jaxrl.offline.recorded import open_data
 from jaxrl.offline.stitch import AgentRollout, AgentStitcher
 from jaxrl.offline.writer import EpisodeWriter
-from jaxrl.runners.agent_recording import split_rollout
+from jaxrl.runners.recording import split_rollout
 from jaxrl.training.episode_stats import EpisodeRecord
 from jaxrl.training.multi_rollout import MultiRollout
 from tests.multi_agent.agent_envs import Targets, Torture

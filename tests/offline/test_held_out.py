@@ -14,7 +14,6 @@ from gymnasium import spaces
 
 from jaxrl import Algorithm, BCConfig, DQNConfig, MARWILConfig, TD3Config
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.assembly import dataset_storage
 from jaxrl.assembly.offline import open_config_data
 from jaxrl.callbacks import Callbacks
 from jaxrl.config.markers import grid
@@ -87,7 +86,7 @@ def test_the_share_of_episodes_is_the_split_and_grows_with_it() -> None:
 def iter_rows(algorithm: Algorithm, storage: str) -> Iterator[Any]:
     """Yield the observations that are acted on in what a run learns from."""
     if storage == "stream":
-        from jaxrl.runners.ray.row_tasks import make_row_task
+        from jaxrl.runners.ray.offline import make_row_task
 
         config, assembly = algorithm.config, algorithm._assembly
         data = open_config_data(config, assembly.made.spaces)[0]
@@ -97,7 +96,7 @@ def iter_rows(algorithm: Algorithm, storage: str) -> Iterator[Any]:
                 yield np.asarray(chunk.get_obs(np.arange(chunk.num_rows)))
         return
     group = algorithm.learner_group
-    dataset = group.dataset if storage == "device" else group.feed.dataset
+    dataset = group.dataset if storage == "device" else group.source.dataset
     yield np.asarray(dataset.get_obs(np.arange(dataset.num_rows)))
 
 
@@ -502,7 +501,7 @@ def test_files_that_do_not_say_their_size_are_read_up_to_the_limit(
     if storage == "device":
         config.offline_data(max_dataset_bytes=800)
     else:
-        monkeypatch.setattr(dataset_storage, "get_host_limit", lambda: 800)
+        monkeypatch.setattr("jaxrl.assembly.offline.get_host_limit", lambda: 800)
     assert said in refused(config)
     assert 0 < num_read[0] < 40
 

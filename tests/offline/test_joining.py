@@ -9,7 +9,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from jaxrl.assembly.offline import concatenate_parts, select_parts
+from jaxrl.assembly.offline import concatenate_sources, select_parts
 from jaxrl.config.settings.offline import OfflineDataSettings
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.episodes.packing import EpisodePart
@@ -38,7 +38,7 @@ def test_parts_of_episodes_side_by_side_are_joined() -> None:
     for merged in (merge_parts(make_interleaved()), merge_ended_parts(make_interleaved(), 100)):
         for part, whole in zip(merged, WHOLE.values(), strict=True):
             assert_same(part, whole)
-    joined, alone = concatenate_parts(make_interleaved()), concatenate_parts(WHOLE.values())
+    joined, alone = concatenate_sources([make_interleaved()]), concatenate_sources([WHOLE.values()])
     jax.tree.map(np.testing.assert_array_equal, joined, alone)
 
 

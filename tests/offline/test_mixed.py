@@ -24,7 +24,7 @@ from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.core.types import IS_RECORDED
 from jaxrl.errors import CheckpointError, ConfigError, DataError
 from jaxrl.offline.writer import EpisodeWriter
-from jaxrl.training.mixed import MixedRunner
+from jaxrl.training.offline import MixedRunner
 from tests.recorded_data import OBS_SPACE, make_part, write_data
 
 SMALL = {"fcnet_hiddens": [8]}

@@ -10,8 +10,7 @@ from gymnasium import spaces
 
 from jaxrl import BCConfig, CQLConfig, TD3Config
 from jaxrl.assembly.assemble import assemble
-from jaxrl.assembly.offline import open_config_data, prepare_parts
-from jaxrl.assembly.recorded_actions import ActionConversion, convert_rows
+from jaxrl.assembly.offline import ActionConversion, convert_rows, open_config_data, prepare_parts
 from jaxrl.connectors.base import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.core.types import PyTree
@@ -64,7 +63,7 @@ def test_bounded_policies_learn_from_actions_as_they_were_played(
     config = algorithm().offline_data(input_=data).training(train_batch_size=4)
     policy_step = assemble(config).policy_step
     (source,) = open_config_data(config)
-    (part,) = prepare_parts(config, source, source.iter_parts(), policy_step)
+    (part,) = prepare_parts(config.offline_data_settings, source, source.iter_parts(), policy_step)
     want = np.clip(beyond.action, -largest, largest)
     np.testing.assert_array_equal(part.action, want)
     assert part.action.dtype == np.float32
@@ -81,7 +80,7 @@ def test_parts_of_many_lengths_are_converted_by_one_program() -> None:
 
 
 def test_rows_of_a_nested_action_are_converted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxrl.assembly.recorded_actions.BLOCK_ROWS", 4)
+    monkeypatch.setattr("jaxrl.assembly.offline.BLOCK_ROWS", 4)
     rows = {"a": np.arange(10), "b": np.arange(20.0).reshape(10, 2)}
     sizes = []
 

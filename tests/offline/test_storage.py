@@ -13,9 +13,7 @@ import pytest
 from jaxrl import Algorithm
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.marwil import MARWILConfig
-from jaxrl.assembly import dataset_storage
-from jaxrl.assembly.dataset_storage import choose_storage
-from jaxrl.assembly.offline import open_config_data
+from jaxrl.assembly.offline import choose_storage, open_config_data
 from jaxrl.buffers.dataset import DatasetPosition
 from jaxrl.connectors.observations import MeanStdFilter
 from jaxrl.connectors.temporal import FrameStacking
@@ -116,13 +114,13 @@ def test_the_rows_of_host_memory_are_those_that_the_program_draws(data: str, nam
     runner, state = device._assembly.offline_runner, device.state
     sampler, dataset = runner.experience, device.learner_group.dataset
     dataset = jax.tree.map(jnp.asarray, jax.device_get(dataset))
-    host.learner_group.feed.seek(host.state)
+    host.learner_group.source.seek(host.state)
     position = state.buffer if isinstance(state.buffer, DatasetPosition) else None
     returns = runner.bind(state, dataset).returns
     error = 2e-6 if "returns" in name else 0.0
     compare = functools.partial(np.testing.assert_allclose, rtol=error, atol=error)
     for batch in range(3):
-        fed = host.learner_group.feed.take(host.state)
+        batch = host.learner_group.source.take(host.state)
         key = jax.random.fold_in(state.key, jnp.uint32(batch))
         for step in range(sampler.num_updates):
             row_key, _ = split_step_key(key, jnp.int32(step))
@@ -130,10 +128,10 @@ def test_the_rows_of_host_memory_are_those_that_the_program_draws(data: str, nam
             drawn = sampler.draw(dataset, position, draw_key, state.key)
             limits = sampler.draw_max_steps(fold_key)
             picked = sampler.pick(dataset, drawn, limits, returns)
-            mine = jax.tree.map(lambda x, i=step: x[i], fed.picked)
+            mine = jax.tree.map(lambda x, i=step: x[i], batch.picked)
             jax.tree.map(compare, picked, mine)
             position = sampler.advance(dataset, position)
-    jax.tree.map(np.testing.assert_array_equal, position, fed.position)
+    jax.tree.map(np.testing.assert_array_equal, position, batch.position)
 
 
 @pytest.mark.representatives("uniform")
@@ -180,11 +178,11 @@ def test_the_first_place_that_data_fit_into_is_chosen(
     assert "dataset_storage='host': 135 steps of" in algorithm.explain()
     assert "max_dataset_bytes allows 0.00 MiB" in algorithm.explain()
     assert algorithm.train()["timers"]["rows_wait_s"] > 0.0
-    monkeypatch.setattr(dataset_storage, "get_host_limit", lambda: 2000)
+    monkeypatch.setattr("jaxrl.assembly.offline.get_host_limit", lambda: 2000)
     chosen = choose_storage(small, get_spaces(small))
     assert chosen.name == "stream"
     assert "half of the host's memory is 0.00 MiB" in chosen.reason
-    monkeypatch.setattr(dataset_storage, "find_missing_package", lambda: "pandas")
+    monkeypatch.setattr("jaxrl.assembly.offline.find_missing_package", lambda: "pandas")
     with pytest.raises(ConfigError, match=r"is too large: .* pip install 'jaxrl\[offline\]'"):
         small.build()
 
@@ -192,7 +190,7 @@ def test_the_first_place_that_data_fit_into_is_chosen(
 def test_a_stream_without_its_packages_names_the_extra(
     data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset_storage, "find_missing_package", lambda: "pandas")
+    monkeypatch.setattr("jaxrl.assembly.offline.find_missing_package", lambda: "pandas")
     with pytest.raises(ConfigError, match=r"needs pandas: pip install 'jaxrl\[offline\]'"):
         make_config(data, "stream").build()
 
@@ -200,7 +198,7 @@ def test_a_stream_without_its_packages_names_the_extra(
 def test_data_larger_than_the_hosts_memory_are_refused(
     data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset_storage, "get_host_limit", lambda: 2000)
+    monkeypatch.setattr("jaxrl.assembly.offline.get_host_limit", lambda: 2000)
     with pytest.raises(ConfigError, match=r"half of the host's memory is 0.00 MiB: name fewer"):
         make_config(data, "host").build()
 
@@ -221,7 +219,7 @@ def test_the_size_of_files_that_do_not_say_it_is_counted_as_they_are_read(
     config.environment(observation_space=OBS_SPACE, action_space=ACTION_SPACE)
     config.offline_data(ignore_final_observation=True)
     if storage == "host":
-        monkeypatch.setattr(dataset_storage, "get_host_limit", lambda: 6000)
+        monkeypatch.setattr("jaxrl.assembly.offline.get_host_limit", lambda: 6000)
     else:
         config.offline_data(max_dataset_bytes=6000)
     with pytest.raises(

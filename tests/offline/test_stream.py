@@ -19,11 +19,10 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.marwil import MARWILConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.assembly.offline import load_dataset, open_config_data
-from jaxrl.buffers.dataset import DrawnRows, compute_returns_to_go
-from jaxrl.buffers.dataset_rows import PickedRows
+from jaxrl.buffers.dataset import DrawnRows, PickedRows, compute_returns_to_go
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
-from jaxrl.runners.ray.row_stream import READER_THREAD
+from jaxrl.runners.ray.offline import READER_THREAD
 from tests.recorded_data import ACTION_SPACE, OBS_SPACE, make_part, write_data
 
 pytestmark = pytest.mark.ray
@@ -86,9 +85,9 @@ def pick_all(config: Any) -> np.ndarray:
 
 def take_epoch(algorithm: Algorithm, num_rows: int = NUM_ROWS) -> list[PickedRows]:
     """Take the rows of the first epoch, and check that the next one begins there."""
-    feed = algorithm.learner_group.feed
-    feed.seek(algorithm.state)
-    taken = [feed.take(algorithm.state) for _ in range(num_rows // 2000)]
+    source = algorithm.learner_group.source
+    source.seek(algorithm.state)
+    taken = [source.take(algorithm.state) for _ in range(num_rows // 2000)]
     assert int(taken[-1].position.offset) + num_rows * int(taken[-1].position.epoch) == num_rows
     return [jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), each.picked) for each in taken]
 
@@ -140,7 +139,7 @@ def test_targets_are_those_of_the_device(data: list[str], name: str) -> None:
     expected = pick_all(config)
     built = config.build()
     try:
-        stream = built.learner_group.feed._stream
+        stream = built.learner_group.source._stream
         stream._batch_size = len(expected)
         table = as_table([stream.take()])
         np.testing.assert_allclose(table, expected, rtol=1e-6, atol=2e-6)
@@ -165,7 +164,7 @@ def test_a_killed_reader_changes_no_rows(
             os.kill(os.getpid(), signal.SIGKILL)
         return part
 
-    monkeypatch.setattr("jaxrl.runners.ray.row_tasks.CHUNK_BYTES", 20_000)  # about 8 episodes
+    monkeypatch.setattr("jaxrl.runners.ray.offline.CHUNK_BYTES", 20_000)  # about 8 episodes
     monkeypatch.setattr(ray.data.DataContext.get_current(), "target_max_block_size", 20_000)
     config = make_config(data, n_step=3)
     expected = pick_all(config)
@@ -244,8 +243,8 @@ def test_sequences_begin_with_their_file_and_are_learned_from(data: list[str]) -
     config = make_config(data, model_config=MEMORY, burn_in_len=2)
     algorithm = config.build()
     try:
-        feed = algorithm.learner_group.feed
-        sequences = [feed.take(algorithm.state).picked for _ in range(NUM_ROWS // 2000)]
+        source = algorithm.learner_group.source
+        sequences = [source.take(algorithm.state).picked for _ in range(NUM_ROWS // 2000)]
         rewards = np.concatenate([each.rewards.reshape(-1) for each in sequences])
         table = pick_rewards(config)
         np.testing.assert_array_equal(np.sort(rewards), np.sort(table))
@@ -294,7 +293,7 @@ def test_a_stall_says_how_many_rows_came_and_what_it_waits_for(
 ) -> None:
     algorithm = make_config(data, input_transform=wait).build()
     try:
-        algorithm.learner_group.feed._stream._watch._limit_s = 0.5
+        algorithm.learner_group.source._stream._watch._limit_s = 0.5
         with caplog.at_level(logging.WARNING, "jaxrl"):
             algorithm.train()
     finally:

@@ -18,8 +18,7 @@ from jaxrl import Algorithm
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
-from jaxrl.assembly.input_transform import transform_parts
-from jaxrl.assembly.offline import open_config_data
+from jaxrl.assembly.offline import open_config_data, transform_parts
 from jaxrl.cli.app import app
 from jaxrl.connectors.observations import MeanStdFilter
 from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards

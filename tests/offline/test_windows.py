@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithms.marwil import BCConfig, MARWILConfig, MARWILLearner
-from jaxrl.assembly.offline import concatenate_parts
+from jaxrl.assembly.offline import concatenate_sources
 from jaxrl.buffers.dataset import Dataset, DatasetSampler, DrawnRows, compute_returns_to_go
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns
@@ -63,7 +63,7 @@ def gather(sampler: DatasetSampler, data: Dataset, starts: np.ndarray = STARTS) 
 
 
 def load(parts: list[EpisodePart]) -> Dataset:
-    return jax.tree.map(jnp.asarray, concatenate_parts(parts))
+    return jax.tree.map(jnp.asarray, concatenate_sources([parts]))
 
 
 @functools.partial(jax.jit, static_argnums=0)

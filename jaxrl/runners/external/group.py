@@ -28,14 +28,14 @@ from jaxrl.runners.external.sessions import EndedStats, Inbox, Sessions
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.protocols import FormerGroupNames
-from jaxrl.runners.recording import Converter, FolderRecorder
+from jaxrl.runners.recording import Recorder
 from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
 
-class PartRecorder(FolderRecorder):
+class PartRecorder(Recorder):
     """Recorder of the parts of episodes that simulators send for training, each once.
 
     They are recorded when they are received, whether they are trained on or too old for it. A
@@ -49,7 +49,7 @@ class PartRecorder(FolderRecorder):
         Raises:
             DataError: If the folder cannot be written.
         """
-        self._put((parts,))
+        self._put({"": (parts,)})
 
     def add_fragments(self, fragments: Sequence[Fragment]) -> None:
         """Do nothing: fragments are packed from parts, which are recorded."""
@@ -60,13 +60,16 @@ class PartRecorder(FolderRecorder):
     def leave_episodes(self) -> None:
         """Do nothing: the episodes are the simulators'."""
 
-    @property
-    def _has_density(self) -> bool:
+    def _has_density(self, assembly: Assembly) -> bool:
         """Return False where simulators may choose actions themselves, by whatever probability."""
         may_log = isinstance(self._config.training_settings, OffPolicyTraining)
-        return super()._has_density and not may_log
+        return super()._has_density(assembly) and not may_log
 
-    def _make_converter(self, run: str) -> Converter:
+    def _make_blank_part(self, assembly: Assembly) -> None:
+        """Return None: simulators say which columns their parts have."""
+
+    def _make_converter(self, run: str, module: str) -> "_Renaming":
+        del module
         return _Renaming(run)
 
 

@@ -70,6 +70,7 @@ class RayLearnerGroup:
     """
 
     is_remote = True
+    fingerprint: str | None = None
     learner_class = RayLearner
 
     def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
