@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar, cast, 
 from jaxrl.compat import lookup
 from jaxrl.compat.imports import connect_to_tune
 from jaxrl.config.coerce import MismatchError, check_depth, coerce, copy_containers
-from jaxrl.config.fields import Flag, fluent, format_value
+from jaxrl.config.fields import fluent, format_value
 from jaxrl.config.imports import ALGORITHM, OWN, Trust, load_object
 from jaxrl.config.modules import find_renamed_settings, resolve_module_spec
 from jaxrl.config.names import (
@@ -95,6 +95,16 @@ _OWN_ATTRIBUTES: dict[str, Any] = {
 """Attributes of a config that are no settings, with their values in a new one."""
 EXPLICIT = "explicit_settings"
 """Key of `to_dict` for the names of explicit settings; all others are defaults, which may adapt."""
+
+
+class Flag(int):
+    """Truth value that may also be called, for a method of RLlib's that became a property."""
+
+    def __call__(self) -> bool:
+        return bool(self)
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
 
 
 class AlgorithmConfig:

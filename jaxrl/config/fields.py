@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import math
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from jaxrl.config.coerce import (
     FLOAT32_RANGE,
@@ -30,24 +29,8 @@ MAX_COUNT = 2**31 - 1
 Schedule: TypeAlias = float | list[list[float]]
 """Constant, or linearly interpolated points `[[timestep, value], ...]` from timestep 0."""
 
-OPTIMIZERS = (
-    *("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb"),
-    "muon",
-)
-"""Optimizers of optax that `training(optimizer=...)` names."""
-
 _PATH_KEYS = ("type", "compute_reward")
 """Keys of a setting that is a mapping whose values may be import paths."""
-
-
-class Flag(int):
-    """Truth value that may also be called, for a method of RLlib's that became a property."""
-
-    def __call__(self) -> bool:
-        return bool(self)
-
-    def __repr__(self) -> str:
-        return repr(bool(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,58 +389,3 @@ class fluent(Generic[P]):  # noqa: N801  (used like a decorator)
 
         set_settings.__doc__ = self.__doc__
         return set_settings
-
-
-def _find_optimizer_problem(setting: object) -> str | None:
-    """Return the problem with an optimizer setting as the end of a message, or None if valid."""
-    from jaxrl.learners.optimizers import get_optimizer
-
-    if callable(setting):
-        return None
-    if isinstance(setting, str):
-        setting = {"name": setting}
-    arguments = dict(cast(Mapping[str, Any], setting))
-    name = arguments.pop("name", None)
-    if name not in OPTIMIZERS:
-        return f" Known are {', '.join(OPTIMIZERS)}.{did_you_mean(name, OPTIMIZERS)}"
-    parameters = inspect.signature(get_optimizer(name)).parameters
-    known = [p for p in parameters if p != "learning_rate"]
-    for argument in arguments:
-        if argument not in known:
-            hint = did_you_mean(argument, known)
-            return f" {name} has no argument '{argument}' (the learning rate is lr).{hint}"
-        if is_outside_float32(arguments[argument]):
-            return f" {name}'s {argument} must be {FLOAT32_RANGE}."
-    return None
-
-
-optimizer_check = Check(
-    requirement="the name of an optimizer, {'name': ..., arguments}, or a function",
-    is_satisfied=lambda value: _find_optimizer_problem(value) is None,
-    hint=lambda value: _find_optimizer_problem(value) or "",
-)
-
-
-def count_evaluation_arguments(function: Callable[..., object]) -> int:
-    """Return the number of arguments of a custom evaluation function.
-
-    Returns:
-        1 for (algorithm), 2 for RLlib's (algorithm, eval_workers), 0 for any other signature.
-    """
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return 1  # a C function without a signature
-    for number in (1, 2):
-        try:
-            signature.bind(*range(number))
-        except TypeError:
-            continue
-        return number
-    return 0
-
-
-evaluation_check = Check(
-    requirement="a function of (algorithm) or of (algorithm, eval_workers)",
-    is_satisfied=lambda value: value is None or count_evaluation_arguments(value) > 0,
-)

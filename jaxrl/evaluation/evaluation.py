@@ -11,8 +11,8 @@ from gymnasium import spaces
 from jaxrl.assembly.assemble import Assembly, format_space, make_env
 from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.assembly.offline import find_reference
-from jaxrl.config.fields import count_evaluation_arguments
 from jaxrl.config.modules import resolve_default_model_config
+from jaxrl.config.settings.run import count_evaluation_arguments
 from jaxrl.core.spaces import without_parts
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.made import MadeMultiEnv

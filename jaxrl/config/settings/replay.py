@@ -184,7 +184,7 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
     has_class = isinstance(user_config.get("type"), type)  # which may have keys of any name
     if not has_class and not user_config.keys() <= {*default, *_HINDSIGHT_KEYS}:
         user_config = lookup.load("rllib.settings").rename_buffer_keys(user_config)
-    merged = {**default, **user_config}
+    merged, num_learners = {**default, **user_config}, config.learners_settings.num_learners
     buffer_type = merged["type"]
     own_class = buffer_type if isinstance(buffer_type, type) else None
     named = _BUFFER_TYPES.get(buffer_type) if isinstance(buffer_type, str) else None
@@ -209,7 +209,7 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
         capacity=_parse_count("capacity", merged["capacity"], "transitions"),
         alpha=_parse_exponent("alpha", merged["alpha"], float),
         beta=_parse_exponent("beta", merged["beta"], Schedule),
-        storage=_parse_storage(config, merged["storage"]),
+        storage=_parse_storage(merged["storage"], num_learners),
         options={key: value for key, value in user_config.items() if key in own_keys},
     )
     if own_class is not None and issubclass(own_class, ReplayBuffer):
@@ -217,7 +217,7 @@ def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
         kind = PRIORITIZED if is_prioritized else UNIFORM
         return dataclasses.replace(settings, kind=kind, buffer_class=own_class)
     if own_class is not None:
-        _check_host_class(config, own_class, user_config)
+        _check_host_class(own_class, user_config, num_learners)
         return dataclasses.replace(settings, storage=HOST, host_class=own_class)
     if named is None:
         raise ConfigError(
@@ -268,9 +268,7 @@ def _get_own_keys(own_class: type[Any]) -> list[str]:
     return [name for name in named if name not in ("capacity", "seed", "type", "storage")]
 
 
-def _check_host_class(
-    config: "AlgorithmConfig", own_class: type[Any], given: dict[str, Any]
-) -> None:
+def _check_host_class(own_class: type[Any], given: dict[str, Any], num_learners: int) -> None:
     """Check a class with RLlib's methods.
 
     Raises:
@@ -300,19 +298,19 @@ def _check_host_class(
                 f"replay_buffer_config[{exponent!r}]={given[exponent]!r} has no effect on {name}, "
                 "which does not take it; leave it out."
             )
-    _parse_storage(config, HOST)
+    _parse_storage(HOST, num_learners)
 
 
-def _parse_storage(config: "AlgorithmConfig", value: object) -> str:
+def _parse_storage(value: object, num_learners: int) -> str:
     if value not in (DEVICE, HOST):
         hint = did_you_mean(str(value), (DEVICE, HOST))
         raise ConfigError(
             f"replay_buffer_config['storage'] must be 'device' or 'host', got {value!r}.{hint}"
         )
-    if value == HOST and config.learners_settings.num_learners > 0:
+    if value == HOST and num_learners > 0:
         raise ConfigError(
             "replay_buffer_config['storage']='host' requires a learner in this process, got "
-            f"num_learners={config.learners_settings.num_learners}, whose buffers are on their "
+            f"num_learners={num_learners}, whose buffers are on their "
             "devices; set num_learners=0, or 'storage' to 'device'."
         )
     return value

@@ -1,6 +1,7 @@
 """Groups of settings around training: evaluation, reporting, checkpoints, sweeps and others."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -9,7 +10,6 @@ from jaxrl.config.fields import (
     at_least_one,
     count,
     count_or_zero,
-    evaluation_check,
     field,
     make_setting_metadata,
     non_negative,
@@ -33,6 +33,31 @@ LOGGERS: tuple[str, ...] = get_args(LoggerName)
 
 
 Hook = Callable[..., Any] | list[Callable[..., Any]] | None
+
+
+def count_evaluation_arguments(function: Callable[..., object]) -> int:
+    """Return the number of arguments of a custom evaluation function.
+
+    Returns:
+        1 for (algorithm), 2 for RLlib's (algorithm, eval_workers), 0 for any other signature.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return 1  # a C function without a signature
+    for number in (1, 2):
+        try:
+            signature.bind(*range(number))
+        except TypeError:
+            continue
+        return number
+    return 0
+
+
+evaluation_check = Check(
+    requirement="a function of (algorithm) or of (algorithm, eval_workers)",
+    is_satisfied=lambda value: value is None or count_evaluation_arguments(value) > 0,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

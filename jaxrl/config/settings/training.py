@@ -1,17 +1,18 @@
 """Groups of settings for the environment, training and module, with RLlib's names."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
+from jaxrl.config.coerce import FLOAT32_RANGE, is_outside_float32
 from jaxrl.config.fields import (
-    OPTIMIZERS,
+    Check,
     Schedule,
     count,
     field,
     make_setting_metadata,
     non_negative,
-    optimizer_check,
     positive,
     unit_interval,
 )
@@ -144,6 +145,43 @@ class BatchUse:
     microbatch_size: int | Auto | None = None
     num_batches: int = 1
     iterations_per_batch: int = 1
+
+
+OPTIMIZERS = (
+    *("adam", "adamw", "sgd", "rmsprop", "lion", "radam", "nadam", "adabelief", "lamb"),
+    "muon",
+)
+"""Optimizers of optax that `training(optimizer=...)` names."""
+
+
+def _find_optimizer_problem(setting: object) -> str | None:
+    """Return the problem with an optimizer setting as the end of a message, or None if valid."""
+    from jaxrl.learners.optimizers import get_optimizer
+
+    if callable(setting):
+        return None
+    if isinstance(setting, str):
+        setting = {"name": setting}
+    arguments = dict(cast(Mapping[str, Any], setting))
+    name = arguments.pop("name", None)
+    if name not in OPTIMIZERS:
+        return f" Known are {', '.join(OPTIMIZERS)}.{did_you_mean(name, OPTIMIZERS)}"
+    parameters = inspect.signature(get_optimizer(name)).parameters
+    known = [p for p in parameters if p != "learning_rate"]
+    for argument in arguments:
+        if argument not in known:
+            hint = did_you_mean(argument, known)
+            return f" {name} has no argument '{argument}' (the learning rate is lr).{hint}"
+        if is_outside_float32(arguments[argument]):
+            return f" {name}'s {argument} must be {FLOAT32_RANGE}."
+    return None
+
+
+optimizer_check = Check(
+    requirement="the name of an optimizer, {'name': ..., arguments}, or a function",
+    is_satisfied=lambda value: _find_optimizer_problem(value) is None,
+    hint=lambda value: _find_optimizer_problem(value) or "",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
