@@ -9,7 +9,7 @@ import yaml
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.runtime.compilation_cache import get_cache_contents
-from tests.cli.test_cli import run
+from tests.cli.command import jaxrl as run
 
 SETTINGS = {
     "num_envs_per_env_runner": 8,

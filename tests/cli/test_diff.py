@@ -7,21 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from jaxrl.cli.app import app
 from jaxrl.cli.comparison import (
     compare_result,
     compare_results,
     compare_sessions,
     compare_settings,
 )
+from tests.cli.command import jaxrl
 from tests.helpers import small
-
-
-def jaxrl(*args: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [*map(str, args)], prog_name="jaxrl", catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")

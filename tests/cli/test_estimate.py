@@ -4,15 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from jaxrl.cli.app import app
+from tests.cli.command import jaxrl
 from tests.helpers import small
-
-
-def jaxrl(*args: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [*map(str, args)], prog_name="jaxrl", catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")

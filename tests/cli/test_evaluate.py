@@ -9,18 +9,12 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from typer.testing import CliRunner
 
-from jaxrl.cli.app import app
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.envs.wrappers import TimeLimit
 from jaxrl.evaluation.rollouts import record_rollouts, write_rollouts
+from tests.cli.command import jaxrl
 from tests.helpers import small
-
-
-def jaxrl(*args: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [*map(str, args)], prog_name="jaxrl", catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 def train(config: Any, folder: Path) -> Path:
@@ -98,6 +92,7 @@ def test_the_environment_of_the_config_is_the_same_evaluation(
     assert result_of(tmp_path / "a.json") == result_of(tmp_path / "b.json")
 
 
+@pytest.mark.slow
 def test_steps_in_an_environment_that_was_not_saved_keep_the_evaluation_config(
     tmp_path: Path,
 ) -> None:

@@ -6,17 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from jaxrl.cli.app import app
 from jaxrl.export.numpy_program import NumpyPolicy
+from tests.cli.command import jaxrl
 from tests.export.exports import replace, rewrite
 from tests.helpers import small
-
-
-def jaxrl(*args: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [*map(str, args)], prog_name="jaxrl", catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +48,6 @@ def test_an_export_is_equal_to_its_checkpoint(exported: Path, checkpoint: Path) 
     source = NumpyPolicy(exported).manifest["source"]
     assert source["training_iteration"] == 1
     assert source["num_env_steps_sampled_lifetime"] > 0
-
-
-def test_parity_without_a_checkpoint_needs_no_jax(exported: Path) -> None:
-    code = (
-        "import sys\n"
-        "for name in ('jax', 'jaxlib', 'flax', 'optax'): sys.modules[name] = None\n"
-        "from jaxrl.cli import main\n"
-        f"sys.argv = ['jaxrl', 'parity', {str(exported)!r}]\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "dist_inputs" in done.stdout
 
 
 def test_a_number_that_is_off_is_exit_code_1(exported: Path, tmp_path: Path) -> None:
@@ -142,19 +123,21 @@ def test_onnx_is_compared_as_well(with_onnx: Path, checkpoint: Path, tmp_path: P
     assert "greedy.onnx was changed after the export" in err
 
 
-def test_onnx_needs_neither_jax_nor_onnx(with_onnx: Path, tmp_path: Path) -> None:
-    folder = copy(with_onnx, tmp_path / "policy")
-    use_onnx_alone(folder)
+def test_parity_without_a_checkpoint_needs_neither_jax_nor_onnx(with_onnx: Path) -> None:
     code = (
         "import sys\n"
         "for name in ('jax', 'jaxlib', 'flax', 'optax', 'onnx'): sys.modules[name] = None\n"
         "from jaxrl.cli import main\n"
-        f"sys.argv = ['jaxrl', 'parity', {str(folder)!r}]\n"
+        f"sys.argv = ['jaxrl', 'parity', {str(with_onnx)!r}]\n"
         "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("onnx: ")
+    assert "dist_inputs" in done.stdout
+    assert [line.split(":")[0] for line in done.stdout.splitlines() if line[0] != " "] == [
+        *("numpy", "onnx"),
+        "equal",
+    ]
 
 
 def test_without_onnxruntime(

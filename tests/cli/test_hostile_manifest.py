@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from jaxrl.cli.app import app
 from jaxrl.cli.comparison import compare_sessions
 from jaxrl.cli.records import read_params
 from jaxrl.errors import RunFolderError
 from jaxrl.loggers.sinks import read_results
 from jaxrl.runs import manifest
 from jaxrl.runs.manifest import check_session, read_sessions
+from tests.cli.command import jaxrl
 
 ESCAPE = "\x1b[2J"
 SESSION: dict[str, Any] = {
@@ -98,11 +97,6 @@ def run(tmp_path: Path) -> Path:
     for name, text in (("params.json", '{"algo": "PPO", "settings": {}}'), ("run.json", "{}")):
         (tmp_path / name).write_text(text)
     return tmp_path
-
-
-def jaxrl(*args: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [*map(str, args)], prog_name="jaxrl", catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("what", HOSTILE)

@@ -1,5 +1,6 @@
 """`jaxrl migrate`: diff, writing, exit codes, and every way to get it wrong."""
 
+import importlib
 import json
 import os
 import stat
@@ -8,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from jaxrl.cli.app import app
 from jaxrl.migrate import files
+from tests.cli.command import jaxrl
 
 CODE = "from ray.rllib.algorithms.ppo import PPOConfig\nc = PPOConfig().framework('torch')\n"
 NEW = "from jaxrl import PPOConfig\nc = PPOConfig()\n"
@@ -19,9 +19,7 @@ LEFT = CODE + "c.multi_agent(policy_map_cache=p)\n"
 
 
 def run(*args: str | Path) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of `jaxrl migrate args`."""
-    result = CliRunner().invoke(app, ["migrate", *map(str, args)], catch_exceptions=False)
-    return result.exit_code, result.stdout, result.stderr
+    return jaxrl("migrate", *args)
 
 
 def test_a_diff_is_printed_and_nothing_written(
@@ -186,22 +184,10 @@ def test_code_is_never_run(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_without_libcst_the_extra_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.py"
-    path.write_text(CODE)
-    code = (
-        "import sys; sys.modules['libcst'] = None\n"
-        f"sys.argv = ['jaxrl', 'migrate', {str(path)!r}]\n"
-        "from jaxrl.cli import main; main()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 2
-    assert done.stderr == "error: jaxrl migrate needs LibCST: pip install 'jaxrl[migrate]'.\n"
-
-
-def test_help_has_examples() -> None:
-    code, out, _ = run("--help")
-    assert code == 0
-    assert "jaxrl migrate my_project --write" in out
+def test_without_libcst_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("jaxrl.migrate")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(importlib.import_module("jaxrl"), "migrate", raising=False)
+    monkeypatch.setitem(sys.modules, "libcst", None)
+    needed = "error: jaxrl migrate needs LibCST: pip install 'jaxrl[migrate]'.\n"
+    assert run("train.py") == (2, "", needed)

@@ -11,20 +11,14 @@ from typing import Any
 
 import jax
 import pytest
-from typer.testing import CliRunner
 
 from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.assembly.device_trial import open_device_trials
-from jaxrl.cli.app import app
 from jaxrl.runs.host_state import keep_recorded_choices
 from jaxrl.runs.run_folder import RunFolder
+from tests.cli.command import jaxrl
 from tests.helpers import small
-
-
-def jaxrl(*args: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [*map(str, args)], prog_name="jaxrl", catch_exceptions=False)
-    return done.exit_code, done.stdout, done.stderr
 
 
 def train(config: Any, folder: Path, iterations: int = 3) -> Path:

@@ -1,19 +1,24 @@
-"""Output that bypasses Python while the panel is drawn on the terminal."""
+"""The terminal: output below Python, signals while the process is in C, commands that can be typed."""
 
 import fcntl
 import io
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
 import termios
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from jaxrl.cli import terminal
+from jaxrl.cli.terminal import Interrupts, RaiseOnInterrupt, format_command
 
 PROGRAM = """
 import os, signal, subprocess, sys, time
@@ -75,22 +80,19 @@ def line_with(words: str, sent: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def sent() -> str:
-    sent, done = run()
-    assert done.returncode == 0, sent
+def aborted() -> str:
+    """Return the output of a process that ends at once, after the terminal was given back."""
+    sent, done = run("terminal.restore_output(); os.write(2, b'\\naborted\\n'); os._exit(3)")
+    assert done.returncode == 3
     return sent
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["a line below Python", "and one of another process", "a note", "width 70", "the last line"],
+    "words", ["a line below Python", "and one of another process", "a note", "width 70"]
 )
-def test_what_is_written_below_python_has_a_line_above_the_panel(words: str, sent: str) -> None:
-    assert line_with(words, sent) == words
-
-
-def test_the_terminal_is_given_back(sent: str) -> None:
-    assert sent.endswith("the end\r\nof it\r\n")
+def test_what_is_written_below_python_has_a_line_above_the_panel(words: str, aborted: str) -> None:
+    assert line_with(words, aborted) == words
+    assert aborted.endswith("\r\naborted\r\n")
 
 
 def test_the_last_words_of_a_process_that_is_killed_are_not_lost() -> None:
@@ -100,18 +102,13 @@ def test_the_last_words_of_a_process_that_is_killed_are_not_lost() -> None:
     assert "the end" not in sent
 
 
-def test_giving_back_before_the_process_ends_at_once() -> None:
-    sent, done = run("terminal.restore_output(); os.write(2, b'\\naborted\\n'); os._exit(3)")
-    assert done.returncode == 3
-    assert sent.endswith("\r\naborted\r\n")
-
-
 def test_a_stream_that_leads_elsewhere_is_left_alone() -> None:
     sent, done = run(stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr
     assert done.stderr.decode() == "a line below Python\nthe last lineof it\n"
     assert line_with("and one of another process", sent) == "and one of another process"
     assert line_with("width", sent) == "width 70"  # though standard input is no terminal
+    assert sent.endswith("the end\r\n")
 
 
 def test_without_a_terminal_nothing_is_held() -> None:
@@ -119,3 +116,173 @@ def test_without_a_terminal_nothing_is_held() -> None:
     before = [os.fstat(number) for number in (0, 1, 2)]
     with terminal.redirect_output(console):
         assert [os.fstat(number) for number in (0, 1, 2)] == before
+
+
+# --- signals ---
+
+BUSY_IN_C = """
+import hashlib, sys, time
+from jaxrl.cli.terminal import Interrupts, RaiseOnInterrupt
+
+def say(words):  # from two threads: a line is one write
+    print(words + "\\n", end="", flush=True)
+
+with Interrupts(on_first=say, before_abort=lambda: say("aborting")) as interrupts:
+    say("ready")
+    hashlib.pbkdf2_hmac("sha256", b"x", b"y", int(sys.argv[1]))
+    while not interrupts.requested:
+        time.sleep(0.01)
+    say("in order")
+sys.exit(interrupts.exit_code)
+"""
+
+
+def start_busy(iterations: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY_IN_C, str(iterations)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=["ctrl-c", "sigterm", "hang-up"],
+)
+def test_the_first_signal_lets_the_run_end_in_order(number: signal.Signals, code: int) -> None:
+    process = start_busy(iterations=1)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert sorted(out.splitlines()) == sorted([number.name, "in order"])  # two threads say them
+    assert process.returncode == code
+
+
+def test_the_second_signal_ends_a_process_that_is_busy_in_c() -> None:
+    process = start_busy(iterations=2_000_000_000)  # a quarter of an hour
+    assert process.stdout is not None
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "SIGINT\n"  # answered while the main thread is busy
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert out == "aborting\n"
+    assert process.returncode == 130
+    assert time.monotonic() - started < 10
+
+
+def test_everything_is_put_back() -> None:
+    before = [signal.getsignal(number) for number in Interrupts.signals]
+    threads = threading.active_count()
+    with Interrupts(on_first=lambda name: None, before_abort=lambda: None) as interrupts:
+        assert signal.getsignal(signal.SIGINT) != before[0]
+        assert interrupts.exit_code == 0
+        assert not interrupts.requested
+    assert [signal.getsignal(number) for number in Interrupts.signals] == before
+    assert threading.active_count() == threads
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+BUSY = """
+import hashlib, sys
+from jaxrl.cli import terminal
+terminal.GRACE_S = 0.2
+
+class Deaf:
+    def __del__(self):
+        print("ready", flush=True)
+        hashlib.pbkdf2_hmac("sha256", b"x", b"y", 1_000_000)  # what is raised after it is lost
+
+with terminal.{how}():
+    deaf = Deaf()
+    del deaf
+    hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2_000_000_000)  # a quarter of an hour
+"""
+
+
+@pytest.mark.parametrize("how", ["ExitOnInterrupt", "RaiseOnInterrupt"])
+def test_ctrl_c_ends_a_command_that_is_in_c_or_loses_it(how: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY.format(how=how)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("interrupted\n")
+    if how == "ExitOnInterrupt":
+        assert err == "interrupted\n"
+
+
+def test_a_command_is_told_of_ctrl_c_by_an_exception() -> None:
+    with pytest.raises(KeyboardInterrupt), RaiseOnInterrupt():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts(on_first=lambda name: None, before_abort=lambda: None) as interrupts:
+            signal.raise_signal(signal.SIGHUP)
+            time.sleep(0.1)
+            assert not interrupts.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# --- commands ---
+
+
+def make_program(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a virtual environment that is not active; another jaxrl is on the path."""
+    monkeypatch.setenv("PATH", str(make_program(tmp_path / "other" / "jaxrl").parent))
+    folder = tmp_path / "a project"
+    called = make_program(folder / ".venv" / "bin" / "jaxrl")
+    monkeypatch.setattr(sys, "argv", [str(called)])
+    monkeypatch.setattr(sys, "executable", str(make_program(called.with_name("python"))))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_program_off_the_path_is_named_by_its_file(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert format_command("resume", Path("a b")) == ".venv/bin/jaxrl resume 'a b'"
+    monkeypatch.chdir(venv.parent)
+    assert format_command("resume", "x") == "'a project/.venv/bin/jaxrl' resume x"
+    monkeypatch.chdir("/")
+    assert format_command("resume", "x").endswith("a project/.venv/bin/jaxrl' resume x")
+    monkeypatch.chdir(venv / ".venv" / "bin")
+    assert format_command("resume", "x") == "./jaxrl resume x"
+
+
+def test_a_program_on_the_path_has_its_name(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(venv / ".venv" / "bin"))
+    assert format_command("list", "envs") == "jaxrl list envs"
+    monkeypatch.setattr(sys, "argv", [str(venv / "jaxrl" / "__main__.py")])
+    assert format_command("list", "envs") == "python -m jaxrl list envs"
+
+
+def test_a_module_is_called_by_its_python(venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(venv / "jaxrl" / "__main__.py")])
+    assert format_command("list", "envs") == ".venv/bin/python -m jaxrl list envs"
+
+
+def test_in_a_program_of_the_users_it_is_the_command(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert format_command("evaluate", "x") == "jaxrl evaluate x"
