@@ -8,8 +8,10 @@ import pytest
 
 import jaxrl
 from jaxrl.callbacks import Callbacks
+from jaxrl.compat.rllib import connectors as pieces
 from jaxrl.compat.rllib.imports import ALGORITHM_ADVICE, RLLIB_ALGORITHMS
 from jaxrl.config.registry import get_algorithm_config
+from jaxrl.connectors import FrameStacking, SingleAgentObservationPreprocessor
 from jaxrl.core.types import Columns
 from jaxrl.envs.context import EnvContext
 from jaxrl.episodes import MultiAgentEpisode
@@ -27,6 +29,17 @@ FOUND = {
     "algorithms.simple_q.simple_q:SimpleQConfig": jaxrl.SimpleQConfig,
     "algorithms:PPOConfig": jaxrl.PPOConfig,
     "callbacks.callbacks:RLlibCallback": Callbacks,
+    "connectors.env_to_module.frame_stacking:FrameStackingEnvToModule": FrameStacking,
+    "connectors.env_to_module.observation_preprocessor:SingleAgentObservationPreprocessor": (
+        SingleAgentObservationPreprocessor
+    ),
+    "connectors.env_to_module:FrameStackingEnvToModule": FrameStacking,
+    "connectors.env_to_module:WriteObservationsToEpisodes": pieces.WriteObservationsToEpisodes,
+    "connectors.learner.frame_stacking:FrameStackingLearner": pieces.FrameStackingLearner,
+    "connectors.learner:AddColumnsFromEpisodesToTrainBatch": (
+        pieces.AddColumnsFromEpisodesToTrainBatch
+    ),
+    "connectors.module_to_env:GetActions": pieces.GetActions,
     "core.columns:Columns": Columns,
     "core.rl_module:RLModule": jaxrl.RLModule,
     "core.rl_module.multi_rl_module:MultiRLModuleSpec": jaxrl.MultiRLModuleSpec,
@@ -54,6 +67,11 @@ MISSING = {
     "algorithms.maml:MAMLConfig": "use_lstm",
     "algorithms.mbmpo:MBMPOConfig": "use_lstm",
     "algorithms.slateq:SlateQConfig": "MultiDiscrete",
+    "connectors.connector_v2:ConnectorV2": "subclass ObservationConnector",
+    "connectors.env_to_module:EnvToModulePipeline": "list of connectors",
+    "connectors.learner:AddInfosFromEpisodesToTrainBatch": "infos are not recorded",
+    "connectors.learner:GeneralAdvantageEstimation": "the learner computes it",
+    "connectors.module_to_env:NormalizeAndClipActions": "normalize_actions",
     "env.multi_agent_env_runner:MultiAgentEnvRunner": "subclass jaxrl.envs.MultiAgentEnv, which is",
     "models.torch.torch_modelv2:TorchModelV2": r"rl_module\(network=...\)",
     "policy.sample_batch:SampleBatch": "a dictionary of arrays",

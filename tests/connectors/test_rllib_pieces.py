@@ -252,36 +252,3 @@ def test_a_fresh_pipeline_may_be_returned() -> None:
 def test_what_does_not_fit_is_one_sentence(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build(**settings)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("connector_v2.ConnectorV2", "subclass ObservationConnector"),
-        ("env_to_module.EnvToModulePipeline", "list of connectors"),
-        ("learner.GeneralAdvantageEstimation", "the learner computes it"),
-        ("learner.AddInfosFromEpisodesToTrainBatch", "infos are not recorded"),
-        ("module_to_env.NormalizeAndClipActions", "normalize_actions"),
-    ],
-)
-def test_pieces_without_a_counterpart_say_what_to_write(name: str, words: str) -> None:
-    module, _, piece = name.rpartition(".")
-    with pytest.raises(ImportError, match=words):
-        exec(f"from jaxrl.connectors.{module} import {piece}")
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "env_to_module:FrameStackingEnvToModule",
-        "env_to_module.frame_stacking:FrameStackingEnvToModule",
-        "env_to_module.observation_preprocessor:SingleAgentObservationPreprocessor",
-        "env_to_module:WriteObservationsToEpisodes",
-        "learner.frame_stacking:FrameStackingLearner",
-        "learner:AddColumnsFromEpisodesToTrainBatch",
-        "module_to_env:GetActions",
-    ],
-)
-def test_pieces_are_imported_from_rllibs_paths(path: str) -> None:
-    module, name = path.split(":")
-    exec(f"from jaxrl.connectors.{module} import {name}")
