@@ -62,7 +62,7 @@ from jaxrl.policy.opponents import OpponentMethods
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.recording import RecordingMethods
 from jaxrl.policy.requests import check_names, read_input_dict
-from jaxrl.policy.weight_methods import attach_policies, attach_writer, find_rllib_weights
+from jaxrl.policy.weight_methods import attach_policies, attach_writer
 from jaxrl.run_parts import OwnRunParts, RunParts
 from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 from jaxrl.runners.counts import DATA, check_data
@@ -945,7 +945,8 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         Raises:
             CheckpointError: If the state does not fit; nothing is changed.
         """
-        if (weights := find_rllib_weights(state)) is not None:
+        if isinstance(state, Mapping) and "learner_group" in state:
+            weights = load("rllib.modules").read_weights(state)
             self.set_weights(weights)
             return
         host.check_state(state)

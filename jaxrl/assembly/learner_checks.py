@@ -40,13 +40,16 @@ def check_learner(runner: TrainStep) -> None:
         LossError: If the learner cannot be traced, or overrides a method of RLlib's that is never
             called.
     """
-    _refuse_rllib_methods(runner.learner)
+    is_users = lookup.is_defined_by_user(type(runner.learner))
+    if is_users:
+        lookup.load("rllib.attributes").refuse_learner_methods(runner.learner)
     try:
         jax.eval_shape(_make_blank_run(runner), jax.random.key(0))
     except JaxrlError:
         raise
     except TRACING_ERRORS as error:
-        _explain_rllib_method(error, runner.learner)
+        if is_users:
+            lookup.load("rllib.attributes").explain_learner_method(error, runner.learner)
         raise LossError(
             f"learner_class={type(runner.learner).__name__} cannot be traced by jax.jit "
             f"({summarize_exception(error)}){locate_in_user_code(error)}."
@@ -65,27 +68,6 @@ def check_learner_class(config: "AlgorithmConfig") -> None:
             f"learner_class must be a subclass of {own.__module__}.{own.__name__}, the Learner of "
             f"{config.algo_name}, got {getattr(given, '__name__', given)}."
         )
-
-
-def _refuse_rllib_methods(learner: object) -> None:
-    """Raise if a user's learner defines a method that RLlib calls."""
-    if not lookup.is_defined_by_user(type(learner)):
-        return
-    for name, advice in lookup.load("rllib.attributes").METHOD_ADVICE["learner"].items():
-        if hasattr(type(learner), name):
-            owner = type(learner).__name__
-            raise LossError(f"{owner}.{name} is never called here: {advice}.")
-
-
-def _explain_rllib_method(error: BaseException, learner: object) -> None:
-    """Raise with advice if an error is that a method of RLlib's learners does not exist."""
-    if isinstance(error, AttributeError) and type(error.obj) is type(learner):
-        advice = lookup.load("rllib.attributes").METHOD_ADVICE["learner"].get(error.name)
-        if advice is not None:
-            raise LossError(
-                f"{type(learner).__name__} has no '{error.name}': {advice}"
-                f"{locate_in_user_code(error)}."
-            ) from error
 
 
 def _make_blank_run(runner: TrainStep) -> Callable[[Key], PyTree]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.core.types import PyTree
-from jaxrl.errors import ConfigError
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
@@ -133,28 +132,3 @@ class RunPolicies(Mapping[str, "Policy"]):
 
     def __len__(self) -> int:
         return len(list_modules(self._run.state))
-
-
-def find_rllib_weights(state: Mapping[str, Any]) -> Mapping[str, PyTree] | None:
-    """Return the parameters in a state of RLlib's form, None if it has another form.
-
-    That is `{"learner_group": {"learner": {"rl_module": {module_id: parameters}}}}`.
-
-    Raises:
-        ConfigError: If it has more than parameters.
-    """
-    if (
-        not isinstance(state, Mapping) or "learner_group" not in state
-    ):  # of a user, it may be anything
-        return None
-    inner: object = state
-    path = ("learner_group", "learner", "rl_module")
-    for i, name in enumerate(path):
-        if not isinstance(inner, Mapping) or set(inner) != {name}:
-            found = ", ".join(map(str, inner)) if isinstance(inner, Mapping) else repr(inner)
-            raise ConfigError(
-                f"set_state takes the parameters of modules at {'/'.join(path)} in RLlib's form, "
-                f"got {found} in the place of {'/'.join(path[: i + 1])}: leave the rest out."
-            )
-        inner = inner[name]
-    return cast("Mapping[str, PyTree]", inner)

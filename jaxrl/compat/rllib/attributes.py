@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from jaxrl.callbacks import HOOKS
 from jaxrl.compat.libraries import ATTRIBUTE_COUNTERPARTS, make_unknown_method_error
 from jaxrl.compat.lookup import is_defined_by_user
-from jaxrl.errors import ConfigError, ModuleError
+from jaxrl.errors import ConfigError, LossError, ModuleError, locate_in_user_code
 from jaxrl.metrics import DEFAULT_MODULE
 
 RENAMED_CONFIG_METHODS: Mapping[str, str] = {
@@ -344,6 +344,33 @@ def refuse_uncalled_methods(cls: type) -> None:
                 f"{cls.__name__} overrides {name}(), which is not called here: "
                 f"{METHOD_ADVICE['algorithm'][name]}."
             )
+
+
+def refuse_learner_methods(learner: object) -> None:
+    """Raise if a user's learner defines a method that RLlib calls.
+
+    Raises:
+        LossError: If it does; the message says what to write instead.
+    """
+    for name, advice in METHOD_ADVICE["learner"].items():
+        if hasattr(type(learner), name):
+            owner = type(learner).__name__
+            raise LossError(f"{owner}.{name} is never called here: {advice}.")
+
+
+def explain_learner_method(error: BaseException, learner: object) -> None:
+    """Raise with advice if an error is that a learner has no method of RLlib's learners.
+
+    Raises:
+        LossError: If it is.
+    """
+    if isinstance(error, AttributeError) and type(error.obj) is type(learner):
+        advice = METHOD_ADVICE["learner"].get(error.name or "")
+        if advice is not None:
+            raise LossError(
+                f"{type(learner).__name__} has no '{error.name}': {advice}"
+                f"{locate_in_user_code(error)}."
+            ) from error
 
 
 _GUIDE = "see the guide Custom modules"

@@ -526,3 +526,24 @@ class ModelView(RLlibNames):
     def get_initial_state(self) -> PyTree:
         """Return the recurrent state at an episode's start, without a batch axis; [] without one."""
         return self._bound.get_initial_state() or []
+
+
+def read_weights(state: Mapping[str, Any]) -> Mapping[str, PyTree]:
+    """Return the parameters of modules in a state of RLlib's form.
+
+    That is `{"learner_group": {"learner": {"rl_module": {module_id: parameters}}}}`.
+
+    Raises:
+        ConfigError: If it has more than parameters.
+    """
+    inner: object = state
+    path = ("learner_group", "learner", "rl_module")
+    for i, name in enumerate(path):
+        if not isinstance(inner, Mapping) or set(inner) != {name}:
+            found = ", ".join(map(str, inner)) if isinstance(inner, Mapping) else repr(inner)
+            raise ConfigError(
+                f"set_state takes the parameters of modules at {'/'.join(path)} in RLlib's form, "
+                f"got {found} in the place of {'/'.join(path[: i + 1])}: leave the rest out."
+            )
+        inner = inner[name]
+    return cast("Mapping[str, PyTree]", inner)
