@@ -1,13 +1,14 @@
 """Displays of a running experiment: a live panel on a terminal or in a notebook, plain lines elsewhere."""
 
+import abc
 import dataclasses
+import functools
 import importlib
 import io
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -58,6 +59,12 @@ class StopProgress:
     target: float
     fraction: float | None
     eta_s: float | None
+
+    def format_time_left(self) -> str:
+        """Format the time left: `1:05 left`; empty if it is unknown or the target is reached."""
+        if not self.eta_s or self.fraction is None or self.fraction >= 1.0:
+            return ""
+        return f"{text.format_duration(self.eta_s)} left"
 
 
 class RunStatus:
@@ -191,33 +198,53 @@ def _is_count(name: str) -> bool:
 # --- displays ---
 
 
-class Display(Protocol):
-    """Display of a run, entered as a context manager for the duration of the run."""
+class Display(abc.ABC):
+    """Display of a run, entered as a context manager for the duration of the run.
 
+    Args:
+        title: Title, such as "PPO on CartPole-v1".
+        stop: Stop criterion, for the progress bar.
+        console: Console to draw on.
+        describe_devices: Function that describes the devices in use; called at every redraw.
+        clock: Function that returns seconds since an arbitrary origin.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        stop: Mapping[str, Any],
+        *,
+        console: Console,
+        describe_devices: Callable[[], str] = str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.status = RunStatus(stop, clock)
+        self._title, self._console = title, console
+        self._device, self._clock = describe_devices, clock
+
+    @abc.abstractmethod
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    @abc.abstractmethod
+    def __exit__(self, *error: object) -> None: ...
 
     def set_phase(self, name: str) -> None:
         """Set the current phase: building, compiling, training, evaluating or saving."""
-        ...
+        self.status.set_phase(name)
 
     def resume_from(self, result: results.Result) -> None:
         """Show the latest result of a restored run; it is empty for a new run."""
-        ...
+        self.status.resume_from(result)
 
     def update(self, result: results.Result) -> None:
         """Show the result of an iteration."""
-        ...
+        self.status.update(result)
 
     def print_message(self, message: str) -> None:
-        """Print a line that stays on screen."""
-        ...
+        """Print a line that stays on screen, on a terminal without a break within a word."""
+        console = self._console
+        rows = wrap_line(message, console.width) if console.is_terminal else [message]
+        console.print("\n".join(rows), markup=False, highlight=False, soft_wrap=True)
 
 
 def open_display(
@@ -241,38 +268,17 @@ def open_display(
     return PlainDisplay(title, stop, console=console, describe_devices=describe_devices)
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """Display of at most one line every two seconds, plus one per evaluation and a final one."""
 
-    def __init__(
-        self,
-        title: str,
-        stop: Mapping[str, Any],
-        *,
-        console: Console,
-        describe_devices: Callable[[], str] = str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.status = RunStatus(stop, clock)
-        self._title, self._console, self._device, self._clock = (
-            title,
-            console,
-            describe_devices,
-            clock,
-        )
-        self._printed_at = float("-inf")
-        self._is_waiting = False
+    _printed_at = float("-inf")
+    _is_waiting = False
 
     def __enter__(self) -> Self:
         self.print_message(self._title)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.flush()
 
     def set_phase(self, name: str) -> None:
@@ -281,15 +287,13 @@ class PlainDisplay:
         if name == "compiling" and self.status.phase != "compiling":
             device = self._device()
             self.print_message("compiling" + (f" for {device}" if device else "") + " ...")
-        self.status.set_phase(name)
-
-    def resume_from(self, result: results.Result) -> None:
-        self.status.resume_from(result)
+        super().set_phase(name)
 
     def update(self, result: results.Result) -> None:
-        self.status.update(result)
+        super().update(result)
         self._is_waiting = True
-        if results.get_new_evaluation(result) or self._is_due():
+        is_due = self._clock() - self._printed_at >= _PLAIN_INTERVAL_S
+        if results.get_new_evaluation(result) or is_due:
             self._printed_at = self._clock()
             self.flush()
 
@@ -300,66 +304,34 @@ class PlainDisplay:
             line = text.format_line(self.status.result, self.status.steps_per_s)
             self.print_message(line + self._format_remaining())
 
-    def print_message(self, message: str) -> None:
-        _print(self._console, message)
-
-    def _is_due(self) -> bool:
-        return self._clock() - self._printed_at >= _PLAIN_INTERVAL_S
-
     def _format_remaining(self) -> str:
         progress = self.status.compute_progress()
         if progress is None or progress.fraction is None:
             return ""
-        time_left = (
-            f", {text.format_duration(progress.eta_s)} left"
-            if progress.eta_s and progress.fraction < 1.0
-            else ""
-        )
-        return f"  {progress.fraction:.0%}{time_left}"
+        left = progress.format_time_left()
+        return f"  {progress.fraction:.0%}" + (f", {left}" if left else "")
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """Panel that is redrawn four times a second, even while XLA compiles."""
 
-    def __init__(
-        self,
-        title: str,
-        stop: Mapping[str, Any],
-        *,
-        console: Console,
-        describe_devices: Callable[[], str] = str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.status = RunStatus(stop, clock)
-        self._title, self._console, self._device = title, console, describe_devices
-        self._spinner = Spinner("dots")
-        self._ended = False
-        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
+    _ended = False
+
+    @functools.cached_property
+    def _spinner(self) -> Spinner:
+        return Spinner("dots")
+
+    @functools.cached_property
+    def _live(self) -> Live:
+        return Live(console=self._console, get_renderable=self.render, refresh_per_second=4)
 
     def __enter__(self) -> Self:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended = True
         self._live.stop()
-
-    def set_phase(self, name: str) -> None:
-        self.status.set_phase(name)
-
-    def resume_from(self, result: results.Result) -> None:
-        self.status.resume_from(result)
-
-    def update(self, result: results.Result) -> None:
-        self.status.update(result)
-
-    def print_message(self, message: str) -> None:
-        _print(self._console, message)
 
     def render(self) -> RenderableType:
         """Render the panel in its current state."""
@@ -397,16 +369,12 @@ class LiveDisplay:
         label = f"{progress.name} {text.format_number(progress.value)} of {text.format_number(progress.target)}"
         if progress.fraction is None:
             return [Text(label, style="dim")]
-        eta = (
-            f"  {text.format_duration(progress.eta_s)} left"
-            if progress.eta_s and progress.fraction < 1.0
-            else ""
-        )
         grid = Table.grid(padding=(0, 2))
         grid.add_column(width=24)
         grid.add_column()
         bar = ProgressBar(total=1.0, completed=progress.fraction, width=24)
-        grid.add_row(bar, Text(f"{progress.fraction:4.0%}{eta}"))
+        left = progress.format_time_left()
+        grid.add_row(bar, Text(f"{progress.fraction:4.0%}" + (f"  {left}" if left else "")))
         return [grid, Text(label, style="dim")]
 
     def _render_rows(self) -> list[tuple[str, RenderableType]]:
@@ -529,9 +497,3 @@ class NotebookDisplay:
             ipython.display(page, raw=True, display_id=self._output[1])
         else:
             ipython.update_display(page, raw=True, display_id=self._output[1])
-
-
-def _print(console: Console, line: str) -> None:
-    """Print a line, on a terminal without a break within a word."""
-    rows = wrap_line(line, console.width) if console.is_terminal else [line]
-    console.print("\n".join(rows), markup=False, highlight=False, soft_wrap=True)
