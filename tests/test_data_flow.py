@@ -97,6 +97,25 @@ def test_the_pieces_are_the_built_in_step(
         assert sampled == pytest.approx(want, nan_ok=True)
 
 
+@pytest.mark.parametrize("algo", ["PPO", pytest.param("DQN", marks=pytest.mark.slow)])
+def test_the_pieces_are_the_built_in_step_of_several_agents(algo: str) -> None:
+    classes = (OnPolicy, OnPolicyFlow) if algo == "PPO" else (Buffered, BufferedFlow)
+    states = []
+    for algo_class in (None, *classes):
+        config = make(algo_class, algo)
+        config.environment("MultiAgentCartPole-v0", env_config={"num_agents": 2})
+        config.multi_agent(
+            policies={"p0", "p1"},
+            policy_mapping_fn=lambda agent_id, *args, **kwargs: f"p{agent_id}",
+        )
+        with config.build() as algorithm:
+            results = [algorithm.train() for _ in range(3)]
+            states.append(algorithm.get_state()["train_state"])
+        assert results[-1]["learners"]["p1"]["grad_norm"] > 0
+    for state in states[1:]:
+        assert_equal(state, states[0])
+
+
 @pytest.mark.slow
 def test_two_devices_equal_one() -> None:
     states = []

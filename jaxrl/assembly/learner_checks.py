@@ -100,7 +100,10 @@ def _train_on_blank_batch(runner: TrainStep, key: Key) -> Metrics:
         env_index=jnp.arange(envs, dtype=jnp.int32),
         num_env_steps=jnp.asarray(runner.batch_steps, jnp.uint32),
     )
-    return runner.train_step(state, data)[1]
+    received, batch = runner.receive(state, data)
+    if runner.has_buffer:
+        received = runner.add_to_buffer(received, batch)
+    return runner.update(received, batch)[1]
 
 
 def replace_per_lane(runner: TrainStep) -> TrainStep:

@@ -16,6 +16,7 @@ from jaxrl.assembly.assemble import (
     make_train_step_fields,
     with_sequences,
 )
+from jaxrl.assembly.compiled_step import get_compiled_step
 from jaxrl.assembly.offline import count_recorded_batches
 from jaxrl.assembly.opponents import check_drawn_spaces, make_opponent_pool
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
@@ -40,7 +41,7 @@ from jaxrl.learners.fixed import FixedLearner
 from jaxrl.modules.actor_critic import CentralCriticModule
 from jaxrl.training.agent_rows import AgentRows, make_sharing_matrix
 from jaxrl.training.agent_views import AgentView, CriticInputs
-from jaxrl.training.multi_agent import MultiAgentRunner
+from jaxrl.training.in_graph import MultiAgentRunner
 from jaxrl.training.multi_learning import MultiLearning, MultiTrainStep
 from jaxrl.training.multi_rollout import MultiPolicyStep
 from jaxrl.training.opponents import OpponentPool
@@ -239,6 +240,8 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
         runner = MultiAgentRunner(
             rollout_worker=policy_step.with_envs(vector, for_training=True),
             explore=config.env_runners_settings.explore,
+            broadcast_interval=config.training_settings.weights_interval,
+            own_step=get_compiled_step(config),
             max_recorded_batches=count_recorded_batches(
                 config,
                 [
@@ -255,6 +258,7 @@ def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
         policy_step=cast("Any", policy_step),
         plan=plan,
         train_step=cast("Any", runner),
+        compiled_step=get_compiled_step(config),
         modules=modules,
         agent_rows=rows,
         views=views,

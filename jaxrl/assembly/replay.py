@@ -27,7 +27,7 @@ from jaxrl.errors import ConfigError, summarize_exception
 from jaxrl.modules.encoder_module import EncoderModule
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.ops.schedules import Schedule
-from jaxrl.training.data_flow import keep_behaviour
+from jaxrl.training.data_flow import keep_behaviour, take_behaviour
 from jaxrl.training.rollout import PolicyStep
 from jaxrl.training.train_state import TrainState
 
@@ -323,8 +323,8 @@ def select_expected_state(
             weights that act may differ from the learner's.
     """
     if has_own_step and assembly.is_in_graph and assembly.compiled_step is None:
-        is_kept = any(name.startswith("behaviour.") for name in leaves)
-        state = keep_behaviour(replace(state, behaviour=None), is_kept=is_kept)
+        is_kept = any("behaviour" in name.split(".")[:3] for name in leaves)
+        state = keep_behaviour(take_behaviour(state, None), is_kept=is_kept)
     return _drop_missing_buffers(assembly, state, leaves, "")
 
 

@@ -307,11 +307,6 @@ def _check_agents(config: "AlgorithmConfig") -> None:
     environment, settings = config.environment_settings, config.multi_agent_settings
     made = make_agents_env(environment, settings)
     check_supported(config, "compiled" if isinstance(made, MadeMultiEnv) else "host")
-    if getattr(config.algo_class, "compiled_training_step", None) is not None:
-        raise ConfigError(
-            "An own compiled_training_step has the rows of a single module, but the environment has "
-            "several agents: leave it out."
-        )
     agents = resolve_agents(environment, settings, made)
     check_module_ids(settings, config.rl_module_settings.rl_module_spec, agents)
     is_shared = any(

@@ -45,7 +45,6 @@ class DispatchedDataFlow:
         self._started = 0.0
         self._latest_metrics: Mapping[str, float] = {}
         self._has_sampled = False
-        self._has_several_agents = config.is_multi_agent
         self.only_updated = False
         """True if the steps that were added last are updates alone."""
 
@@ -105,11 +104,6 @@ class DispatchedDataFlow:
 
     def _begin(self) -> LearnerSteps:
         """Return the learners' steps, with the clock started."""
-        if self._has_several_agents:
-            raise ConfigError(
-                "A training_step that calls sample(), update() or sync_weights() itself has the rows "
-                "of a single module, but this run has several agents: call super().training_step()."
-            )
         interval = self._config.training_settings.weights_interval
         if interval > 1:
             raise ConfigError(

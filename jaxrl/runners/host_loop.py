@@ -26,6 +26,7 @@ from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.protocols import EnvRunnerGroup, Fill, count_steps_left
 from jaxrl.runners.recording import OUTPUT_SECONDS, Recorder, restore_recording
 from jaxrl.runtime.program import Program
+from jaxrl.training.data_flow import take_behaviour
 from jaxrl.training.report import DispatchResult, IterationTotals, TrainReport, merge_results
 from jaxrl.training.train_state import TrainState
 
@@ -296,7 +297,7 @@ class HostLoop:
         acting = self._outdated_weights
         own = self._learners.user_buffer if self._saves_buffer else None
         return replace(
-            state,
+            take_behaviour(state, None),
             env=self.runners.get_state(),
             behaviour=None if acting is None else acting.actor,
             buffer=state.buffer if own is None else own.get_state() or (),

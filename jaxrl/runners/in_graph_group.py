@@ -20,7 +20,7 @@ from jaxrl.runners.ahead import MAX_COPY_BYTES, Pace, Window
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LocalLearnerGroup
 from jaxrl.runtime.program import Program
-from jaxrl.training.batch_loop import MAX_REPORT_ROWS
+from jaxrl.training.in_graph import MAX_REPORT_ROWS
 from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.report import TrainReport
 from jaxrl.training.sharding import RunnerPrograms, make_runner_programs

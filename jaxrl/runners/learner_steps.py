@@ -9,6 +9,7 @@ from jaxrl.runners.batches import to_devices
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.host_replay import HostMemory
 from jaxrl.runtime.program import Program
+from jaxrl.training.data_flow import take_behaviour
 from jaxrl.training.report import StepReports, TrainReport
 from jaxrl.training.step_programs import StepPrograms
 from jaxrl.training.train_state import RolloutBatch, TrainState
@@ -110,7 +111,7 @@ class LocalLearnerSteps:
         return StepReports(rows=(row,))
 
     def release_behaviour(self) -> None:
-        self._set_state(replace(self._get_state(), behaviour=None))
+        self._set_state(take_behaviour(self._get_state(), None))
 
 
 class HostMemorySteps(LocalLearnerSteps):

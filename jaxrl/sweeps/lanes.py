@@ -24,8 +24,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, Keys, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.runtime.program import Program
-from jaxrl.training.in_graph import InGraphRunner
-from jaxrl.training.multi_agent import MultiAgentRunner
+from jaxrl.training.in_graph import InGraphRunner, MultiAgentRunner
 from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.train_state import Summary, TrainState
 

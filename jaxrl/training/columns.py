@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import PyTree
-from jaxrl.training.multi_learning import MultiTrainStep, get_multi_rollout
+from jaxrl.training.multi_learning import MultiTrainStep
 from jaxrl.training.train_state import RolloutBatch, TrainState
 from jaxrl.training.train_step import TrainStep
 
@@ -42,8 +42,7 @@ def scatter_per_env(
 
 def _split_batch(runner: MultiTrainStep, data: RolloutBatch) -> dict[str, RolloutBatch]:
     """Return the batch of each module."""
-    recorded = get_multi_rollout(data)
-    return {m: runner.make_batch(m, recorded, data.env_index) for m in runner.steps}
+    return {m: runner.make_batch(m, data) for m in runner.steps}
 
 
 def gather_columns(runner: TrainStep, state: TrainState, data: RolloutBatch) -> TrainState:

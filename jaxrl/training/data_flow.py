@@ -1,34 +1,21 @@
-"""Training steps of one's own: sample, add to a buffer, update and synchronize weights.
+"""Training steps: sample, add to a buffer, update and synchronize weights.
 
 The same steps are pure functions inside the compiled program (`TracedDataFlow`) and programs of
 their own outside of it (`runners.data_flow`).
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Metrics, Progress, PyTree
+from jaxrl.core.types import Progress, PyTree
 from jaxrl.errors import ConfigError
-from jaxrl.training.replay_updates import PresampledBatches
-from jaxrl.training.train_state import (
-    RolloutBatch,
-    Summary,
-    TrainState,
-    add_sampled,
-    add_updates,
-    count_updates_between,
-    empty_summary,
-)
-
-if TYPE_CHECKING:
-    from jaxrl.training.in_graph import InGraphRunner
-    from jaxrl.training.train_step import TrainStep
+from jaxrl.learners.gradients import select
+from jaxrl.training.train_state import RolloutBatch, Summary, TrainState
 
 
 class DataFlow(Protocol):
@@ -78,32 +65,93 @@ CompiledStep: TypeAlias = Callable[[DataFlow], None]
 """Training step as a function of the flow alone, which can be part of the compiled program."""
 
 
-def check_use(train_step: "TrainStep", call: str, batch: object, num_updates: int | None) -> None:
+BatchUse = Literal["required", "optional", "none"]
+
+
+class Learning(Protocol):
+    """Pure functions that a training step consists of, for one module or for several.
+
+    Attributes:
+        samples: Whether rows come from environments; if not, all are recorded.
+        has_buffer: Whether updates draw from a buffer.
+        batch_use: Whether an update needs the batch that was sampled, may be given it, or draws from a
+            buffer alone.
+    """
+
+    @property
+    def samples(self) -> bool: ...
+
+    @property
+    def has_buffer(self) -> bool: ...
+
+    @property
+    def batch_use(self) -> BatchUse: ...
+
+    @property
+    def learner_name(self) -> str:
+        """Name of the learner in messages."""
+        ...
+
+    @property
+    def has_replay(self) -> bool:
+        """True if gradient steps draw rows from a replay buffer."""
+        ...
+
+    def receive(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, Any]:
+        """Add a recorded batch to statistics, episodes and counters; return the batch to learn from."""
+        ...
+
+    def add_to_buffer(self, state: TrainState, batch: Any) -> TrainState:
+        """Add a received batch to the buffer."""
+        ...
+
+    def update(
+        self, state: TrainState, batch: Any, num_updates: int | None = None
+    ) -> tuple[TrainState, PyTree]:
+        """Update the learner from a received batch, or from its buffer; return the metrics, too."""
+        ...
+
+    def make_empty_summary(self, state: TrainState) -> Summary:
+        """Return the summary of nothing, without metrics."""
+        ...
+
+    def add_sampled(self, summary: Summary, data: RolloutBatch) -> Summary:
+        """Return a summary with the episodes and steps of one more recorded batch."""
+        ...
+
+    def add_updates(
+        self, summary: Summary, before: TrainState, after: TrainState, metrics: PyTree
+    ) -> Summary:
+        """Return a summary with the metrics of the updates between two states."""
+        ...
+
+
+def check_use(learning: Learning, call: str, batch: object, num_updates: int | None) -> None:
     """Check the arguments of `add_to_buffer` or `update`.
 
     Raises:
         ConfigError: If the algorithm has no use for them, or needs others.
     """
-    name = type(train_step.learner).__name__
+    name = learning.learner_name
     if call == "add_to_buffer":
-        if not train_step.has_buffer:
+        if not learning.has_buffer:
             raise ConfigError(
                 f"add_to_buffer() needs an algorithm with a buffer, and {name} learns from each "
                 "batch as it was sampled: call update(batch)."
             )
         return
-    if train_step.has_buffer and batch is not None:
+    if learning.batch_use == "none" and batch is not None:
         raise ConfigError(
             f"update(batch) cannot be used with {name}, which draws from its buffer: call "
             "add_to_buffer(batch), then update() without a batch."
         )
-    if not train_step.has_buffer and batch is None:
+    if learning.batch_use == "required" and batch is None:
         raise ConfigError(
             f"update() of {name} needs a batch to learn from: update(sample()), for example."
         )
     if num_updates is None:
         return
-    if train_step.replay is None:
+    if not learning.has_replay:
         raise ConfigError(
             f"num_updates={num_updates!r} counts gradient steps on rows of a replay buffer, and "
             f"{name} has none; num_epochs and minibatch_size set its updates, and update(batch) "
@@ -114,59 +162,40 @@ def check_use(train_step: "TrainStep", call: str, batch: object, num_updates: in
         raise ConfigError(f"num_updates must be a whole number from 1 on, got {num_updates!r}.")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class StepFunctions:
-    """Steps of a training step as pure functions of the state.
-
-    Each also returns a summary of what it did.
-    """
-
-    train_step: "TrainStep"
-
-    def receive(
-        self, state: TrainState, data: RolloutBatch
-    ) -> tuple[TrainState, RolloutBatch, Summary]:
-        """Receive a batch that host runners recorded."""
-        state, batch = self.train_step.receive(state, data)
-        return state, batch, add_sampled(_empty_summary(state), data)
-
-    def sample(self, state: TrainState) -> tuple[TrainState, RolloutBatch, Summary]:
-        """Step the environments of a compiled program for one batch, and receive it."""
-        runner: InGraphRunner = self.train_step  # pyright: ignore[reportAssignmentType]
-        return self.receive(*runner.collect(state))
-
-    def add_to_buffer(self, state: TrainState, batch: RolloutBatch) -> TrainState:
-        """Add a received batch to the buffer."""
-        return self.train_step.add_to_buffer(state, batch)
-
-    def update(
-        self, state: TrainState, batch: RolloutBatch | None, num_updates: int | None = None
-    ) -> tuple[TrainState, Summary]:
-        """Update the learner; acting keeps its weights until they are synchronized."""
-        after, metrics = self.train_step.update(state, batch, num_updates)
-        return _finish_update(state, after, metrics)
-
-    def update_on_presampled(
-        self, state: TrainState, presampled: PresampledBatches
-    ) -> tuple[TrainState, Summary, PyTree]:
-        """Update the learner from rows that were drawn elsewhere; also return their TD errors."""
-        after, metrics, errors = self.train_step.update_on_presampled(state, presampled)
-        return *_finish_update(state, after, metrics), errors
+def receive_batch(
+    learning: Learning, state: TrainState, data: RolloutBatch
+) -> tuple[TrainState, Any, Summary]:
+    """Receive a recorded batch; also return its summary."""
+    after, batch = learning.receive(state, data)
+    return after, batch, learning.add_sampled(learning.make_empty_summary(state), data)
 
 
-def _finish_update(
-    before: TrainState, after: TrainState, metrics: Metrics
+def update_learner(
+    learning: Learning, state: TrainState, batch: Any, num_updates: int | None = None
+) -> tuple[TrainState, Summary]:
+    """Update the learner, and return a summary; acting keeps its weights until they are synchronized."""
+    after, metrics = learning.update(state, batch, num_updates)
+    return finish_update(learning, state, after, metrics)
+
+
+def finish_update(
+    learning: Learning, before: TrainState, after: TrainState, metrics: PyTree
 ) -> tuple[TrainState, Summary]:
     """Return the state after an update with the weights that act, and the update's summary."""
-    behaviour = before.learner.sgd.params if before.behaviour is None else before.behaviour
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
-    empty = replace(_empty_summary(before), metrics=zeros)
-    summary = add_updates(empty, metrics, count_updates_between(before, after))
-    return replace(after, behaviour=behaviour), summary
+    summary = learning.add_updates(learning.make_empty_summary(before), before, after, metrics)
+    return take_behaviour(after, keep_behaviour(before, is_kept=True)), summary
 
 
-def _empty_summary(state: TrainState) -> Summary:
-    return empty_summary(state.ring.count.shape[0], {})
+def train_on_batch(
+    learning: Learning, state: TrainState, data: RolloutBatch
+) -> tuple[TrainState, Summary]:
+    """Run the training step of every algorithm on a batch that was recorded elsewhere."""
+    received, batch, sampled = receive_batch(learning, state, data)
+    if learning.has_buffer:
+        received = learning.add_to_buffer(received, batch)
+    batch = None if learning.batch_use == "none" else batch
+    after, updated = update_learner(learning, received, batch)
+    return take_behaviour(after, state), sampled.merge(updated).add_train_batch()
 
 
 @pytree
@@ -179,59 +208,85 @@ class TracedDataFlow:
     """Data flow inside the compiled program; its values are traced.
 
     Args:
-        runner: Functions of the run.
+        learning: Functions of a training step.
+        collect: Function that steps the environments for one batch; None if there are none.
         state: State before the training step.
         summary: Summary of what has been done before; None for nothing.
     """
 
     def __init__(
-        self, runner: "InGraphRunner", state: TrainState, summary: Summary | None = None
+        self,
+        learning: Learning,
+        collect: Callable[[TrainState], tuple[TrainState, RolloutBatch]] | None,
+        state: TrainState,
+        summary: Summary | None = None,
     ) -> None:
-        self._functions, self._train_step = StepFunctions(train_step=runner), runner
-        self._state = state
-        self._summary = _empty_summary(state) if summary is None else summary
-        self.has_sampled = self.has_updated = False
+        self._learning, self._collect, self._state = learning, collect, state
+        self._summary = learning.make_empty_summary(state) if summary is None else summary
+        self.has_updated = False
+        self.sampled: list[RolloutBatch] = []
+        """Batches that were sampled, as they were recorded."""
 
     @property
     def progress(self) -> Progress:
         return self._state.progress
 
-    def sample(self) -> RolloutBatch:
-        self.has_sampled = True
-        self._state, batch, summary = self._functions.sample(self._state)
+    def sample(self) -> Any:
+        if self._collect is None:
+            raise ConfigError(
+                "sample() needs environments, and this run learns from recorded data alone: call "
+                "update()."
+            )
+        sampled, data = self._collect(self._state)
+        self.sampled.append(data)
+        self._state, batch, summary = receive_batch(self._learning, sampled, data)
         self._summary = self._summary.merge(summary)
         return batch
 
-    def add_to_buffer(self, batch: RolloutBatch) -> None:
-        check_use(self._train_step, "add_to_buffer", batch, None)
-        self._state = self._functions.add_to_buffer(self._state, batch)
+    def add_to_buffer(self, batch: Any) -> None:
+        check_use(self._learning, "add_to_buffer", batch, None)
+        self._state = self._learning.add_to_buffer(self._state, batch)
 
-    def update(
-        self, batch: RolloutBatch | None = None, *, num_updates: int | None = None
-    ) -> Metrics:
-        check_use(self._train_step, "update", batch, num_updates)
+    def update(self, batch: Any = None, *, num_updates: int | None = None) -> PyTree:
+        check_use(self._learning, "update", batch, num_updates)
         self.has_updated = True
-        self._state, summary = self._functions.update(self._state, batch, num_updates)
+        self._state, summary = update_learner(self._learning, self._state, batch, num_updates)
         self._summary = self._summary.merge(summary)
         return summary.metrics
 
     def sync_weights(self) -> None:
-        self._state = replace(self._state, behaviour=None)
+        self._state = take_behaviour(self._state, None)
+
+    def run_default_step(self, weights_interval: int) -> None:
+        """Run the training step of every algorithm.
+
+        Args:
+            weights_interval: Number of train batches after which acting takes the newest weights.
+        """
+        batch = None if self._collect is None else self.sample()
+        if batch is not None and self._learning.has_buffer:
+            self.add_to_buffer(batch)
+        self.update(None if self._learning.batch_use == "none" else batch)
+        if weights_interval == 1:
+            self.sync_weights()
+            return
+        due = self.progress.train_batches.low % weights_interval == 0
+        newest = keep_behaviour(take_behaviour(self._state, None), is_kept=True)
+        self._state = select(due, newest, self._state)
 
     def repeat(self, times: int | Int[Array, ""], body: "Callable[[TracedDataFlow], None]") -> None:
         def run(carry: _RepeatCarry) -> _RepeatCarry:
-            flow = TracedDataFlow(self._train_step, carry.state, carry.summary)
+            flow = TracedDataFlow(self._learning, self._collect, carry.state, carry.summary)
             body(flow)
-            self.has_sampled |= flow.has_sampled
+            self.sampled += flow.sampled
             self.has_updated |= flow.has_updated
             return _RepeatCarry(state=flow._state, summary=flow._summary)
 
         start = _RepeatCarry(state=self._state, summary=self._summary)
         end = jax.eval_shape(run, start)
-        state = keep_behaviour(self._state, is_kept=end.state.behaviour is not None)
-        is_released = state.behaviour is not None and end.state.behaviour is None
-        names = {name: jnp.zeros(x.shape, x.dtype) for name, x in end.summary.metrics.items()}
-        summary = replace(self._summary, metrics={**names, **self._summary.metrics})
+        state = keep_behaviour(self._state, is_kept=has_behaviour(end.state))
+        is_released = has_behaviour(state) and not has_behaviour(end.state)
+        summary = end.summary.make_zeros().merge(self._summary)
 
         def loop(_: Int[Array, ""], carry: _RepeatCarry) -> _RepeatCarry:
             after = run(carry)
@@ -242,21 +297,42 @@ class TracedDataFlow:
         self._state, self._summary = done.state, done.summary
 
     def finish(self) -> tuple[TrainState, Summary]:
-        """Return the state and the summary after the training step.
+        """Return the state and the summary after the training step, which counts as one train batch.
 
         Raises:
             ConfigError: If it neither sampled nor updated.
         """
-        if not (self.has_sampled or self.has_updated):
+        if not (self.sampled or self.has_updated):
             raise ConfigError(
                 "compiled_training_step() neither sampled nor updated anything, so training would "
                 "never end: call sample(), update(batch) and sync_weights() of its argument."
             )
-        return self._state, replace(self._summary, train_batches=jnp.ones((), jnp.int32))
+        return self._state, self._summary.add_train_batch()
+
+
+def has_behaviour(state: TrainState) -> bool:
+    """Return whether acting has weights of its own, which lag behind the learner's."""
+    return state.behaviour is not None or any(map(has_behaviour, state.modules.values()))
 
 
 def keep_behaviour(state: TrainState, *, is_kept: bool) -> TrainState:
     """Return the state with the weights that act in a field of their own, if they are to be kept."""
-    if not is_kept or state.behaviour is not None:
+    if not is_kept:
         return state
-    return replace(state, behaviour=state.learner.sgd.params)
+    if state.modules:
+        modules = {m: keep_behaviour(own, is_kept=True) for m, own in state.modules.items()}
+        return replace(state, modules=modules)
+    return (
+        state if state.behaviour is not None else replace(state, behaviour=state.learner.sgd.params)
+    )
+
+
+def take_behaviour(state: TrainState, source: TrainState | None) -> TrainState:
+    """Return the state with another's weights that act; None lets its own newest ones act."""
+    if state.modules:
+        modules = {
+            m: take_behaviour(own, None if source is None else source.modules[m])
+            for m, own in state.modules.items()
+        }
+        return replace(state, modules=modules)
+    return replace(state, behaviour=None if source is None else source.behaviour)

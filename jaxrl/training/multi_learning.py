@@ -9,13 +9,14 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, UInt32
 
 from jaxrl.core.keys import RunKeys, split_run_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, strip_weak_types
 from jaxrl.learners.gradients import select
 from jaxrl.training.agent_rows import AgentRows
+from jaxrl.training.data_flow import BatchUse
 from jaxrl.training.episode_stats import (
     AgentStats,
     AgentSums,
@@ -37,9 +38,10 @@ from jaxrl.training.train_state import (
     Summary,
     TrainState,
     add_sampled,
-    add_to_summary,
+    add_updates,
     count_updates_between,
     empty_summary,
+    make_agent_sums,
 )
 from jaxrl.training.train_step import TrainStep
 
@@ -133,66 +135,147 @@ class MultiLearning:
         """Return the inputs of acting of every module."""
         return {m: step.make_actor_state(state.modules[m]) for m, step in self.steps.items()}
 
-    def learn(
-        self, state: TrainState, recorded: MultiRollout, env_index: Int[Array, " B"]
+    @property
+    def samples(self) -> bool:
+        """True: rows come from environments."""
+        return True
+
+    @property
+    def batch_use(self) -> BatchUse:
+        """Whether an update needs the batch that was sampled; with it, modules without rows rest."""
+        has_buffers = all(self.steps[m].has_buffer for m in self.trained)
+        return "optional" if has_buffers else "required"
+
+    @property
+    def has_buffer(self) -> bool:
+        """True if updates of a module that is trained draw from a buffer."""
+        return any(self.steps[m].has_buffer for m in self.trained)
+
+    @property
+    def has_replay(self) -> bool:
+        """True if gradient steps of every module that is trained draw rows from a replay buffer."""
+        return all(self.steps[m].replay is not None for m in self.trained)
+
+    @property
+    def learner_name(self) -> str:
+        """Name of the learner of a module that is trained, in messages."""
+        return self.steps[min(self.trained)].learner_name
+
+    def receive(
+        self, state: TrainState, data: RolloutBatch
+    ) -> tuple[TrainState, dict[str, RolloutBatch]]:
+        """Add a train batch to the counters, episodes and statistics of all modules and around them.
+
+        Args:
+            state: State of the run.
+            data: Train batch whose rollout is a `MultiRollout`.
+
+        Returns:
+            The new state, and the batch of each module to learn from.
+        """
+        modules: dict[str, TrainState] = {}
+        batches: dict[str, RolloutBatch] = {}
+        for m, step in self.steps.items():
+            batches[m] = self.make_batch(m, data)
+            if m in self.trained:
+                modules[m], batches[m] = step.receive(state.modules[m], batches[m])
+            else:
+                modules[m] = _observe(state.modules[m], batches[m])
+        return self._count(replace(state, modules=modules), data), batches
+
+    def add_to_buffer(self, state: TrainState, batch: Mapping[str, RolloutBatch]) -> TrainState:
+        """Add a received batch to the buffers of the modules that have one."""
+        modules = dict(state.modules)
+        for m in self.trained:
+            if not self.steps[m].has_buffer:
+                continue
+            before = state.modules[m]
+            after = self.steps[m].add_to_buffer(before, batch[m])
+            if self.steps[m].circular is not None:
+                # What an empty batch has written is in a slot without uses, which the next one takes.
+                unused = replace(before.buffer, batches=after.buffer.batches)
+                has_rows = self._count_steps(batch[m].rollout.mask) > 0
+                after = replace(after, buffer=select(has_rows, after.buffer, unused))
+            modules[m] = after
+        return replace(state, modules=modules)
+
+    def update(
+        self,
+        state: TrainState,
+        batch: Mapping[str, RolloutBatch] | None,
+        num_updates: int | None = None,
     ) -> tuple[TrainState, ModuleMetrics]:
-        """Train every module on its rows of a train batch.
+        """Update every module that is trained.
+
+        Args:
+            state: State that has received the batch.
+            batch: Received batch of each module, of which those without rows are not updated; None updates
+                all from their buffers.
+            num_updates: Number of gradient steps on rows of replay buffers; None for the configured
+                number.
 
         Returns:
             The next state, and the metrics of the modules that are trained.
         """
         modules: dict[str, TrainState] = {}
         metrics: ModuleMetrics = {}
-        for m in self.steps:
-            data = self.make_batch(m, recorded, env_index)
+        for m, before in state.modules.items():
             if m in self.trained:
-                modules[m], metrics[m] = self._train_module(m, state.modules[m], data)
+                modules[m], metrics[m] = self._update_module(
+                    m, before, None if batch is None else batch[m], num_updates
+                )
             else:
-                modules[m] = _observe(state.modules[m], data)
-        after = replace(state, modules=modules, guard=_merge_guards(modules))
-        return self._count(after, state, recorded, env_index), metrics
+                batches = before.progress.train_batches.add(1)
+                modules[m] = replace(
+                    before, progress=replace(before.progress, train_batches=batches)
+                )
+        updates = sum(
+            (count_updates_between(state.modules[m], modules[m]) for m in self.steps),
+            jnp.zeros((), jnp.uint32),
+        )
+        progress = replace(
+            state.progress,
+            updates=state.progress.updates.add(updates),
+            train_batches=state.progress.train_batches.add(1),
+        )
+        guard = _merge_guards(modules)
+        return replace(state, modules=modules, guard=guard, progress=progress), metrics
 
-    def _train_module(
-        self, m: str, state: TrainState, data: RolloutBatch
+    def _update_module(
+        self, m: str, state: TrainState, batch: RolloutBatch | None, num_updates: int | None
     ) -> tuple[TrainState, Metrics]:
-        """Train a module; one without a row in the batch is not updated.
+        """Update a module; one without a row in the batch is not.
 
         A gradient of zero would still move the parameters of Adam, and a KL of zero the penalty.
         """
         step = self.steps[m]
-        has_rows = self._count_steps(data.rollout.mask) > 0
+        if batch is None:
+            return step.update(state, None, num_updates)
+        has_rows = self._count_steps(batch.rollout.mask) > 0
         if step.replay is not None:
-            received, batch = step.receive(state, data)
-            received = step.add_to_buffer(received, batch)
-            return step.update(received, None, should_update=has_rows)
-        after, metrics = step.train_step(state, data)
-        learner, guard, updates = select(
+            return step.update(state, None, num_updates, should_update=has_rows)
+        after, metrics = step.update(state, None if step.has_buffer else batch)
+        learner, guard, updates, buffer = select(
             has_rows,
-            (after.learner, after.guard, after.progress.updates),
-            (state.learner, state.guard, state.progress.updates),
+            (after.learner, after.guard, after.progress.updates, after.buffer),
+            (state.learner, state.guard, state.progress.updates, state.buffer),
         )
         progress = replace(after.progress, updates=updates)
         missing = {name: 0.0 if name.startswith(NONFINITE_PREFIX) else jnp.nan for name in metrics}
         metrics = {name: jnp.where(has_rows, x, missing[name]) for name, x in metrics.items()}
-        buffer = after.buffer
-        if step.circular is not None:
-            # What an empty batch has written is in a slot without uses, which the next one takes.
-            buffer = select(has_rows, buffer, replace(state.buffer, batches=buffer.batches))
         after = replace(after, learner=learner, guard=guard, progress=progress, buffer=buffer)
         return after, metrics
 
-    def make_batch(
-        self, m: str, recorded: MultiRollout, env_index: Int[Array, " B"]
-    ) -> RolloutBatch:
-        """Return a module's train batch, whose record has agent-episodes."""
-        rows = self.rows
+    def make_batch(self, m: str, data: RolloutBatch) -> RolloutBatch:
+        """Return a module's part of a train batch, whose record has agent-episodes."""
+        rows, recorded = self.rows, get_multi_rollout(data)
         record = jax.tree.map(lambda x: rows.select(x, m), recorded.agents)
         if recorded.plays is not None:
             record = replace(record, ended=record.ended & recorded.plays[m])
         return RolloutBatch(
             rollout=recorded.rollouts[m],
             record=record,
-            env_index=rows.number(env_index, m),
+            env_index=rows.number(data.env_index, m),
             num_env_steps=self._count_steps(recorded.mask),
         )
 
@@ -209,109 +292,79 @@ class MultiLearning:
             steps += rows.sum_by_agent(counts, m, recorded.mask.shape[1])
         return steps if self.axis_name is None else jax.lax.psum(steps, self.axis_name)
 
-    def _count(
-        self,
-        after: TrainState,
-        before: TrainState,
-        recorded: MultiRollout,
-        index: Int[Array, " B"],
-    ) -> TrainState:
+    def _count(self, state: TrainState, data: RolloutBatch) -> TrainState:
         """Add a train batch to the counters, episodes and faults that are common to all modules."""
-        progress = before.progress
-        updates = sum(
-            (count_updates_between(before.modules[m], after.modules[m]) for m in self.steps),
-            jnp.zeros((), jnp.uint32),
-        )
+        recorded, index, progress = get_multi_rollout(data), data.env_index, state.progress
 
         def push(ring: EpisodeStatsBuffer, record: EpisodeRecord) -> EpisodeStatsBuffer:
             return push_episodes(ring, record, index, progress.env_steps.low)
 
         module_steps = {
             m: steps.add(self._count_steps(recorded.rollouts[m].mask))
-            for m, steps in before.agents.module_steps.items()
+            for m, steps in state.agents.module_steps.items()
         }
+        env_steps = progress.env_steps.add(self._count_steps(recorded.mask))
         return replace(
-            after,
-            ring=push(before.ring, recorded.record),
+            state,
+            ring=push(state.ring, recorded.record),
             agents=AgentStats(
-                ring=jax.vmap(push, (0, 2))(before.agents.ring, recorded.agents),
-                steps=before.agents.steps.add(self._count_agent_steps(recorded)),
+                ring=jax.vmap(push, (0, 2))(state.agents.ring, recorded.agents),
+                steps=state.agents.steps.add(self._count_agent_steps(recorded)),
                 module_steps=module_steps,
             ),
-            faults=push_faults(before.faults, recorded.record, index),
-            progress=replace(
-                progress,
-                env_steps=progress.env_steps.add(self._count_steps(recorded.mask)),
-                updates=progress.updates.add(updates),
-                train_batches=progress.train_batches.add(1),
-            ),
+            faults=push_faults(state.faults, recorded.record, index),
+            progress=replace(progress, env_steps=env_steps),
         )
 
-    def make_empty_summary(self, state: TrainState, metrics: ModuleMetrics) -> Summary:
-        """Return the summary of zero train batches, given metrics of the shapes of one."""
+    def make_empty_summary(self, state: TrainState) -> Summary:
+        """Return the summary of nothing, without metrics."""
         shards = state.ring.count.shape[0]
-        empty = EpisodeSums.empty(shards)
-        num_agents = len(self.rows.agents)
         return replace(
             empty_summary(shards, {}),
-            modules={m: empty_summary(shards, metrics.get(m, {})) for m in self.steps},
-            agents=AgentSums(
-                episodes=_repeat(empty, num_agents), steps=jnp.zeros((num_agents,), jnp.uint32)
-            ),
+            modules={m: empty_summary(shards, {}) for m in self.steps},
+            agents=make_agent_sums(len(self.rows.agents), shards),
         )
 
-    def add_batch(
-        self,
-        summary: Summary,
-        states: tuple[TrainState, TrainState],
-        recorded: MultiRollout,
-        env_index: Int[Array, " B"],
-        metrics: ModuleMetrics,
-    ) -> Summary:
-        """Return a summary with one more train batch.
-
-        Args:
-            summary: Summary of the train batches so far.
-            states: State before the batch, and after it.
-            recorded: What was recorded.
-            env_index: Indices of its environments.
-            metrics: Metrics of the modules that are trained.
-        """
+    def add_sampled(self, summary: Summary, data: RolloutBatch) -> Summary:
+        """Return a summary with the episodes and steps of one more batch; steps of modules are rows."""
         assert summary.agents is not None
+        recorded = get_multi_rollout(data)
         add_episodes = jax.vmap(EpisodeSums.add, (0, 2))
         agents = AgentSums(
             episodes=add_episodes(summary.agents.episodes, recorded.agents),
             steps=summary.agents.steps + self._count_agent_steps(recorded),
         )
-        modules = {
-            m: self._add_module(own, states, self.make_batch(m, recorded, env_index), m, metrics)
-            for m, own in summary.modules.items()
-        }
+        modules: dict[str, Summary] = {}
+        for m, own in summary.modules.items():
+            batch = self.make_batch(m, data)
+            num_rows = self._count_steps(batch.rollout.mask)
+            modules[m] = add_sampled(own, replace(batch, num_env_steps=num_rows))
         return replace(
             summary,
             episodes=summary.episodes.add(recorded.record),
-            train_batches=summary.train_batches + 1,
-            learned_batches=summary.learned_batches + 1,
-            updates=summary.updates + count_updates_between(*states),
             env_steps=summary.env_steps + self._count_steps(recorded.mask),
             modules=modules,
             agents=agents,
         )
 
-    def _add_module(
-        self,
-        summary: Summary,
-        states: tuple[TrainState, TrainState],
-        data: RolloutBatch,
-        m: str,
-        metrics: ModuleMetrics,
+    def add_updates(
+        self, summary: Summary, before: TrainState, after: TrainState, metrics: ModuleMetrics
     ) -> Summary:
-        """Return a module's summary with one more batch, whose steps are its rows."""
-        data = replace(data, num_env_steps=self._count_steps(data.rollout.mask))
-        if m not in metrics:
-            return replace(add_sampled(summary, data), train_batches=summary.train_batches + 1)
-        before, after = (state.modules[m] for state in states)
-        return add_to_summary(summary, data, metrics[m], count_updates_between(before, after))
+        """Return a summary with the metrics of the updates between two states."""
+        modules = {
+            m: add_updates(
+                own, metrics[m], count_updates_between(before.modules[m], after.modules[m])
+            )
+            if m in metrics
+            else own
+            for m, own in summary.modules.items()
+        }
+        return replace(
+            summary,
+            learned_batches=summary.learned_batches + 1,
+            updates=summary.updates + count_updates_between(before, after),
+            modules=modules,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -336,15 +389,6 @@ class MultiTrainStep(MultiLearning):
         """Return the initial state for runners on the host; see `TrainStep`. Consumes the key."""
         keys = split_run_key(key)
         return self.init_around(keys, total_envs, env=(), env_params=(), carry=())
-
-    def train_step_with_summary(
-        self, state: TrainState, data: RolloutBatch
-    ) -> tuple[TrainState, Summary]:
-        """Train on one batch, whose rollout is a `MultiRollout`, and return its summary."""
-        recorded = get_multi_rollout(data)
-        after, metrics = self.learn(state, recorded, data.env_index)
-        empty = self.make_empty_summary(state, metrics)
-        return after, self.add_batch(empty, (state, after), recorded, data.env_index, metrics)
 
 
 def get_multi_rollout(data: RolloutBatch) -> MultiRollout:

@@ -35,18 +35,14 @@ from jaxrl.core.types import (
     Transition,
     strip_weak_types,
 )
-from jaxrl.training.batch_loop import BatchLoop
-from jaxrl.training.in_graph import InGraphRunner
-from jaxrl.training.nonfinite import drop_counts
+from jaxrl.training.guard import DivergenceGuard
+from jaxrl.training.in_graph import CompiledLoop, InGraphRunner
 from jaxrl.training.replay_updates import BatchSource, BufferSource, ReplayUpdates, split_step_key
 from jaxrl.training.train_state import (
     ReportRow,
-    Summary,
+    RolloutBatch,
     TrainState,
-    add_updates,
     apply_update,
-    count_updates_between,
-    empty_summary,
     get_learner_progress,
     make_report_row,
 )
@@ -128,7 +124,7 @@ def draw_batch(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class OfflineRunner(BatchLoop):
+class OfflineRunner(TrainStep, CompiledLoop):
     """Run that learns from a dataset and steps no environment.
 
     A train batch is `experience.num_updates` gradient steps. `progress.env_steps`, the time of
@@ -157,14 +153,25 @@ class OfflineRunner(BatchLoop):
             )
         )
 
-    def step(self, state: TrainState, data: Dataset) -> tuple[TrainState, Metrics]:
+    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, state: TrainState, data: Dataset
+    ) -> tuple[TrainState, Metrics]:
         """Train on one train batch.
 
         Returns:
             The next state, and the means of the learner's metrics.
         """
-        after, metrics = self.bind(state, data).train_batch(state)
-        return after, drop_counts(metrics)
+        after, summary, _ = self.bind(state, data).train_batch(state)
+        return after, summary.compute_means()
+
+    @property
+    def divergence_guard(self) -> DivergenceGuard:
+        """Guard of the run."""
+        return self.guard
+
+    @property
+    def source(self) -> None:
+        """None: all rows are recorded."""
 
     @property
     def program(self) -> Callable[..., tuple[TrainState, ReportRow]]:
@@ -205,40 +212,49 @@ class OfflineRunner(BatchLoop):
         """`init`, traced only once for its shapes, its size and its program."""
         return jax.jit(self.init, inline=True)
 
-    def init_summary(self, state: TrainState) -> Summary:
-        metrics = jax.eval_shape(self._traced_batch, state)[1]
-        return empty_summary(state.ring.count.shape[0], metrics)
+    @property
+    def samples(self) -> bool:
+        """False: all rows are recorded."""
+        return False
 
-    def add_step(self, state: TrainState, summary: Summary) -> tuple[TrainState, Summary]:
-        after, metrics = self._traced_batch(state)
-        learned = add_updates(summary, metrics, count_updates_between(state, after))
-        return after, replace(learned, train_batches=summary.train_batches + 1)
+    @property
+    def has_buffer(self) -> bool:
+        """True: updates draw from the dataset."""
+        return True
 
-    @functools.cached_property
-    def _traced_batch(self) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
-        """`train_batch`, traced only once for all its uses in a program."""
-        return jax.jit(self.train_batch, inline=True)
+    @property
+    def has_replay(self) -> bool:
+        """True: gradient steps draw rows."""
+        return True
 
-    def train_batch(self, state: TrainState) -> tuple[TrainState, Metrics]:
-        """Train on one train batch of the bound dataset, or on the bound rows."""
+    def update(
+        self,
+        state: TrainState,
+        batch: RolloutBatch | None,
+        num_updates: int | None = None,
+        should_update: Bool[Array, ""] | None = None,
+    ) -> tuple[TrainState, Metrics]:
+        """Take the gradient steps of one train batch on rows of the bound dataset, or on the bound rows."""
+        del batch
         sampler = self.experience
+        number = sampler.num_updates if num_updates is None else num_updates
         updates = ReplayUpdates(
             learner=self.learner,
             policy_step=self.policy_step,
             guard=self.guard,
-            num_updates=sampler.num_updates,
+            num_updates=number,
             axis_name=self.axis_name,
             update_steps=sampler.rows_per_update,
         )
         position, learned, metrics = updates.run(
             self._make_source(state),
-            jnp.ones((), jnp.bool_),
+            jnp.ones((), jnp.bool_) if should_update is None else should_update,
             state.connectors.obs,
             get_learner_progress(state),
             state.progress,
             self.make_batch_key(state),
         )
-        trained = state.progress.env_steps.add(sampler.num_updates * sampler.rows_per_update)
+        trained = state.progress.env_steps.add(number * sampler.rows_per_update)
         progress = replace(state.progress, env_steps=trained)
         buffer = () if position is None else position
         return apply_update(replace(state, buffer=buffer, progress=progress), learned), metrics

@@ -17,9 +17,9 @@ from jaxrl.core.types import Device, PyTree, Rollout
 from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
 from jaxrl.training.columns import gather_per_env, replace_per_env, scatter_per_env
+from jaxrl.training.data_flow import train_on_batch
 from jaxrl.training.episode_stats import AgentStats, AgentSums
-from jaxrl.training.in_graph import InGraphRunner
-from jaxrl.training.multi_agent import MultiAgentRunner
+from jaxrl.training.in_graph import InGraphRunner, MultiAgentRunner
 from jaxrl.training.multi_learning import MultiLearning, MultiTrainStep
 from jaxrl.training.multi_rollout import MultiRollout
 from jaxrl.training.offline import BatchRows, MixedRunner, MixedTrainStep, OfflineRunner
@@ -317,7 +317,7 @@ def make_train_step_program(
         step: TrainStep | MultiTrainStep, state: TrainState, data: RolloutBatch, *dataset: Dataset
     ) -> tuple[TrainState, Summary]:
         bound = step.bind(*dataset) if isinstance(step, MixedTrainStep) else step
-        return bound.train_step_with_summary(state, data)
+        return train_on_batch(bound, state, data)
 
     def learn(
         state: TrainState, data: RolloutBatch, *dataset: Dataset

@@ -1,6 +1,5 @@
 """Programs of the steps of a training step: each a dispatch of its own, with its own report."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,9 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, PyTree
 from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
-from jaxrl.training.columns import gather_columns, scatter_columns
-from jaxrl.training.data_flow import StepFunctions
+from jaxrl.training.columns import gather_per_env, replace_per_env, scatter_per_env
+from jaxrl.training.data_flow import finish_update, receive_batch, update_learner
+from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.replay_updates import PresampledBatches
 from jaxrl.training.sharding import (
     DEVICE_AXIS,
@@ -124,33 +124,36 @@ class StepPrograms:
         arguments: tuple[PyTree, ...],
         make_out_specs: Callable[..., PyTree],
     ) -> PyTree:
-        """Call a method of `StepFunctions`, over the mesh if there are several devices."""
-        functions = StepFunctions(train_step=self._train_step)
+        """Call a function of the run's functions and arguments, over the mesh if there are several devices."""
+        learning = self._train_step
         if len(self._devices) == 1:
-            return call(functions, *arguments)
-        out_specs = make_out_specs(*jax.eval_shape(lambda *xs: call(functions, *xs), *arguments))
+            return call(learning, *arguments)
+        out_specs = make_out_specs(*jax.eval_shape(lambda *xs: call(learning, *xs), *arguments))
         state, *batches = arguments
-        per_device = StepFunctions(train_step=to_per_device(self._train_step))
+        per_device = to_per_device(learning)
         in_specs = state_specs(state), *map(_get_argument_specs, batches)
         return shard_over_devices(
             self._devices, lambda *xs: call(per_device, *xs), in_specs, out_specs
         )(*arguments)
 
-    def _sample(self, state: TrainState) -> tuple[TrainState, RolloutBatch, ReportRow]:
-        after, batch, summary = self._map(StepFunctions.sample, (state,), _get_batch_specs)
+    def _sample(self, state: TrainState) -> tuple[TrainState, PyTree, ReportRow]:
+        def sample(runner: InGraphRunner, state: TrainState) -> tuple[TrainState, PyTree, Summary]:
+            return receive_batch(runner, *runner.collect(state))
+
+        after, batch, summary = self._map(sample, (state,), _get_batch_specs)
         return after, batch, make_report_row(after, summary)
 
     def _receive(
         self, state: TrainState, data: RolloutBatch
-    ) -> tuple[TrainState, RolloutBatch, ReportRow]:
-        columns = gather_columns(self._train_step, state, data)
-        after, batch, summary = self._map(StepFunctions.receive, (columns, data), _get_batch_specs)
-        after = scatter_columns(state, after, data)
+    ) -> tuple[TrainState, PyTree, ReportRow]:
+        columns = gather_per_env(self._train_step, state, data)
+        after, batch, summary = self._map(receive_batch, (columns, data), _get_batch_specs)
+        after = scatter_per_env(self._train_step, state, after, data)
         return after, batch, make_report_row(after, summary)
 
-    def _add_to_buffer(self, state: TrainState, batch: RolloutBatch) -> TrainState:
-        def add(functions: StepFunctions, *xs: PyTree) -> tuple[TrainState]:
-            return (functions.add_to_buffer(*xs),)
+    def _add_to_buffer(self, state: TrainState, batch: PyTree) -> TrainState:
+        def add(learning: TrainStep, *xs: PyTree) -> tuple[TrainState]:
+            return (learning.add_to_buffer(*xs),)
 
         after = self._map(
             add, (_without_per_env(state), batch), lambda after: (state_specs(after),)
@@ -158,18 +161,18 @@ class StepPrograms:
         return _with_per_env_of(after, state)
 
     def _update(
-        self, state: TrainState, batch: RolloutBatch | None, num_updates: int | None
+        self, state: TrainState, batch: PyTree, num_updates: int | None
     ) -> tuple[TrainState, ReportRow]:
         def update(
-            functions: StepFunctions, state: TrainState, *batches: RolloutBatch
+            learning: TrainStep, state: TrainState, *batches: PyTree
         ) -> tuple[TrainState, Summary]:
-            return functions.update(state, batches[0] if batches else None, num_updates)
+            return update_learner(learning, state, batches[0] if batches else None, num_updates)
 
         batches = () if batch is None else (batch,)
         after, summary = self._map(
             update,
             (_without_per_env(state), *batches),
-            lambda after, _: (state_specs(after), summary_specs()),
+            lambda after, _: (state_specs(after), summary_specs(tuple(after.modules))),
         )
         after = _with_per_env_of(after, state)
         return after, make_report_row(after, summary)
@@ -177,8 +180,14 @@ class StepPrograms:
     def _update_on_presampled(
         self, state: TrainState, presampled: PresampledBatches
     ) -> tuple[TrainState, ReportRow, PyTree]:
+        def update(
+            learning: TrainStep, state: TrainState, presampled: PresampledBatches
+        ) -> tuple[TrainState, Summary, PyTree]:
+            after, metrics, errors = learning.update_on_presampled(state, presampled)
+            return *finish_update(learning, state, after, metrics), errors
+
         after, summary, errors = self._map(
-            StepFunctions.update_on_presampled,
+            update,
             (_without_per_env(state), presampled),
             lambda after, _summary, _errors: (state_specs(after), summary_specs(), ROW_SHARDED),
         )
@@ -192,14 +201,17 @@ def make_row_specs(presampled: PresampledBatches) -> PresampledBatches:
     return replace(rows, is_ready=REPLICATED)
 
 
-def _get_argument_specs(argument: RolloutBatch | PresampledBatches) -> PyTree:
+def _get_argument_specs(argument: PyTree) -> PyTree:
     if isinstance(argument, PresampledBatches):
         return make_row_specs(argument)
-    return data_specs(argument)
+    if isinstance(argument, RolloutBatch):
+        return data_specs(argument)
+    return {m: data_specs(own) for m, own in argument.items()}
 
 
-def _get_batch_specs(state: TrainState, batch: RolloutBatch, _: Summary) -> tuple[Any, Any, Any]:
-    return state_specs(state), data_specs(batch), summary_specs()
+def _get_batch_specs(state: TrainState, batch: PyTree, _: Summary) -> tuple[Any, Any, Any]:
+    specs = _get_argument_specs(batch), summary_specs(tuple(state.modules))
+    return state_specs(state), *specs
 
 
 def _without_per_env(state: TrainState) -> TrainState:
@@ -207,9 +219,10 @@ def _without_per_env(state: TrainState) -> TrainState:
 
     On the host it has a row per environment, whose number the devices need not divide.
     """
-    return replace(state, connectors=replace(state.connectors, per_env=()))
+    modules = {m: _without_per_env(own) for m, own in state.modules.items()}
+    return replace(replace_per_env(state, ()), modules=modules)
 
 
 def _with_per_env_of(after: TrainState, before: TrainState) -> TrainState:
-    per_env = before.connectors.per_env
-    return replace(after, connectors=dataclasses.replace(after.connectors, per_env=per_env))
+    modules = {m: _with_per_env_of(own, before.modules[m]) for m, own in after.modules.items()}
+    return replace(replace_per_env(after, before.connectors.per_env), modules=modules)

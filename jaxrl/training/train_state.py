@@ -18,7 +18,7 @@ from jaxrl.training.episode_stats import (
     EpisodeSums,
     FaultLog,
 )
-from jaxrl.training.nonfinite import NONFINITE_PREFIX
+from jaxrl.training.nonfinite import NONFINITE_PREFIX, drop_counts
 
 
 @pytree
@@ -122,6 +122,10 @@ class Summary:
     def merge(self, other: "Summary") -> "Summary":
         """Return the totals of both; metrics may be of different names."""
         both = {name: x + self.metrics.get(name, 0.0) for name, x in other.metrics.items()}
+        agents = self.agents
+        if agents is not None and other.agents is not None:
+            episodes = agents.episodes.merge(other.agents.episodes)
+            agents = AgentSums(episodes=episodes, steps=agents.steps + other.agents.steps)
         return Summary(
             metrics=self.metrics | both,
             learned_batches=self.learned_batches + other.learned_batches,
@@ -129,7 +133,28 @@ class Summary:
             train_batches=self.train_batches + other.train_batches,
             updates=self.updates + other.updates,
             env_steps=self.env_steps + other.env_steps,
+            modules={m: own.merge(other.modules[m]) for m, own in self.modules.items()},
+            agents=agents,
         )
+
+    def compute_means(self) -> Metrics:
+        """Return the means of the metrics over the train batches that were learned from."""
+        return {n: x / self.learned_batches for n, x in drop_counts(self.metrics).items()}
+
+    def add_train_batch(self) -> "Summary":
+        """Return the totals with one more train batch counted, of every module, too."""
+        modules = {m: own.add_train_batch() for m, own in self.modules.items()}
+        return replace(self, train_batches=self.train_batches + 1, modules=modules)
+
+    def make_zeros(self) -> "Summary":
+        """Return the totals of nothing, with the names and shapes of these metrics."""
+        empty = empty_summary(self.episodes.count.shape[-1], self.metrics)
+        agents = self.agents
+        if agents is not None:
+            num_agents, num_shards = agents.episodes.count.shape
+            agents = make_agent_sums(num_agents, num_shards)
+        modules = {m: own.make_zeros() for m, own in self.modules.items()}
+        return replace(empty, modules=modules, agents=agents)
 
 
 @pytree
@@ -254,19 +279,11 @@ def empty_summary(num_shards: int, metrics: Metrics) -> Summary:
     )
 
 
-def add_to_summary(
-    before: Summary, data: RolloutBatch, metrics: Metrics, updates: UInt32[Array, ""]
-) -> Summary:
-    """Return the summary with one more train batch added.
-
-    Args:
-        before: Summary of the train batches so far.
-        data: Train batch as it was recorded.
-        metrics: Metrics of its updates.
-        updates: Number of its updates.
-    """
-    after = add_updates(add_sampled(before, data), metrics, updates)
-    return replace(after, train_batches=before.train_batches + 1)
+def make_agent_sums(num_agents: int, num_shards: int) -> AgentSums:
+    """Return the sums of no agent-episodes."""
+    empty = EpisodeSums.empty(num_shards)
+    episodes = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (num_agents, *x.shape)), empty)
+    return AgentSums(episodes=episodes, steps=jnp.zeros((num_agents,), jnp.uint32))
 
 
 def add_sampled(before: Summary, data: RolloutBatch) -> Summary:
@@ -281,11 +298,15 @@ def add_sampled(before: Summary, data: RolloutBatch) -> Summary:
 def add_updates(before: Summary, metrics: Metrics, updates: UInt32[Array, ""]) -> Summary:
     """Return the summary with the metrics of one more batch's updates."""
     learned = ~jnp.isnan(metrics["grad_norm"])
+    counted = {
+        name: jnp.where(learned | name.startswith(NONFINITE_PREFIX), value, 0.0)
+        for name, value in metrics.items()
+    }
     return replace(
         before,
         metrics={
-            name: total + jnp.where(learned | name.startswith(NONFINITE_PREFIX), metrics[name], 0.0)
-            for name, total in before.metrics.items()
+            **before.metrics,
+            **{name: before.metrics.get(name, 0.0) + value for name, value in counted.items()},
         },
         learned_batches=before.learned_batches + learned,
         updates=before.updates + updates,

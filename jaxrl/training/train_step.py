@@ -25,6 +25,7 @@ from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, Metrics, Progress, PyTree, Rollout, strip_weak_types
 from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES, check_scalar_metrics, select
 from jaxrl.learners.learner import Learner, OnPolicyLearner, update_after, update_before
+from jaxrl.training.data_flow import BatchUse
 from jaxrl.training.episode_stats import (
     init_episode_stats,
     init_fault_log,
@@ -49,7 +50,8 @@ from jaxrl.training.train_state import (
     Summary,
     TrainState,
     UpdateMetrics,
-    add_to_summary,
+    add_sampled,
+    add_updates,
     apply_update,
     count_updates_between,
     empty_summary,
@@ -165,29 +167,44 @@ class TrainStep:
             return self.replay.init(jax.eval_shape(kept))
         return () if self.circular is None else self.circular.init(jax.eval_shape(kept))
 
-    def train_step_with_summary(
-        self, state: TrainState, data: RolloutBatch
-    ) -> tuple[TrainState, Summary]:
-        """Train on one batch with `learn`, and return its summary."""
-        after, metrics = self.train_step(state, data)
-        updates = count_updates_between(state, after)
-        empty = empty_summary(state.ring.count.shape[0], metrics)
-        return after, add_to_summary(empty, data, metrics, updates)
-
-    def train_step(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, Metrics]:
-        """Train on a recorded batch: connectors, targets, every minibatch's update, finish, guard.
-
-        `connectors.per_env` must be in the order of the data's columns.
-        """
-        state, batch = self.receive(state, data)
-        if self.has_buffer:
-            state = self.add_to_buffer(state, batch)
-        return self.update(state, batch)
+    @property
+    def samples(self) -> bool:
+        """True: rows come from environments."""
+        return True
 
     @property
     def has_buffer(self) -> bool:
         """True if updates draw from a buffer instead of using each batch as it is."""
         return self.replay is not None or self.circular is not None
+
+    @property
+    def batch_use(self) -> BatchUse:
+        """Whether an update needs the batch that was sampled, or draws from a buffer."""
+        return "none" if self.has_buffer else "required"
+
+    @property
+    def has_replay(self) -> bool:
+        """True if gradient steps draw rows from a replay buffer."""
+        return self.replay is not None
+
+    @property
+    def learner_name(self) -> str:
+        """Name of the learner in messages."""
+        return type(self.learner).__name__
+
+    def make_empty_summary(self, state: TrainState) -> Summary:
+        """Return the summary of nothing, without metrics."""
+        return empty_summary(state.ring.count.shape[0], {})
+
+    def add_sampled(self, summary: Summary, data: RolloutBatch) -> Summary:
+        """Return a summary with the episodes and steps of one more recorded batch."""
+        return add_sampled(summary, data)
+
+    def add_updates(
+        self, summary: Summary, before: TrainState, after: TrainState, metrics: Metrics
+    ) -> Summary:
+        """Return a summary with the metrics of the updates between two states."""
+        return add_updates(summary, metrics, count_updates_between(before, after))
 
     def receive(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, RolloutBatch]:
         """Add a recorded batch to statistics, episodes and counters, before any update.

@@ -262,7 +262,8 @@ def test_a_draw_of_one_plays_as_it_does_without_a_draw() -> None:
             runner, params = algorithm.runner, algorithm.env_params
         runner: Any
         state = jax.jit(runner.init)(make_key(2), params)
-        after, recorded, _ = jax.jit(runner.train_batch)(state)
+        after, _, (sampled,) = jax.jit(runner.train_batch)(state)
+        recorded = sampled.rollout
         kept = jax.tree.map(jnp.asarray, (recorded.rollouts["main"], recorded.agents))
         rollouts.append((kept, after.modules["main"].learner.sgd.params, after.agents.steps))
     jax.tree.map(np.testing.assert_array_equal, *rollouts)

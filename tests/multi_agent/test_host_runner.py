@@ -14,7 +14,7 @@ from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.host_vector import make_multi_vector
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.multi.env_runner import MultiEnvRunner
-from jaxrl.training.multi_agent import MultiAgentRunner
+from jaxrl.training.in_graph import MultiAgentRunner
 from tests.multi_agent.test_rollout import (
     AGENTS,
     NUM_ENVS,

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.core.types import Columns, PyTree, Rollout
-from jaxrl.training.multi_agent import MultiAgentRunner
+from jaxrl.training.in_graph import MultiAgentRunner
 from jaxrl.training.multi_rollout import MultiCarry
 from tests.multi_agent.agent_envs import Torture
 from tests.recurrent import step_by_step

@@ -298,7 +298,8 @@ def test_shared_modules_know_their_agent_and_central_critics_see_all() -> None:
     with config.build() as algorithm:
         runner: Any = algorithm.runner
         state = jax.jit(runner.init)(make_key(2), algorithm.env_params)
-        _, recorded, _ = jax.jit(runner.train_batch)(state)
+        _, _, (sampled,) = jax.jit(runner.train_batch)(state)
+        recorded = sampled.rollout
     obs = recorded.rollouts["main"].obs
     agents = np.arange(8) % 2  # row i is agent i % 2 of environment i
     ids = np.eye(2)[agents]

@@ -14,11 +14,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from ray import cloudpickle
 
 from jaxrl.core.keys import make_key
-from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.backend import ExceptionInfo
 from jaxrl.runners.ray.env_runner import to_exception_info, unpack_job
+from jaxrl.training.data_flow import take_behaviour
 from jaxrl.training.report import TrainReport, to_host
 from jaxrl.training.sharding import (
     DEVICE_AXIS,
@@ -183,7 +183,7 @@ class RayLearner:
         for number in numbers:
             del self._batches[number]
         if behaviour:
-            self._state = replace(self._state, behaviour=None)
+            self._state = take_behaviour(self._state, None)
 
     def _make_report(self, row: ReportRow) -> TrainReport:
         fetched = self._gather(row)
