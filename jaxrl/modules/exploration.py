@@ -16,12 +16,7 @@ from jaxrl.modules.networks import Initializer
 
 
 def is_warming_up(hparams: Mapping[str, Any], progress: Progress) -> Bool[Array, ""]:
-    """Return whether the run has taken fewer steps than `initial_random_timesteps`, if set.
-
-    Args:
-        hparams: Current hyperparameters by name.
-        progress: Progress of the run, all environments together.
-    """
+    """Return whether the run has taken fewer steps than `initial_random_timesteps`, if set."""
     num_steps = hparams.get("initial_random_timesteps", 0)
     return progress.env_steps.is_below(
         num_steps if isinstance(num_steps, Counter) else Counter.from_number(num_steps)

@@ -1,6 +1,5 @@
 """Modules with a policy and several critics Q(s, a), for SAC, TQC, TD3 and DDPG."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -10,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Columns, Key, Keys, Params, Progress, PyTree
+from jaxrl.core.types import Columns, Key, Keys, Params, PyTree
 from jaxrl.distributions.base import Distribution
 from jaxrl.distributions.from_space import (
     ActionDistribution,
@@ -35,7 +34,7 @@ from jaxrl.modules.exploration import (
     make_random_action,
 )
 from jaxrl.modules.networks import MLP, MOMENTS, AnyMLP, Head, MomentRows
-from jaxrl.modules.rl_module import make_zeros
+from jaxrl.modules.rl_module import Moment, make_zeros
 from jaxrl.ops.value_losses import batched_index, categorical_mean
 
 POLICY, CRITIC, VALUE = "policy", "critic", "value"
@@ -309,16 +308,11 @@ class PolicyQModule(EncoderModule):
         return super().draw(keys)
 
     def apply_warm_up(
-        self,
-        out: dict[str, Any],
-        obs: PyTree,
-        hparams: Mapping[str, Any],
-        progress: Progress,
-        draw: PyTree,
+        self, out: dict[str, Any], obs: PyTree, moment: Moment, draw: PyTree
     ) -> dict[str, Any]:
         """Replace actions by uniformly random ones while the run warms up."""
         random, log_prob = make_random_action(self.action_space, draw, self.action_mask(obs))
-        is_warm_up = is_warming_up(hparams, progress)
+        is_warm_up = is_warming_up(moment.hparams, moment.progress)
         return {
             **out,
             Columns.ACTIONS: jnp.where(is_warm_up, random, out[Columns.ACTIONS]),
@@ -348,21 +342,12 @@ class StochasticPolicyModule(PolicyQModule):
             log_std_clip=self.settings.log_std_clip_param,
         )
 
-    def forward_exploration(
-        self,
-        params: Params,
-        obs: PyTree,
-        carry: PyTree,
-        hparams: Mapping[str, Any],
-        progress: Progress,
-        env_index: Int[Array, " B"],
-        draws: PolicyDraws,
+    def _explore(
+        self, params: Params, obs: PyTree, carry: PyTree, draws: PolicyDraws, moment: Moment
     ) -> dict[str, Any]:
-        """Sample actions, uniformly at random during `hparams["initial_random_timesteps"]`."""
-        out = super().forward_exploration(
-            params, obs, carry, hparams, progress, env_index, draws.noise
-        )
-        return self.apply_warm_up(out, obs, hparams, progress, draws.random)
+        """Sample actions, uniformly at random during `initial_random_timesteps`."""
+        out = super()._explore(params, obs, carry, draws.noise, moment)
+        return self.apply_warm_up(out, obs, moment, draws.random)
 
 
 class PolicyAndValueModule(StochasticPolicyModule):
@@ -487,37 +472,23 @@ class DeterministicPolicyModule(PolicyQModule):
         draw = partial(jax.random.normal, shape=self.distribution.event_shape, dtype=jnp.float32)
         return jax.vmap(draw)(keys)
 
-    def forward_exploration(
-        self,
-        params: Params,
-        obs: PyTree,
-        carry: PyTree,
-        hparams: Mapping[str, Any],
-        progress: Progress,
-        env_index: Int[Array, " B"],
-        draws: PolicyDraws,
+    def _explore(
+        self, params: Params, obs: PyTree, carry: PyTree, draws: PolicyDraws, moment: Moment
     ) -> dict[str, Any]:
         """Return the policy's actions with noise, uniformly random ones while the run warms up.
 
         The noise is σ ε, or x + σ ε − θ x of the process at x (Uhlenbeck & Ornstein 1930, a step of
         1). `ACTION_LOGP` is 0: a deterministic policy has no density.
 
-        Args:
-            params: Parameters of the module.
-            obs: Observations, `[B, ...]`.
-            carry: Recurrent state, the process, both, or None.
-            hparams: `exploration_sigma`, `exploration_sigma_max` if it differs between
-                environments, `initial_random_timesteps`, and `ou_theta` of a process.
-            progress: Progress of the run.
-            env_index: Indices of the environments among all of the run.
-            draws: Random draws made by `draw`.
+        Hyperparameters are `exploration_sigma`, `exploration_sigma_max` if it differs between
+        environments, `initial_random_timesteps`, and `ou_theta` of a process.
         """
         has_both = isinstance(carry, ProcessAndCarry)
         inputs, memory = super()._policy_step(params, obs, carry.memory if has_both else carry)
-        noise = self.compute_sigmas(hparams, env_index) * draws.noise
+        noise = self.compute_sigmas(moment) * draws.noise
         if self._has_process:
             previous = carry.process if has_both else carry
-            noise = (1.0 - hparams["ou_theta"]) * previous + noise
+            noise = (1.0 - moment.hparams["ou_theta"]) * previous + noise
             carry = replace(carry, process=noise, memory=memory) if has_both else noise
         else:
             carry = memory
@@ -528,18 +499,17 @@ class DeterministicPolicyModule(PolicyQModule):
             Columns.ACTION_LOGP: jnp.zeros(action.shape[:1], jnp.float32),
             Columns.STATE_OUT: carry,
         }
-        return self.apply_warm_up(out, obs, hparams, progress, draws.random)
+        return self.apply_warm_up(out, obs, moment, draws.random)
 
-    def compute_sigmas(
-        self, hparams: Mapping[str, Any], env_index: Int[Array, " B"]
-    ) -> Float[Array, "B ..."]:
+    def compute_sigmas(self, moment: Moment) -> Float[Array, "B ..."]:
         """Compute σ, or σ + (σ_max − σ) i / (N − 1) of environment i of N (Li et al. 2023).
 
         It broadcasts with actions `[B, ...]`.
         """
-        sigma = jnp.broadcast_to(hparams["exploration_sigma"], env_index.shape)
+        hparams, index = moment.hparams, moment.env_index
+        sigma = jnp.broadcast_to(hparams["exploration_sigma"], index.shape)
         if "exploration_sigma_max" in hparams:
-            position = compute_env_position(env_index, self.algorithm_config["num_envs"])
+            position = compute_env_position(index, self.algorithm_config["num_envs"])
             sigma = sigma + (hparams["exploration_sigma_max"] - sigma) * position
         return sigma.reshape(-1, *(1,) * len(self.distribution.event_shape))
 

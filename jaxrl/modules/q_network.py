@@ -8,11 +8,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from gymnasium import spaces
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxrl.core.keys import draw_normal_rows
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Columns, Key, Keys, ObsWithCarry, Params, Progress, PyTree
+from jaxrl.core.types import Columns, Key, Keys, ObsWithCarry, Params, PyTree
 from jaxrl.distributions.from_space import ActionDistribution, describe_space
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.encoder_module import AnyEncoder, EncoderModule
@@ -29,6 +29,7 @@ from jaxrl.modules.exploration import (
     make_random_action,
 )
 from jaxrl.modules.networks import Head
+from jaxrl.modules.rl_module import Moment
 from jaxrl.ops.value_losses import batched_index, categorical_mean
 
 ATOM_LOGITS = "atom_logits"
@@ -184,41 +185,18 @@ class QModule(EncoderModule):
         best = self.action_dist(values, obs).mode()
         return batched_index(values, best)
 
-    def forward_inference(
-        self,
-        params: Params,
-        obs: PyTree,
-        carry: PyTree = None,
-        hparams: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
-        env_index: Int[Array, " B"] | None = None,
-        draws: PyTree = None,
-    ) -> dict[str, Any]:
+    def _infer(self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree) -> dict[str, Any]:
         """Return the best legal actions `[B]` by the mean weights; their log-probability is 0."""
-        out = super().forward_inference(params, obs, carry, hparams, progress, env_index, draws)
+        out = super()._infer(params, obs, carry, draws)
         return {**out, Columns.ACTION_LOGP: jnp.zeros(out[Columns.ACTIONS].shape, jnp.float32)}
 
-    def forward_exploration(
-        self,
-        params: Params,
-        obs: PyTree,
-        carry: PyTree,
-        hparams: Mapping[str, Any],
-        progress: Progress,
-        env_index: Int[Array, " B"],
-        draws: QDraws,
+    def _explore(
+        self, params: Params, obs: PyTree, carry: PyTree, draws: QDraws, moment: Moment
     ) -> dict[str, Any]:
         """Return epsilon-greedy actions `[B]`, all of them random while the run warms up.
 
-        Args:
-            params: Parameters of the network.
-            obs: Observations, `[B, ...]`.
-            carry: Recurrent state.
-            hparams: `epsilon`, `initial_random_timesteps` if there is a warm-up, and
-                `epsilon_ladder` if epsilon differs between environments.
-            progress: Progress of the run.
-            env_index: Indices of the environments among all of the run.
-            draws: Random draws made by `draw`.
+        Hyperparameters are `epsilon`, `initial_random_timesteps` if there is a warm-up, and
+        `epsilon_ladder` if epsilon differs between environments.
         """
         network_obs = ObsWithCarry(obs=obs, carry=carry) if self.is_stateful else obs
         out = self._forward(params, network_obs, draws.noise)
@@ -227,9 +205,7 @@ class QModule(EncoderModule):
         random, random_log_prob = make_random_action(
             self.action_space, draws.random, self.action_mask(obs)
         )
-        epsilon = jnp.where(
-            is_warming_up(hparams, progress), 1.0, self.compute_epsilons(hparams, env_index)
-        )
+        epsilon = self.compute_epsilons(moment)
         actions = jnp.where(draws.coin < epsilon, random, greedy)
         probability = epsilon * jnp.exp(random_log_prob) + (1.0 - epsilon) * (actions == greedy)
         return {
@@ -239,12 +215,14 @@ class QModule(EncoderModule):
             Columns.STATE_OUT: out.get(Columns.STATE_OUT, carry),
         }
 
-    def compute_epsilons(
-        self, hparams: Mapping[str, Any], env_index: Int[Array, " B"]
-    ) -> Float[Array, " B"]:
-        """Compute ε, or ε^(1 + α i / (N − 1)) of environment i of N (Horgan et al. 2018)."""
-        epsilon = jnp.broadcast_to(hparams["epsilon"], env_index.shape)
-        if "epsilon_ladder" not in hparams:
-            return epsilon
-        position = compute_env_position(env_index, self.algorithm_config["num_envs"])
-        return epsilon ** (1.0 + hparams["epsilon_ladder"] * position)
+    def compute_epsilons(self, moment: Moment) -> Float[Array, " B"]:
+        """Compute ε, or ε^(1 + α i / (N − 1)) of environment i of N (Horgan et al. 2018).
+
+        While the run warms up it is 1.
+        """
+        hparams, index = moment.hparams, moment.env_index
+        epsilon = jnp.broadcast_to(hparams["epsilon"], index.shape)
+        if "epsilon_ladder" in hparams:
+            position = compute_env_position(index, self.algorithm_config["num_envs"])
+            epsilon = epsilon ** (1.0 + hparams["epsilon_ladder"] * position)
+        return jnp.where(is_warming_up(hparams, moment.progress), 1.0, epsilon)

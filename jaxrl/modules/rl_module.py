@@ -52,6 +52,21 @@ DEFAULT_MODULE_CLASS = "jaxrl.modules.actor_critic", "ActorCriticModule"
 """Module and name of the class of a spec that names none; a subclass, so it is named only."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Point of a run at which actions are chosen.
+
+    Attributes:
+        hparams: Current hyperparameters of exploration by name.
+        progress: Progress of the run, all environments together.
+        env_index: Indices of the environments among all of the run.
+    """
+
+    hparams: Mapping[str, Any]
+    progress: Progress
+    env_index: Int[Array, " B"]
+
+
 class RLModule:
     """Policy, and a value function where an algorithm needs one.
 
@@ -246,13 +261,8 @@ class RLModule:
         draws: PyTree = None,
     ) -> dict[str, Any]:
         """Return the most likely actions `[B, ...]`; the draws are unused."""
-        inputs, carry = self._policy_step(params, obs, carry)
-        actions = self.action_dist(inputs, obs).mode()
-        return {
-            Columns.ACTIONS: actions,
-            Columns.ACTION_DIST_INPUTS: inputs,
-            Columns.STATE_OUT: carry,
-        }
+        del hparams, progress, env_index
+        return self._infer(params, obs, carry, draws)
 
     def forward_exploration(
         self,
@@ -266,14 +276,38 @@ class RLModule:
     ) -> dict[str, Any]:
         """Sample actions `[B, ...]` with their log-probabilities; values are not computed.
 
-        `draws` is the result of `draw` for one key per environment.
+        Args:
+            params: Parameters of the module.
+            obs: Observations, `[B, ...]`.
+            carry: Recurrent state.
+            hparams: Current hyperparameters of exploration by name.
+            progress: Progress of the run.
+            env_index: Indices of the environments among all of the run.
+            draws: Result of `draw` for one key per environment.
         """
-        return self._sample_actions(params, obs, carry, draws)
+        moment = Moment(hparams=hparams, progress=progress, env_index=env_index)
+        return self._explore(params, obs, carry, draws, moment)
 
-    def _sample_actions(
-        self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree
+    def _infer(self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree) -> dict[str, Any]:
+        """Choose actions without exploring; returns the outputs of `forward_inference`."""
+        del draws
+        inputs, carry = self._policy_step(params, obs, carry)
+        actions = self.action_dist(inputs, obs).mode()
+        return {
+            Columns.ACTIONS: actions,
+            Columns.ACTION_DIST_INPUTS: inputs,
+            Columns.STATE_OUT: carry,
+        }
+
+    def _explore(
+        self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree, moment: Moment
     ) -> dict[str, Any]:
-        """Sample from the action distribution; returns what `forward_exploration` does."""
+        """Choose actions to explore, here from the action distribution."""
+        del moment
+        return self._sample(params, obs, carry, draws)
+
+    def _sample(self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree) -> dict[str, Any]:
+        """Sample from the action distribution; returns the outputs of `forward_exploration`."""
         inputs, carry = self._policy_step(params, obs, carry)
         distribution = self.action_dist(inputs, obs)
         actions = distribution.from_noise(draws)

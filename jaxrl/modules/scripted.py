@@ -1,17 +1,15 @@
 """Policies that are written by hand instead of learned."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
 
-from jaxrl.core.types import Columns, Key, Keys, Params, Progress, PyTree
+from jaxrl.core.types import Columns, Key, Keys, Params, PyTree
 from jaxrl.distributions.from_space import ActionDistribution
 from jaxrl.errors import ModuleError
 from jaxrl.modules.exploration import make_uniform_distribution
-from jaxrl.modules.rl_module import RLModule, make_zeros
+from jaxrl.modules.rl_module import Moment, RLModule, make_zeros
 
 
 class ParameterFreeModule(RLModule):
@@ -42,18 +40,9 @@ class RandomRLModule(ParameterFreeModule):
     `policies={"learned": None, "random": RandomRLModule}, policies_to_train=["learned"]`.
     """
 
-    def forward_inference(
-        self,
-        params: Params,
-        obs: PyTree,
-        carry: PyTree = None,
-        hparams: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
-        env_index: Int[Array, " B"] | None = None,
-        draws: PyTree = None,
-    ) -> dict[str, Any]:
+    def _infer(self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree) -> dict[str, Any]:
         """Sample actions `[B, ...]` from `draws`, as while exploring."""
-        return self._sample_actions(params, obs, carry, draws)
+        return self._sample(params, obs, carry, draws)
 
 
 class HeuristicRLModule(ParameterFreeModule):
@@ -118,16 +107,7 @@ class HeuristicRLModule(ParameterFreeModule):
                     f"for two observations{what}, got {_describe(one)}."
                 )
 
-    def forward_inference(
-        self,
-        params: Params,
-        obs: PyTree,
-        carry: PyTree = None,
-        hparams: Mapping[str, Any] | None = None,
-        progress: Progress | None = None,
-        env_index: Int[Array, " B"] | None = None,
-        draws: PyTree = None,
-    ) -> dict[str, Any]:
+    def _infer(self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree) -> dict[str, Any]:
         """Return the actions `[B, ...]`; `draws` are the keys."""
         inputs = self._forward(params, obs)[Columns.ACTION_DIST_INPUTS]
         actions, carry = self._act_all(obs, carry, draws)
@@ -138,18 +118,12 @@ class HeuristicRLModule(ParameterFreeModule):
             Columns.STATE_OUT: carry,
         }
 
-    def forward_exploration(
-        self,
-        params: Params,
-        obs: PyTree,
-        carry: PyTree,
-        hparams: Mapping[str, Any],
-        progress: Progress,
-        env_index: Int[Array, " B"],
-        draws: PyTree,
+    def _explore(
+        self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree, moment: Moment
     ) -> dict[str, Any]:
         """Return the actions, as without exploring; their log-probabilities are 0."""
-        return self.forward_inference(params, obs, carry, draws=draws)
+        del moment
+        return self._infer(params, obs, carry, draws)
 
 
 class ScriptedModule(HeuristicRLModule):

@@ -22,7 +22,6 @@ from jaxrl.core.types import (
     ObsSequence,
     ObsWithCarry,
     Params,
-    Progress,
     PyTree,
     SuccessorObs,
     map_obs,
@@ -31,11 +30,11 @@ from jaxrl.core.types import (
 from jaxrl.distributions.from_space import ActionDistribution, describe_space
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.encoder_module import Encoder, split_obs_parts
-from jaxrl.modules.exploration import draw_random_noise, is_warming_up, make_random_action
+from jaxrl.modules.exploration import draw_random_noise, make_random_action
 from jaxrl.modules.networks import MLP, MomentRows, get_initializer, resolve_bias_init
 from jaxrl.modules.policy_and_critics import CRITIC, POLICY, Critic, DeterministicPolicyModule
 from jaxrl.modules.q_network import QDraws, QModule, QNetwork
-from jaxrl.modules.rl_module import ACTION_MASK, has_action_mask
+from jaxrl.modules.rl_module import ACTION_MASK, Moment, has_action_mask
 from jaxrl.ops.value_losses import batched_index
 
 MEMBERS, MEMBER_MASK = "obs", "member_mask"
@@ -400,29 +399,19 @@ class GroupQModule(QModule):
             noise=None,
         )
 
-    def forward_exploration(
-        self,
-        params: Params,
-        obs: PyTree,
-        carry: PyTree,
-        hparams: Mapping[str, Any],
-        progress: Progress,
-        env_index: Int[Array, " B"],
-        draws: QDraws,
+    def _explore(
+        self, params: Params, obs: PyTree, carry: PyTree, draws: QDraws, moment: Moment
     ) -> dict[str, Any]:
         """Return actions `[B, m]`, epsilon-greedy for each member by itself.
 
-        Takes the arguments of `QModule.forward_exploration`. The log-probability is that of the
-        members that act.
+        The log-probability is that of the members that act.
         """
         network_obs = ObsWithCarry(obs=obs, carry=carry) if self.is_stateful else obs
         out = self._forward(params, network_obs)
         values, mask = out[Columns.ACTION_DIST_INPUTS], self.action_mask(obs)
         greedy = self.action_dist(values, obs).mode()
         random, _ = make_random_action(self.action_space, draws.random, mask)
-        epsilon = jnp.where(
-            is_warming_up(hparams, progress), 1.0, self.compute_epsilons(hparams, env_index)
-        )[:, None]
+        epsilon = self.compute_epsilons(moment)[:, None]
         actions = jnp.where(draws.coin < epsilon, random, greedy)
         probability = epsilon / self._count_legal(mask) + (1.0 - epsilon) * (actions == greedy)
         log_prob = jnp.where(self.acting_members(obs), jnp.log(probability), 0.0)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.modules.rl_module import RLModuleSpec
+from jaxrl.core.types import Progress
+from jaxrl.modules.rl_module import Moment, RLModuleSpec
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,))
 
@@ -64,3 +65,9 @@ def explore(module, params, obs, seed=1):
 
 def masked_spaces():
     return spaces.Dict({"action_mask": spaces.MultiBinary(3), "observations": VECTOR})
+
+
+def moment(hparams, num_envs):
+    """The start of a run of several environments."""
+    index = jnp.arange(num_envs, dtype=jnp.int32)
+    return Moment(hparams=hparams, progress=Progress.zeros(), env_index=index)

@@ -19,6 +19,7 @@ from jaxrl.modules.policy_and_critics import (
 )
 from jaxrl.modules.rl_module import RLModuleSpec
 from tests import actor_critics as ac
+from tests.core.modules import moment
 
 MATRIX = spaces.Box(np.float32([[-1.0], [0.0]]), np.float32([[1.0], [3.0]]))
 IMAGE = spaces.Box(0, 255, (10, 10, 2), np.uint8)
@@ -124,12 +125,12 @@ def test_a_deterministic_policy_reaches_and_keeps_the_bounds() -> None:
 def test_deviations_are_spread_over_the_environments() -> None:
     module: Any = module_of(DeterministicPolicyModule, MATRIX, num_envs=5)
     hparams = {"exploration_sigma": 0.1, "exploration_sigma_max": 0.5}
-    sigmas = module.compute_sigmas(hparams, jnp.arange(7, dtype=jnp.int32))
+    sigmas = module.compute_sigmas(moment(hparams, 7))
     # An evaluation may have more environments than training has.
     expected = np.float32([0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5])
     np.testing.assert_allclose(sigmas, expected[:, None, None], rtol=1e-6)
     del hparams["exploration_sigma_max"]
-    np.testing.assert_allclose(module.compute_sigmas(hparams, jnp.arange(2)), 0.1, rtol=1e-6)
+    np.testing.assert_allclose(module.compute_sigmas(moment(hparams, 2)), 0.1, rtol=1e-6)
 
 
 @pytest.mark.allow_key_reuse
