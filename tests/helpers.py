@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.appo import APPOConfig
-from jaxrl.algorithms.dqn import DQNConfig, RainbowConfig
-from jaxrl.algorithms.impala import IMPALAConfig
-from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
-from jaxrl.algorithms.pqn import PQNConfig
-from jaxrl.algorithms.sac import CrossQConfig, SACConfig
-from jaxrl.algorithms.td3 import DDPGConfig, TD3Config
-from jaxrl.algorithms.tqc import TQCConfig
+from jaxrl import algorithms
 from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.connectors.actions import default_action_connectors, fit_action_pipeline
@@ -31,21 +24,18 @@ from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
 from jaxrl.envs.adapters.table import ADAPTERS, split_id
 from jaxrl.runs.checkpoint import fetch_leaves
 
+_TESTED_ELSEWHERE = (
+    *("A3C", "APEX", "APEX_DDPG", "DDPPO", "R2D2", "REDQ", "RNNSAC", "SimpleQ"),
+    *("MADDPG", "MAPPO", "MATD3", "QMIX", "VDN"),
+    *("AWAC", "BC", "CQL", "CRR", "DT", "IQL", "MARWIL", "RandomAgent"),
+)
+"""Presets, algorithms of several agents and of recorded data, and the one that learns nothing."""
 ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
-    "PPO": PPOConfig,
-    "A2C": A2CConfig,
-    "PG": PGConfig,
-    "IMPALA": IMPALAConfig,
-    "APPO": APPOConfig,
-    "DQN": DQNConfig,
-    "Rainbow": RainbowConfig,
-    "PQN": PQNConfig,
-    "SAC": SACConfig,
-    "CrossQ": CrossQConfig,
-    "TQC": TQCConfig,
-    "TD3": TD3Config,
-    "DDPG": DDPGConfig,
+    name: getattr(algorithms, entry.config.partition(":")[2])
+    for name, entry in algorithms.ALGORITHMS.items()
+    if name not in _TESTED_ELSEWHERE
 }
+"""Algorithms of the contract tests: all others that are registered."""
 ENVS: dict[str, str] = dict.fromkeys(("SAC", "CrossQ", "TQC", "TD3", "DDPG"), "Pendulum-v1")
 """Environments of algorithms that are not for CartPole."""
 REPLAYS = tuple(

@@ -1,4 +1,4 @@
-"""Contracts of every algorithm: a new one is a new row in `tests.helpers.ALGORITHMS`."""
+"""Contracts of every algorithm: a new one takes part by being registered."""
 
 import dataclasses
 from typing import Any
