@@ -6,20 +6,13 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl.core.hparams import HParams, build_hparams
+from jaxrl.core.hparams import build_hparams
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, Metrics, Progress, Rollout
 from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES, SgdState
 from jaxrl.learners.learner import BaseLearner
+from jaxrl.learners.policy_gradient import SgdLearnerState
 from jaxrl.modules.rl_module import RLModule
-
-
-@pytree
-class FixedState:
-    """Learner state of a module that is not trained: no optimizer."""
-
-    sgd: SgdState
-    hparams: HParams
 
 
 @pytree
@@ -30,31 +23,33 @@ class FixedBatch:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FixedLearner(BaseLearner[FixedState]):
+class FixedLearner(BaseLearner[SgdLearnerState]):
     """Learner that changes nothing."""
 
     module: RLModule
     settings: Any
 
-    def init(self, key: Key) -> FixedState:
+    def init(self, key: Key) -> SgdLearnerState:
         sgd = SgdState(params=self.module.init(key), opt_state=())
-        return FixedState(sgd=sgd, hparams=build_hparams(self.settings))
+        return SgdLearnerState(sgd=sgd, hparams=build_hparams(self.settings))
 
     def prepare(
-        self, state: FixedState, rollout: Rollout, progress: Progress
+        self, state: SgdLearnerState, rollout: Rollout, progress: Progress
     ) -> tuple[FixedBatch, Metrics]:
         del state, progress
         return FixedBatch(weight=rollout.mask.astype(jnp.float32)), {}
 
     def update(
-        self, state: FixedState, batch: FixedBatch, progress: Progress, key: Key
-    ) -> tuple[FixedState, Metrics]:
+        self, state: SgdLearnerState, batch: FixedBatch, progress: Progress, key: Key
+    ) -> tuple[SgdLearnerState, Metrics]:
         """Return the state unchanged. Does not consume the key."""
         del batch, progress, key
         zero = jnp.zeros((), jnp.float32)
         return state, {"total_loss": zero, "grad_norm": zero, NUM_NONFINITE_UPDATES: zero}
 
-    def finish(self, state: FixedState, metrics: Metrics, progress: Progress) -> FixedState:
+    def finish(
+        self, state: SgdLearnerState, metrics: Metrics, progress: Progress
+    ) -> SgdLearnerState:
         """Return the state unchanged."""
         del metrics, progress
         return state

@@ -261,7 +261,7 @@ class BaseLearner(Generic[S]):
             "them by label; values.lr is the learning rate"
         )
         check_arguments(self, CONFIGURE, usage, **arguments)
-        configured: Any = self.configure_optimizers_for_module(**arguments)
+        configured: object = self.configure_optimizers_for_module(**arguments)
         if isinstance(configured, optax.GradientTransformation):
             return configured
         title = f"{type(self).__name__}.{CONFIGURE}"

@@ -48,7 +48,7 @@ class LossLearner(BaseLearner[S], abc.ABC):
 
     @abc.abstractmethod
     def compute_loss(
-        self, params: Params, batch: Any, values: Any, key: Key
+        self, params: Params, batch: PyTree, values: Any, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute the mean loss of a minibatch, or of a microbatch of it, and its metrics."""
 
