@@ -19,7 +19,7 @@ from jaxrl.core.types import PyTree
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline.checks import convert_rewards, describe_episode, number_id
-from jaxrl.offline.columns import unflatten_paths
+from jaxrl.offline.columns import ACTIONS, OBS, REWARDS, unflatten_paths
 
 MAX_GROUP_BYTES = 2**30
 """Default limit of the bytes that a file declares to be read at once."""
@@ -261,7 +261,7 @@ def _make_array(result: _PickledArray) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-OBS, NEW_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
+NEW_OBS = "new_obs"
 TERMINATEDS, TRUNCATEDS, DONES = "terminateds", "truncateds", "dones"
 EPS_ID, T = "eps_id", "t"
 EXTRAS = ("action_logp", "action_dist_inputs")
