@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.peers.protocol import Peer, Request
+from benchmarks.settings import PlaySetting
 
 
 class CompiledPeer(Peer):
@@ -67,3 +69,21 @@ class PlayPeer(CompiledPeer):
         """Run one measurement, with the mean reward of a step."""
         reply = super().run(request)
         return {**reply, "reward_mean": float(self.state[-1]) / self._env_steps}
+
+
+def open_copies(name: str, setting: PlaySetting) -> tuple[Any, Any, Any]:
+    """Make and reset the copies of an environment of jaxrl, vectorized as in training.
+
+    Returns:
+        The environment, its vector, and the state of the copies.
+    """
+    from jaxrl.envs.multi.vector import (
+        MultiVectorEnv,  # environments of peers may lack jaxrl's needs
+    )
+    from jaxrl.envs.registry import make_multi
+
+    made = make_multi(name)
+    vector = MultiVectorEnv(made.env, made.env.reset_mode)
+    index = jnp.arange(setting.num_envs)
+    state = jax.jit(vector.reset)(jax.random.key(setting.seed), index, made.params)
+    return made, vector, state

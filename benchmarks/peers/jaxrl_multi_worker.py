@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.peers.compiled import PlayPeer
+from benchmarks.peers.compiled import PlayPeer, open_copies
 from benchmarks.peers.jaxrl_worker import get_versions
 from benchmarks.peers.protocol import Request, serve_peer
 from benchmarks.settings import TASKS, PlaySetting
 from jaxrl.envs.multi.base import get_entries
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.multi.vector import MultiVectorEnv
-from jaxrl.envs.registry import make_multi
 
 
 class JaxrlMultiPeer(PlayPeer):
@@ -30,15 +29,6 @@ class JaxrlMultiPeer(PlayPeer):
         made, vector, state = open_copies(TASKS[setting.task][0], setting)
         play = make_play(made, vector, setting)
         return self.compile(play, (state, jnp.zeros(())), env_steps=setting.env_steps)
-
-
-def open_copies(name: str, setting: PlaySetting) -> tuple[MadeMultiEnv, MultiVectorEnv, Any]:
-    """Make and reset the copies of an environment, vectorized as in training."""
-    made = make_multi(name)
-    vector = MultiVectorEnv(made.env, made.env.reset_mode)
-    index = jnp.arange(setting.num_envs)
-    state = jax.jit(vector.reset)(jax.random.key(setting.seed), index, made.params)
-    return made, vector, state
 
 
 def make_play(made: MadeMultiEnv, vector: MultiVectorEnv, setting: PlaySetting) -> Any:

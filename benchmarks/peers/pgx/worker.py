@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.peers.compiled import PlayPeer
+from benchmarks.peers.compiled import PlayPeer, open_copies
 from benchmarks.peers.protocol import Request, serve_peer
 from benchmarks.settings import PlaySetting
 
@@ -76,8 +76,6 @@ def make_pgx(setting: PlaySetting) -> tuple[Any, Play]:
 
 def make_jaxrl(name: str, setting: PlaySetting) -> tuple[Any, Play]:
     """Make copies of an environment of jaxrl, vectorized as in training."""
-    from benchmarks.peers.jaxrl_multi_worker import open_copies
-
     made, vector, state = open_copies(name, setting)
     players = made.env.possible_agents
 
