@@ -154,7 +154,12 @@ class Export:
     def _write_files(self, folder: Path) -> None:
         arrays = {npp.CONSTANTS: self.constants, npp.WEIGHTS: self.weights, EXAMPLES: self.examples}
         for name, content in arrays.items():
-            np.savez(folder / name, allow_pickle=False, **_to_savable(content))
+            # In C order; `ascontiguousarray` makes a vector of a scalar.
+            in_order: dict[str, Any] = {
+                key: np.ascontiguousarray(array).reshape(array.shape)
+                for key, array in content.items()
+            }
+            np.savez(folder / name, allow_pickle=False, **in_order)
         if self.program is not None:
             (folder / npp.PROGRAM).write_text(_to_json(self.program))
         for name, blob in self.blobs.items():
@@ -170,13 +175,6 @@ def _get_umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
-
-
-def _to_savable(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return arrays as `np.savez` takes them, in C order."""
-    return {
-        name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()
-    }
 
 
 def _to_json(data: object, indent: int | None = None) -> str:
@@ -249,7 +247,13 @@ def make_export(
     """
     kinds, modes = check_options(formats, explore)
     render = _make_renderer(opset) if "onnx" in kinds else None
-    functions = _trace_functions(inference, actor, modes)
+    policy_step = inference.policy_step
+    functions = {
+        npp.SAMPLE if explore else npp.GREEDY: trace_act(policy_step, actor, explore=explore)
+        for explore in modes
+    }
+    if inference.can_read_prev_action():
+        functions[npp.SET_PREVIOUS_ACTION] = trace_set_previous_action(policy_step)
     lowered = {}
     if "numpy" in kinds or render is not None:
         lowered = {name: function.to_program() for name, function in functions.items()}
@@ -262,7 +266,8 @@ def make_export(
     drawn.update({name: [*drawn.get(name, ()), *specs] for name, (_, specs) in lowered.items()})
     programs = {name: program for name, (program, _) in lowered.items()}
     names = _find_weights(functions, programs if "stablehlo" not in kinds else {})
-    constants = _make_initial_state(inference)
+    carry = policy_step.initial_carry(1)
+    constants = {f"initial/{n}": np.asarray(leaf)[0] for n, leaf in name_leaves("state", carry)}
     weights = collect_weights(actor, names)
     if render is not None:
         for name, program in programs.items():
@@ -271,8 +276,13 @@ def make_export(
     if "numpy" in kinds:
         data = {n: _program_to_data(n, program, constants) for n, program in programs.items()}
     manifest = _make_manifest(inference, actor, functions, names, drawn)
+    run = {
+        **(source or {}),
+        "num_env_steps_sampled_lifetime": int(actor.progress.env_steps),
+        "versions": get_versions(),
+    }
     return Export(
-        manifest={**manifest, "formats": kinds, "source": _describe_source(actor, source)},
+        manifest={**manifest, "formats": kinds, "source": run},
         program=None if data is None else {"programs": data},
         constants=constants,
         weights=weights,
@@ -311,19 +321,6 @@ def _make_renderer(
     return render
 
 
-def _trace_functions(
-    inference: Inference, actor: ActorState, modes: Sequence[bool]
-) -> dict[str, TracedFunction]:
-    policy_step = inference.policy_step
-    functions = {
-        npp.SAMPLE if explore else npp.GREEDY: trace_act(policy_step, actor, explore=explore)
-        for explore in modes
-    }
-    if inference.can_read_prev_action():
-        functions[npp.SET_PREVIOUS_ACTION] = trace_set_previous_action(policy_step)
-    return functions
-
-
 def _find_weights(
     functions: Mapping[str, TracedFunction], programs: Mapping[str, ExportedProgram]
 ) -> list[str]:
@@ -334,11 +331,6 @@ def _find_weights(
     names = (name for function in functions.values() for name, _ in function.inputs)
     return [name.partition("/")[2] for name in dict.fromkeys(names)
             if name.startswith("weights/") and name in used]  # fmt: skip
-
-
-def _make_initial_state(inference: Inference) -> dict[str, np.ndarray]:
-    carry = inference.policy_step.initial_carry(1)
-    return {f"initial/{n}": np.asarray(leaf)[0] for n, leaf in name_leaves("state", carry)}
 
 
 def _program_to_data(
@@ -431,11 +423,6 @@ def _describe_connector(connector: Connector) -> str:
     """Return a connector's name and the first sentence of its docstring."""
     summary = (inspect.getdoc(type(connector.unwrapped)) or "").partition("\n\n")[0]
     return f"{connector.unwrapped.name}: {' '.join(summary.split())}"
-
-
-def _describe_source(actor: ActorState, source: Mapping[str, Any] | None) -> dict[str, Any]:
-    steps = int(actor.progress.env_steps)
-    return {**(source or {}), "num_env_steps_sampled_lifetime": steps, "versions": get_versions()}
 
 
 def describe_run(config: "AlgorithmConfig", iteration: int) -> dict[str, Any]:

@@ -81,28 +81,6 @@ class StepResult(NamedTuple):
 # --- operations ---
 
 
-def _make_unary() -> dict[str, Function]:
-    return {
-        "abs": np.abs, "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin,
-        "asinh": np.arcsinh, "atan": np.arctan, "atanh": np.arctanh, "cbrt": np.cbrt,
-        "ceil": np.ceil, "cos": np.cos, "cosh": np.cosh, "erf": _erf, "exp": np.exp,
-        "exp2": np.exp2, "expm1": np.expm1, "floor": np.floor, "is_finite": np.isfinite,
-        "log": np.log, "log1p": np.log1p, "logistic": _logistic, "neg": np.negative,
-        "not": np.invert, "round": np.rint, "rsqrt": _rsqrt, "sign": np.sign, "sin": np.sin,
-        "sinh": np.sinh, "sqrt": np.sqrt, "square": np.square, "tan": np.tan, "tanh": np.tanh,
-    }  # fmt: skip
-
-
-def _make_binary() -> dict[str, Function]:
-    return {
-        "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "rem": np.fmod,
-        "max": np.maximum, "min": np.minimum, "pow": np.power, "atan2": np.arctan2,
-        "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
-        "gt": np.greater, "ge": np.greater_equal, "and": np.bitwise_and, "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }  # fmt: skip
-
-
 def _erf(x: Array) -> Array:
     return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
 
@@ -127,7 +105,22 @@ def _clamp(low: Array, x: Array, high: Array) -> Array:
     return np.minimum(np.maximum(x, low), high)
 
 
-UNARY, BINARY = _make_unary(), _make_binary()
+UNARY: dict[str, Function] = {
+    "abs": np.abs, "acos": np.arccos, "acosh": np.arccosh, "asin": np.arcsin,
+    "asinh": np.arcsinh, "atan": np.arctan, "atanh": np.arctanh, "cbrt": np.cbrt,
+    "ceil": np.ceil, "cos": np.cos, "cosh": np.cosh, "erf": _erf, "exp": np.exp,
+    "exp2": np.exp2, "expm1": np.expm1, "floor": np.floor, "is_finite": np.isfinite,
+    "log": np.log, "log1p": np.log1p, "logistic": _logistic, "neg": np.negative,
+    "not": np.invert, "round": np.rint, "rsqrt": _rsqrt, "sign": np.sign, "sin": np.sin,
+    "sinh": np.sinh, "sqrt": np.sqrt, "square": np.square, "tan": np.tan, "tanh": np.tanh,
+}  # fmt: skip
+BINARY: dict[str, Function] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "rem": np.fmod,
+    "max": np.maximum, "min": np.minimum, "pow": np.power, "atan2": np.arctan2,
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+    "gt": np.greater, "ge": np.greater_equal, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}  # fmt: skip
 TERNARY: dict[str, Function] = {"where": np.where, "clamp": _clamp}
 ELEMENTWISE = {**UNARY, **BINARY, **TERNARY}
 REDUCTIONS: dict[str, Any] = {

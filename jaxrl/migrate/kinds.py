@@ -103,7 +103,8 @@ _HOOK_ARGUMENT_KINDS: Mapping[str, str] = {
 }
 _INDEX_FIRST = ("foreach_worker_with_id", "foreach_env_runner_with_index")
 """Methods whose function receives the number of the runner before the runner."""
-_COPIES = ("copy.copy", "copy.deepcopy")
+COPIES = ("copy.copy", "copy.deepcopy")
+TUNE_RUNNERS = ("ray.tune.run", "ray.tune.Tuner", "ray.tune.tuner.Tuner", "ray.tune.Experiment")
 
 
 class Facts:
@@ -251,7 +252,7 @@ class Facts:
             self._marks[node] = kind
         elif isinstance(node.func, cst.Attribute) and node.func.attr.value == "copy":
             self.mark(node.func.value, kind)
-        elif self.get_import_path(node.func) in _COPIES and node.args:
+        elif self.get_import_path(node.func) in COPIES and node.args:
             self.mark(node.args[0].value, kind)
         else:
             for value in self._find_returned(node.func):
@@ -477,7 +478,7 @@ class Facts:
         if kind := self.get_instance_kind(function):
             return kind
         path = self.get_import_path(function)
-        if path in _COPIES and node.args:
+        if path in COPIES and node.args:
             return self.get_kind(node.args[0].value)
         if path is not None and path in _FUNCTION_KINDS:
             algo = read_string(node.args[0].value) if node.args else None
@@ -541,12 +542,7 @@ class Marker(cst.CSTVisitor):
     def visit_Call(self, node: cst.Call) -> None:
         facts = self._facts
         path = facts.get_import_path(node.func) or ""
-        if path in (
-            "ray.tune.run",
-            "ray.tune.Tuner",
-            "ray.tune.tuner.Tuner",
-            "ray.tune.Experiment",
-        ):
+        if path in TUNE_RUNNERS:
             self._mark_tune(node)
         if path.endswith((".RunConfig", ".tune.run", ".Experiment")):
             self._mark_arg(node, Kind("stop"), "stop")

@@ -14,7 +14,7 @@ import jaxrl
 from jaxrl.compat.rllib.imports import DECORATORS, RLLIB, find_counterpart
 from jaxrl.errors import ConfigError
 from jaxrl.migrate.imports import ImportRewriter, Plan
-from jaxrl.migrate.kinds import Facts, Kind, Marker
+from jaxrl.migrate.kinds import COPIES, Facts, Kind, Marker
 from jaxrl.migrate.nodes import (
     EmptiedStatements,
     Link,
@@ -257,7 +257,7 @@ class _Rewriter(cst.CSTTransformer):
     def _is_copy(self, node: cst.CSTNode | None) -> bool:
         if not isinstance(node, cst.Call):
             return False
-        return self._facts.get_import_path(node.func) in ("copy.copy", "copy.deepcopy")
+        return self._facts.get_import_path(node.func) in COPIES
 
     def _get_copied_default(self, node: cst.Call) -> str | None:
         """Return the path of DEFAULT_CONFIG if a call copies it."""

@@ -28,7 +28,7 @@ from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
 from jaxrl.errors import did_you_mean
 from jaxrl.metrics import EVALUATION, RENAMED_KEYS
-from jaxrl.migrate.kinds import Facts, Kind
+from jaxrl.migrate.kinds import TUNE_RUNNERS, Facts, Kind
 from jaxrl.migrate.nodes import (
     Link,
     append_args,
@@ -399,7 +399,6 @@ def _apply_to_element(verdict: Verdict, element: cst.BaseDictElement) -> cst.Bas
     return element.with_changes(key=replace_string(element.key, verdict.name), value=value)
 
 
-TUNE_RUNNERS = ("ray.tune.run", "ray.tune.Tuner", "ray.tune.tuner.Tuner", "ray.tune.Experiment")
 TRAINABLE_LOOKUPS = ("ray.tune.registry.get_trainable_cls", "ray.tune.with_resources")
 TRAINABLE_METHODS = ("get_default_config", "default_resource_request", "resource_help")
 """Methods that the class of an algorithm has, as a Trainable of Ray Tune."""

@@ -73,7 +73,7 @@ class _Row:
     reward: float
 
 
-class PolicyServer:
+class ActingThread:
     """Policy that acts for simulators, in a thread of its own.
 
     Calls have a power of two of rows, so that few programs are compiled; the policy is the one that

@@ -21,7 +21,7 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, EnvRunnerError
 from jaxrl.external.client import TOKEN_VARIABLE
 from jaxrl.metrics import EMPTY_EPISODE_METRICS
-from jaxrl.runners.external.acting import PolicyExporter, PolicyServer
+from jaxrl.runners.external.acting import ActingThread, PolicyExporter
 from jaxrl.runners.external.schema import Schema
 from jaxrl.runners.external.server import ExternalServer, ServerOptions
 from jaxrl.runners.external.sessions import EndedStats, Inbox, Sessions
@@ -175,7 +175,7 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
             may_log=why_no_own is None,
             explores=explores,
         )
-        self.acting = PolicyServer(
+        self.acting = ActingThread(
             self.schema,
             plan.total_envs,
             seed=debugging.run_seed,

@@ -32,7 +32,7 @@ from jaxrl.external.frames import (
     make_proof,
 )
 from jaxrl.external.spaces import check_array
-from jaxrl.runners.external.acting import ActRequest, Answer, PolicyExporter, PolicyServer
+from jaxrl.runners.external.acting import ActingThread, ActRequest, Answer, PolicyExporter
 from jaxrl.runners.external.schema import Schema
 from jaxrl.runners.external.sessions import BadPartError, Inbox, Session, Sessions
 
@@ -107,7 +107,7 @@ class ExternalServer:
         schema: Schema,
         sessions: Sessions,
         inbox: Inbox,
-        acting: PolicyServer,
+        acting: ActingThread,
         policies: PolicyExporter,
         described: Head,
     ) -> None:
