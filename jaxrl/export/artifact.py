@@ -41,6 +41,9 @@ from jaxrl.training.rollout import ActorState, PolicyStep
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
+FORMATS = ("numpy", "stablehlo", "onnx")
+EXAMPLES = "examples.npz"
+
 
 def describe_space(
     space: gymnasium.Space[Any], path: str, ignored: Sequence[str] = ()
@@ -95,10 +98,6 @@ def _to_plain(value: object) -> object:
     if isinstance(value, list):
         return [_to_plain(entry) for entry in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-FORMATS = ("numpy", "stablehlo", "onnx")
-EXAMPLES = "examples.npz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,14 @@ from jaxrl.errors import ExportError
 from jaxrl.export.program import Dim, ExportedProgram
 from jaxrl.runtime.versions import get_versions
 
+logger = logging.getLogger("jaxrl")
+OPSET = 17
+"""Version of the operators by default, and the lowest one."""
+MAX_BYTES = 2**31 - 2**20
+"""Size of the weights that a file, which is one message of less than 2 GiB, has room for."""
+BATCH = "b"
+
+
 _WIDER = {
     "bool": "int32",
     **dict.fromkeys(("int8", "int16", "uint8", "uint16"), "int32"),
@@ -659,15 +667,6 @@ RENDERINGS: Mapping[str, Rendering] = {
     "gather": _render_gather,
 }
 """Rendering of every operation."""
-
-
-logger = logging.getLogger("jaxrl")
-
-OPSET = 17
-"""Version of the operators by default, and the lowest one."""
-MAX_BYTES = 2**31 - 2**20
-"""Size of the weights that a file, which is one message of less than 2 GiB, has room for."""
-BATCH = "b"
 
 
 def check_opset(opset: object) -> int:

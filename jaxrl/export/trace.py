@@ -24,6 +24,11 @@ from jaxrl.modules.rl_module import make_zeros
 from jaxrl.policy.inference import ActInputs, act, set_previous_action
 from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep
 
+Specs: TypeAlias = "list[tuple[str, jax.ShapeDtypeStruct]]"
+"""Names, types and shapes of arrays, in the order of a tree's leaves."""
+BATCH = "b"
+
+
 Equation: TypeAlias = jex_core.JaxprEqn
 Constants: TypeAlias = "dict[str, float]"
 """Parameters of a distribution by name."""
@@ -193,12 +198,6 @@ def make_capture(draw: Callable[[Keys], PyTree]) -> Callable[[Keys], dict[str, A
         return dict(zip(names, replacer.captured, strict=True))
 
     return capture
-
-
-Specs: TypeAlias = "list[tuple[str, jax.ShapeDtypeStruct]]"
-"""Names, types and shapes of arrays, in the order of a tree's leaves."""
-
-BATCH = "b"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

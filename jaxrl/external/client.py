@@ -25,6 +25,13 @@ from .spaces import SpaceLeaves, describe_space, hash_spaces, stack_rows, withou
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+_REWARD = "state/reward"
+"""Name of the part of a state that is the previous reward, for connectors that read it."""
+TOKEN_VARIABLE = "JAXRL_EXTERNAL_TOKEN"
+"""Environment variable of the token, on both sides."""
+INFERENCE_MODES = ("local", "remote")
+_MAX_REWARD = float(np.finfo(np.float32).max)
+
 
 class Step(NamedTuple):
     """Step whose reward and successor are not known yet."""
@@ -105,10 +112,6 @@ def make_part(episode: Episode, end: str | None) -> tuple[Head, Arrays]:
     arrays["0.version"] = np.asarray([step.version for step in steps], np.int64)
     episode.t_started, episode.steps, episode.rewards = episode.t_started + len(steps), [], []
     return part, arrays
-
-
-_REWARD = "state/reward"
-"""Name of the part of a state that is the previous reward, for connectors that read it."""
 
 
 def _import_policy_class() -> Any:
@@ -232,13 +235,6 @@ def _flatten(tree: object) -> list[np.ndarray]:
     if isinstance(tree, (tuple, list)):
         return [leaf for part in tree for leaf in _flatten(part)]
     return [np.asarray(tree)]
-
-
-TOKEN_VARIABLE = "JAXRL_EXTERNAL_TOKEN"
-"""Environment variable of the token, on both sides."""
-
-INFERENCE_MODES = ("local", "remote")
-_MAX_REWARD = float(np.finfo(np.float32).max)
 
 
 class _Env(Protocol):

@@ -38,6 +38,12 @@ from .frames import (
     make_proof,
 )
 
+_PING_INTERVAL_S = 5.0
+_SILENCE_S = 60.0
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0
+_PONG_TIMEOUT_S = 1.0
+
+
 DEFAULT_PORT = 9900
 MAX_HEAD_BYTES = 16 * 2**20
 """Limit of heads that the run sends: WELCOME has the descriptions of the spaces."""
@@ -205,12 +211,6 @@ def _shake_hands(channel: Channel, identity: Identity, state: Head) -> Head:
     if not is_proof(make_proof(token, "server", client_id, minor, nonces), welcome.get("proof")):
         raise RefusedError("The run could not prove that it has the token: it is another one.")
     return welcome
-
-
-_PING_INTERVAL_S = 5.0
-_SILENCE_S = 60.0
-_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.1, 5.0
-_PONG_TIMEOUT_S = 1.0
 
 
 class Numbered(NamedTuple):

@@ -33,6 +33,8 @@ from jaxrl.interop.layers import (
 )
 from jaxrl.interop.sources import Arrays
 
+LOG_STD: Path = ("log_std",)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Naming:
@@ -150,9 +152,6 @@ def get_stages(naming: Naming, branch: str) -> Sequence[Sequence[str]] | None:
     if stages is None:
         return None
     return [[name.replace("{i}", number) for name in stage] for stage in stages]
-
-
-LOG_STD: Path = ("log_std",)
 
 
 @dataclasses.dataclass

@@ -31,6 +31,9 @@ from jaxrl.migrate.nodes import (
 )
 from jaxrl.migrate.verdicts import UNKNOWN
 
+STOP_NAMES = ("stop", "stop_criteria", "stopping_criteria")
+"""Names of variables that hold stop criteria, also where another file uses them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
@@ -517,10 +520,6 @@ def _has_rllib_setting(node: cst.CSTNode | None) -> bool:
         return True
     keys = [read_string(e.key) for e in node.elements if isinstance(e, cst.DictElement)]
     return any(key in SETTINGS or key in ("env", "framework") for key in keys)
-
-
-STOP_NAMES = ("stop", "stop_criteria", "stopping_criteria")
-"""Names of variables that hold stop criteria, also where another file uses them."""
 
 
 class Marker(cst.CSTVisitor):

@@ -40,6 +40,13 @@ from jaxrl.migrate.rules import (
     merge_moved,
 )
 
+MENTION = re.compile(r"\b(?:rllib|jaxrl)\b")
+RLLIB_MENTION = re.compile(r"\bray\.rllib\b|\bfrom\s+ray\s+import\b[^\n]*\brllib\b")
+_PYTHON_2 = re.compile(
+    r"^\s*(?:print\s+[^\s(=]|exec\s+['\"]|except\s+[\w.]+\s*,\s*\w+\s*:|raise\s+\w+\s*,)|<>|\bur'"
+)
+
+
 MAX_BRACKETS = 100
 MAX_OPERATORS = 1000
 """Maximum number of operators, prefixes and clauses that an expression nests, or of `elif`."""
@@ -120,13 +127,6 @@ class _Depth:
     def _count(self, number: int) -> None:
         self._separated[-1] += number
         self._total += number
-
-
-MENTION = re.compile(r"\b(?:rllib|jaxrl)\b")
-RLLIB_MENTION = re.compile(r"\bray\.rllib\b|\bfrom\s+ray\s+import\b[^\n]*\brllib\b")
-_PYTHON_2 = re.compile(
-    r"^\s*(?:print\s+[^\s(=]|exec\s+['\"]|except\s+[\w.]+\s*,\s*\w+\s*:|raise\s+\w+\s*,)|<>|\bur'"
-)
 
 
 def migrate_python(text: str, path: object = "the code") -> Migration:

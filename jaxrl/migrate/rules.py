@@ -56,6 +56,20 @@ from jaxrl.migrate.verdicts import (
     judge_result_key,
 )
 
+GROUPS = frozenset((*GROUP_METHODS.values(), "multi_agent", "offline_data"))
+SWITCHES = ("framework", "experimental", "api_stack")
+"""Methods whose settings select a framework or an API stack."""
+SCHEDULED = ("lr", "entropy_coeff")
+"""Settings that RLlib's `<name>_schedule` replaces."""
+TRAINABLE_LOOKUPS = ("ray.tune.registry.get_trainable_cls", "ray.tune.with_resources")
+TRAINABLE_METHODS = ("get_default_config", "default_resource_request", "resource_help")
+"""Methods that the class of an algorithm has, as a Trainable of Ray Tune."""
+_FORWARD = ("forward_inference", "forward_exploration", "forward_train")
+_TENSOR_METHODS = ("cpu", "detach", "numpy")
+_OWNERS = {"runner_group": "env_runner_group"}
+METRIC_COLUMNS = ("metric_columns",)
+PRINTERS = ("print", "format", "info", "debug", "log", "add_scalar")
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class NeededImport:
@@ -109,12 +123,6 @@ class Context:
         self.needed.add(NeededImport(module, name))
         return cst.Name(name)
 
-
-GROUPS = frozenset((*GROUP_METHODS.values(), "multi_agent", "offline_data"))
-SWITCHES = ("framework", "experimental", "api_stack")
-"""Methods whose settings select a framework or an API stack."""
-SCHEDULED = ("lr", "entropy_coeff")
-"""Settings that RLlib's `<name>_schedule` replaces."""
 
 MovedArgs = dict[str, list[cst.Arg]]
 
@@ -399,11 +407,6 @@ def _apply_to_element(verdict: Verdict, element: cst.BaseDictElement) -> cst.Bas
     return element.with_changes(key=replace_string(element.key, verdict.name), value=value)
 
 
-TRAINABLE_LOOKUPS = ("ray.tune.registry.get_trainable_cls", "ray.tune.with_resources")
-TRAINABLE_METHODS = ("get_default_config", "default_resource_request", "resource_help")
-"""Methods that the class of an algorithm has, as a Trainable of Ray Tune."""
-
-
 def is_trainable(node: cst.ClassDef) -> bool:
     """Return whether a class overrides methods of a Trainable alone, as the class here can."""
     statements = node.body.body
@@ -412,11 +415,6 @@ def is_trainable(node: cst.ClassDef) -> bool:
         for each in statements
         if isinstance(each, cst.FunctionDef)
     )
-
-
-_FORWARD = ("forward_inference", "forward_exploration", "forward_train")
-_TENSOR_METHODS = ("cpu", "detach", "numpy")
-_OWNERS = {"runner_group": "env_runner_group"}
 
 
 class ObjectRules:
@@ -678,8 +676,6 @@ DISTINCT_KEYS = frozenset(
     or key in ("timesteps_total", "episodes_total")
 )
 """Result keys that are rewritten wherever they index something unknown."""
-METRIC_COLUMNS = ("metric_columns",)
-PRINTERS = ("print", "format", "info", "debug", "log", "add_scalar")
 
 
 class ResultRules:

@@ -41,6 +41,28 @@ from jaxrl.serve.backend import (
 from jaxrl.serve.batching import RETRY_AFTER_S, Answer, Batcher, Rows, Sessions
 from jaxrl.serve.settings import ServeSettings
 
+logger = logging.getLogger(__name__)
+
+JSON, ARRAYS = "application/json", "application/x-safetensors"
+MAX_ID_LENGTH = 256
+_HEADER_BYTES = 8
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ACTIONS, SPACES, HEALTH, METRICS, EPISODES = (
+    "/v1/actions",
+    "/v1/spaces",
+    "/healthz",
+    "/metrics",
+    "/v1/episodes/",
+)
+MAX_ERROR_LENGTH = 500
+BYTES_PER_NUMBER, BYTES_PER_ROW = 32, 1024
+"""Upper bounds for JSON: a number with its separators, and names, ids and flags of a row."""
+MIN_BODY_BYTES, MAX_BODY_BYTES, MAX_DISCARDED_BYTES = 2**16, 2**26, 2**20
+_MAX_REWARD = float(np.finfo(np.float32).max)
+
+
 METRICS_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 _ROWS = tuple(float(2**i) for i in range(13))
@@ -85,9 +107,6 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-JSON, ARRAYS = "application/json", "application/x-safetensors"
-MAX_ID_LENGTH = 256
-_HEADER_BYTES = 8
 _PLURALS = {
     "observation": "observations",
     "episode_id": "episode_ids",
@@ -348,24 +367,6 @@ def _split_rows(structure: Structure, columns: Value, num: int) -> list[Any]:
     return [map_structure(structure, lambda leaf, i=i: leaf[i], columns) for i in range(num)]
 
 
-logger = logging.getLogger(__name__)
-
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-
-ACTIONS, SPACES, HEALTH, METRICS, EPISODES = (
-    "/v1/actions",
-    "/v1/spaces",
-    "/healthz",
-    "/metrics",
-    "/v1/episodes/",
-)
-MAX_ERROR_LENGTH = 500
-BYTES_PER_NUMBER, BYTES_PER_ROW = 32, 1024
-"""Upper bounds for JSON: a number with its separators, and names, ids and flags of a row."""
-MIN_BODY_BYTES, MAX_BODY_BYTES, MAX_DISCARDED_BYTES = 2**16, 2**26, 2**20
-_MAX_REWARD = float(np.finfo(np.float32).max)
 _METHODS = {ACTIONS: "POST", SPACES: "GET", HEALTH: "GET", METRICS: "GET", EPISODES: "DELETE"}
 
 

@@ -14,6 +14,10 @@ import numpy as np
 from jaxrl.errors import JaxrlError
 from jaxrl.serve.backend import Backend, Batch, RequestError, State, Value, map_structure
 
+logger = logging.getLogger(__name__)
+RETRY_AFTER_S = 1
+"""Seconds after which an overloaded or reloading server is worth another try."""
+
 
 class Sessions:
     """States of the most recently used episodes.
@@ -90,12 +94,6 @@ class Sessions:
     def clear(self) -> None:
         """Forget all episodes."""
         self._states.clear()
-
-
-logger = logging.getLogger(__name__)
-
-RETRY_AFTER_S = 1
-"""Seconds after which an overloaded or reloading server is worth another try."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

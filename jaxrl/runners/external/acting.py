@@ -22,6 +22,12 @@ from jaxrl.runners.host_policy import HostPolicy, PrevStep
 from jaxrl.runtime.program import Program
 from jaxrl.training.rollout import PolicyStep
 
+_SENDING = "jaxrl.export.artifact"
+"""Module that exports policies. It is above the runners, and imported when a simulator asks."""
+_PER_ENV = ("epsilon_ladder", "exploration_sigma_max")
+"""Settings by which environments explore differently from one another."""
+
+
 MAX_ROWS = 64
 """Largest number of rows in one call; more requests take several calls."""
 
@@ -268,13 +274,6 @@ class ActingThread:
             policy.set_actor(weights.actor)
             self.policies[size, explore] = policy, weights
         return policy
-
-
-_SENDING = "jaxrl.export.artifact"
-"""Module that exports policies. It is above the runners, and imported when a simulator asks."""
-
-_PER_ENV = ("epsilon_ladder", "exploration_sigma_max")
-"""Settings by which environments explore differently from one another."""
 
 
 class PolicyExporter:

@@ -34,6 +34,11 @@ from jaxrl.runtime.program import Program
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
+logger = logging.getLogger("jaxrl")
+_POLL_S = 0.2
+REPORT_INTERVAL_S = 10.0
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
 
 class PartRecorder(Recorder):
     """Recorder of the parts of episodes that simulators send for training, each once.
@@ -100,13 +105,6 @@ class _Renaming:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         del state
-
-
-logger = logging.getLogger("jaxrl")
-
-_POLL_S = 0.2
-REPORT_INTERVAL_S = 10.0
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ExternalEnvRunnerGroup(FormerGroupNames):

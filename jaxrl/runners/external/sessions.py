@@ -24,6 +24,10 @@ from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.step_ledger import STALE, StepLedger
 from jaxrl.training.episode_stats import EpisodeRecord
 
+_ENDS = (None, "terminated", "truncated", "cut")
+_SOURCES = ("policy", "log")
+
+
 REFUSED = "refused"
 """Reason: not in the spaces, not finite, or not the continuation of what was sent before."""
 
@@ -242,10 +246,6 @@ class Inbox:
             saved: Sequence[int] = counts.get("env_steps", [])
             last = max(saved, default=0)
             self._next_step = np.full(self._num_columns, last + 1, np.uint32)
-
-
-_ENDS = (None, "terminated", "truncated", "cut")
-_SOURCES = ("policy", "log")
 
 
 class BadPartError(LinkError):
