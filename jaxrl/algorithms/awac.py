@@ -12,7 +12,7 @@ divided by their sum over the batch (AWAC's code: they are).
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ from jaxrl.modules.policy_and_critics import CRITIC, POLICY, StochasticPolicyMod
 from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.ops.losses import exponential_weight, masked_mean
 
+V = TypeVar("V", bound=AdvantageWeightedTraining)
+
 ADVANTAGES_MEAN, WEIGHTS_MEAN = "advantages_mean", "action_weights_mean"
 
 
@@ -48,11 +50,11 @@ class AdvantageWeightedState:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AdvantageWeighted(ActorCriticLearner[AdvantageWeightedState], abc.ABC):
+class AdvantageWeighted(ActorCriticLearner[AdvantageWeightedState], Generic[V], abc.ABC):
     """Base of learners whose policy imitates the rows' actions, weighted by their advantages."""
 
     module: StochasticPolicyModule
-    settings: AdvantageWeightedTraining
+    settings: V
 
     lr_names: ClassVar[Mapping[str, str]] = {part: LR_NAMES[part] for part in (POLICY, CRITIC)}
 
@@ -61,7 +63,7 @@ class AdvantageWeighted(ActorCriticLearner[AdvantageWeightedState], abc.ABC):
         self,
         state: AdvantageWeightedState,
         batch: Transition,
-        values: Any,
+        values: V,
         key: Key,
     ) -> tuple[SgdState, list[Metrics]]:
         """Step all parts, and return the metrics of each step. Consumes the key.
@@ -174,7 +176,7 @@ class AWACTraining(AdvantageWeightedTraining):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AWACLearner(AdvantageWeighted):
+class AWACLearner(AdvantageWeighted[AWACTraining]):
     """Critics of the policy, which imitates actions that they value more than its own."""
 
     settings: AWACTraining

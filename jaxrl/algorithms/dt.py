@@ -71,7 +71,7 @@ class DTLearner(BCLearner):
     needs_returns: ClassVar[bool] = True
 
     def compute_loss(
-        self, params: Params, batch: Transition, values: DTTraining, key: Key
+        self, params: Params, batch: Transition, values: BCTraining, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute −E[w log π(aₜ | R̂ₜ₋ₖ, sₜ₋ₖ, aₜ₋ₖ, ..., R̂ₜ, sₜ)]  (section 3).
 

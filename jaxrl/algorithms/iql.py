@@ -59,7 +59,7 @@ class IQLTraining(AdvantageWeightedTraining):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class IQLLearner(AdvantageWeighted):
+class IQLLearner(AdvantageWeighted[IQLTraining]):
     """Expectile of the critics, and a policy that imitates the actions above it."""
 
     module: PolicyAndValueModule

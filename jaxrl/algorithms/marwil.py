@@ -9,7 +9,7 @@ parameters (RLlib: of those that prepared the batch); with beta=0 there is no va
 import abc
 import dataclasses
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -60,10 +60,11 @@ _ADVANTAGE_SETTINGS = (
 
 
 S = TypeVar("S")
+V = TypeVar("V", bound=BCTraining)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ImitationLearner(BaseLearner[S], abc.ABC):
+class ImitationLearner(BaseLearner[S], Generic[S, V], abc.ABC):
     """Base of the learners: one gradient step on the likelihood of the recorded actions."""
 
     module: RLModule
@@ -71,7 +72,7 @@ class ImitationLearner(BaseLearner[S], abc.ABC):
 
     @abc.abstractmethod
     def compute_loss(
-        self, params: Params, batch: Transition, values: Any, key: Key
+        self, params: Params, batch: Transition, values: V, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute the mean loss of a minibatch, and metrics.
 
@@ -112,7 +113,7 @@ class ImitationLearner(BaseLearner[S], abc.ABC):
         return -jnp.mean(weight * likelihood)
 
     def step(
-        self, sgd: SgdState, batch: Transition, values: BCTraining, key: Key
+        self, sgd: SgdState, batch: Transition, values: V, key: Key
     ) -> tuple[SgdState, Metrics]:
         """Take one gradient step; a non-finite one changes nothing."""
         loss_name = f"{type(self).__name__}.compute_loss"
@@ -127,7 +128,7 @@ class ImitationLearner(BaseLearner[S], abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BCLearner(ImitationLearner[SgdLearnerState]):
+class BCLearner(ImitationLearner[SgdLearnerState, BCTraining]):
     """Likelihood of the recorded actions."""
 
     def init(self, key: Key) -> SgdLearnerState:
@@ -142,7 +143,7 @@ class BCLearner(ImitationLearner[SgdLearnerState]):
         return replace(state, sgd=sgd), metrics
 
     def compute_loss(
-        self, params: Params, batch: Transition, values: Any, key: Key
+        self, params: Params, batch: Transition, values: BCTraining, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute −E[w log π(a|s)], with the term of `bc_logstd_coeff`; the key is unused."""
         del values, key
@@ -165,7 +166,7 @@ class MARWILState(SgdLearnerState):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MARWILLearner(ImitationLearner[MARWILState]):
+class MARWILLearner(ImitationLearner[MARWILState, MARWILTraining]):
     """Likelihood of the recorded actions, weighted by exponentials of their advantages."""
 
     settings: MARWILTraining
@@ -315,7 +316,7 @@ class MARWILConfig(AlgorithmConfig):
     training_settings: MARWILTraining = MARWILTraining(lr=1e-4)
     training = fluent("training_settings", MARWILTraining)
 
-    def get_default_learner_class(self) -> type[ImitationLearner[Any]]:
+    def get_default_learner_class(self) -> type[ImitationLearner[Any, Any]]:
         return MARWILLearner if self.training_settings.needs_values else BCLearner
 
     @property
