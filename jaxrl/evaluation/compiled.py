@@ -26,6 +26,7 @@ from jaxrl.training.rollout import RolloutWorker
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.settings.run import EvaluationSettings
 
 MAX_EVALUATION_ENVS = 64
 """Maximum number of environments of a compiled evaluation with `evaluation_num_envs="auto"`."""
@@ -85,7 +86,14 @@ class JaxEvaluation:
         rollout_worker = self.assembly.policy_step.with_envs(vector)
         return Program(
             name,
-            make_function(make_evaluator(config, rollout_worker, made)),
+            make_function(
+                make_evaluator(
+                    config.evaluation_settings,
+                    rollout_worker,
+                    made.max_episode_steps,
+                    explore=config.env_runners_settings.explore,
+                )
+            ),
             max_retraces=config.debugging_settings.max_retraces,
             program_cache=self.assembly.program_cache,
             enabled=config.debugging_settings.compiles,
@@ -184,22 +192,23 @@ class OwnCompiledEvaluation:
 
 
 def make_evaluator(
-    config: "AlgorithmConfig",
+    settings: "EvaluationSettings",
     rollout_worker: RolloutWorker | MultiRolloutWorker,
-    made: MadeEnv | MadeMultiEnv,
+    max_episode_steps: int | None,
+    *,
+    explore: bool,
 ) -> Evaluator:
-    """Return the compiled evaluation's function for an evaluation config.
+    """Return the compiled evaluation's function.
 
     Args:
-        config: Config of the evaluation.
+        settings: Settings of the evaluation.
         rollout_worker: Functions that step the evaluation environments.
-        made: Evaluation environment.
+        max_episode_steps: Time limit of the environment; None for no limit.
+        explore: Whether actions are sampled.
     """
-    settings = config.evaluation_settings
-    explore = config.env_runners_settings.explore
     duration = settings.evaluation_duration
     assert duration != "auto"
-    limit = made.max_episode_steps or DEFAULT_MAX_EPISODE_STEPS
+    limit = max_episode_steps or DEFAULT_MAX_EPISODE_STEPS
     by_steps = settings.evaluation_duration_unit == "timesteps"
     # By timesteps, every environment must have room for several episodes, or short ones would be
     # overrepresented.

@@ -31,7 +31,12 @@ def trace(config: Any) -> None:
     states = jax.eval_shape(lanes.init, keys, params, numbers)
     jax.eval_shape(lanes.run_batches, states, jnp.asarray(1))
     changed = group.lanes[0].config.get_evaluation_config_object()
-    evaluator = make_evaluator(changed, assembly.rollout_worker, assembly.made)
+    evaluator = make_evaluator(
+        changed.evaluation_settings,
+        assembly.rollout_worker,
+        assembly.made.max_episode_steps,
+        explore=changed.env_runners_settings.explore,
+    )
 
     def evaluate(key: Any) -> Any:
         learner = assembly.in_graph_runner.init(key, group.env_params[0])
