@@ -403,8 +403,8 @@ class DefaultModelConfig:
         return self.__dict__[name]
 
     def make_initializer(self, name: str) -> Callable[..., Any]:
-        """Return the initializer described by the settings `name` and `name + "_check_kwargs"`."""
-        kwargs = self.__dict__.get(f"{name}_check_kwargs")
+        """Return the initializer described by the settings `name` and `name + "_kwargs"`."""
+        kwargs = self.__dict__.get(f"{name}_kwargs")
         return get_initializer(self[name], kwargs, name, for_bias="_bias_" in name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -423,7 +423,7 @@ class DefaultModelConfig:
 
 
 INITIALIZER_SETTINGS = tuple(
-    f.name for f in dataclasses.fields(DefaultModelConfig) if f.name.endswith("_check_initializer")
+    f.name for f in dataclasses.fields(DefaultModelConfig) if f.name.endswith("_initializer")
 )
 MODEL_SETTINGS = tuple(f.name for f in dataclasses.fields(DefaultModelConfig))
 
