@@ -111,7 +111,7 @@ def on_policy(algo: str, env: str = "CartPole-v1", **settings: Any) -> Any:
     return finish(config)
 
 
-def replayed(algo: str, env: str = "CartPole-v1", **settings: Any) -> Any:
+def replayed(algo: str, env: Any = "CartPole-v1", **settings: Any) -> Any:
     """Make a config that learns from a small replay buffer."""
     config = getattr(jaxrl, f"{algo}Config")()
     config.environment(env).env_runners(num_envs_per_env_runner=4, rollout_fragment_length=4)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jaxrl.assembly.env_params import get_jax_env, set_env_params
-from jaxrl.assembly.messages import log_assembly
+from jaxrl.assembly.assemble import log_assembly
+from jaxrl.assembly.env import get_jax_env, set_env_params
 from jaxrl.assembly.offline import check_statistics_may_change
 from jaxrl.assembly.opponents import describe_opponents
 from jaxrl.assembly.replay import (
@@ -56,12 +56,11 @@ from jaxrl.loggers.plots import preload_matplotlib
 from jaxrl.loggers.python_log import get_system_usage, set_log_level
 from jaxrl.loggers.recorder import Recorder, RunRecord, SaveSchedule, note_close_failure
 from jaxrl.metrics import DEFAULT_MODULE, HELD_OUT_PARTS, TIMERS
-from jaxrl.policy.agent_actions import make_actions
-from jaxrl.policy.compute_actions import ActionOptions
-from jaxrl.policy.opponents import OpponentMethods
+from jaxrl.policy.actions import ActionOptions, make_actions
+from jaxrl.policy.inference import check_names, read_input_dict
+from jaxrl.policy.league import OpponentMethods
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.recording import RecordingMethods
-from jaxrl.policy.requests import check_names, read_input_dict
 from jaxrl.policy.weight_methods import attach_policies, attach_writer
 from jaxrl.run_parts import OwnRunParts, RunParts
 from jaxrl.runners.compiled_runner import CompiledRunnerGroup

@@ -17,8 +17,7 @@ from jaxrl.errors import (
     SpaceError,
     UnknownNameError,
 )
-from jaxrl.policy.inference import adjust_pipeline
-from jaxrl.policy.observations import conform
+from jaxrl.policy.inference import adjust_pipeline, conform
 from tests.helpers import action_pipeline, observation_pipeline, small
 
 

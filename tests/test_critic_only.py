@@ -26,7 +26,7 @@ from jaxrl import (
     QMIXConfig,
 )
 from jaxrl.algorithms.marwil import BCConfig
-from jaxrl.assembly.modules import make_module as assemble_module
+from jaxrl.assembly.assemble import make_module as assemble_module
 from jaxrl.assembly.pipelines import make_action_pipeline, make_observation_pipeline
 from jaxrl.connectors.base import ObservationConnector
 from jaxrl.connectors.observations import FlattenObservations

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl.algorithm import Algorithm
-from jaxrl.assembly.env_params import change_env_params
+from jaxrl.assembly.env import change_env_params
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import (
     EnvError,

@@ -21,7 +21,7 @@ from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.spaces import check_supported
 from jaxrl.errors import JaxrlError, SpaceError
 from jaxrl.export.numpy_program import Leaf, NumpyPolicy, PolicyInputError
-from jaxrl.policy.observations import conform
+from jaxrl.policy.inference import conform
 from tests.helpers import assert_equal, small
 from tests.nested import AnyGymSpaces, jax_env
 

@@ -144,7 +144,7 @@ def test_a_sweep_is_used_by_one_thread() -> None:
 
 def test_trials_are_used_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small("PPO", "gymnasium:CartPole-v1").sweep(seeds=2).debugging(loggers=[])
-    lane_trials = pytest.importorskip("jaxrl.sweeps.lane_trials")
+    lane_trials = pytest.importorskip("jaxrl.sweeps.trials")
     with config.build() as sweep:
         assert isinstance(sweep, Trials)
         calls = {

@@ -3,23 +3,33 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
 
-from jaxrl.assembly.absent_envs import make_data_env, make_external_env
-from jaxrl.assembly.compiled_step import get_compiled_step
-from jaxrl.assembly.connector_env import EnvToInspect, make_offers
-from jaxrl.assembly.learner_checks import check_learner, check_learner_class
-from jaxrl.assembly.modules import make_module
+from jaxrl.assembly.env import (
+    EnvToInspect,
+    make_data_env,
+    make_external_env,
+    make_offers,
+    prepare_first_task,
+)
 from jaxrl.assembly.offline import (
     ChosenStorage,
     check_mixed_storage,
     check_stream_pipelines,
     choose_storage,
     count_recorded_batches,
+    make_blank_dataset,
     make_dataset_sampler,
     make_mixed_sampler,
 )
@@ -29,40 +39,268 @@ from jaxrl.assembly.pipelines import (
     make_observation_pipeline,
 )
 from jaxrl.assembly.replay import make_replay_buffer, resolve_sequence_length
-from jaxrl.assembly.tasks import prepare_first_task
 from jaxrl.buffers.circular import CircularBuffer
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.buffers.sequence import AnyReplayBuffer
+from jaxrl.compat import lookup
 from jaxrl.config.batch_plan import BatchPlan, OfflinePlan, ReplayPlan
-from jaxrl.config.placement import resolve_placement
+from jaxrl.config.placement import describe_idle_settings, resolve_placement
 from jaxrl.config.settings.offline import Storage
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
 from jaxrl.config.teams import make_named_env
-from jaxrl.connectors.pipelines import LearnerPipeline
-from jaxrl.core.types import Key, PyTree
+from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
+from jaxrl.core.dependence import find_dependence
+from jaxrl.core.hparams import PerLane, replace_with_traced
+from jaxrl.core.types import Columns, Key, Metrics, Params, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
-from jaxrl.envs.vector import VectorEnv
-from jaxrl.errors import ConfigError
-from jaxrl.modules.rl_module import RLModule
+from jaxrl.envs.vector import NO_FAULT, VectorEnv
+from jaxrl.errors import (
+    TRACING_ERRORS,
+    ConfigError,
+    JaxrlError,
+    LossError,
+    ModuleError,
+    locate_in_user_code,
+    summarize_exception,
+)
+from jaxrl.modules.actor_critic import ActorCriticModule
+from jaxrl.modules.autoregressive import check_exact_entropy
+from jaxrl.modules.encoder_module import EncoderModule, explain_axes, is_image
+from jaxrl.modules.rl_module import RLModule, RLModuleSpec, check_module, make_zeros
+from jaxrl.modules.scripted import ParameterFreeModule
 from jaxrl.offline.held_out import EpisodeSplit
 from jaxrl.runtime.commands import is_command
 from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
 from jaxrl.runtime.program import Program
 from jaxrl.training.data_flow import CompiledStep
+from jaxrl.training.episode_stats import EpisodeRecord
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.offline import MixedRunner, MixedTrainStep, OfflineRunner
-from jaxrl.training.rollout import PolicyStep, RolloutWorker
+from jaxrl.training.rollout import PolicyStep, RolloutWorker, make_blank_rollout
+from jaxrl.training.train_state import RolloutBatch
 from jaxrl.training.train_step import Experience, TrainStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.training.multi_learning import MultiLearning
+
+
+def get_compiled_step(config: "AlgorithmConfig") -> CompiledStep | None:
+    """Return the training step of the config's own Algorithm, if it has one for the program.
+
+    Raises:
+        ConfigError: If it is not a function of the data flow alone.
+    """
+    name = "compiled_training_step"
+    step: CompiledStep | None = getattr(config.algo_class, name, None)
+    if step is None:
+        return None
+    owner = config.algo_class.__name__ if config.algo_class else ""
+    try:
+        inspect.signature(step).bind(None)
+    except TypeError:
+        raise ConfigError(
+            f"{name} of {owner} must be a static function of the data flow alone, because it is "
+            f"part of the compiled program: @staticmethod, then def {name}(flow), got "
+            f"{name}{inspect.signature(step)}."
+        ) from None
+    interval = config.training_settings.weights_interval
+    if interval > 1:
+        raise ConfigError(
+            f"broadcast_interval={interval} has no effect on {name} of {owner}, which calls "
+            "sync_weights() itself: leave it at 1."
+        )
+    return step
+
+
+def check_learner(runner: TrainStep) -> None:
+    """Trace the training on one blank train batch, or on blank recorded data.
+
+    With a replay buffer in host memory, rows come from outside of the program; only the initial
+    state is traced, and the rest left to the compilation.
+
+    Raises:
+        LossError: If the learner cannot be traced, or overrides a method of RLlib's that is never
+            called.
+    """
+    is_users = lookup.is_defined_by_user(type(runner.learner))
+    if is_users:
+        lookup.load("rllib.attributes").refuse_learner_methods(runner.learner)
+    try:
+        jax.eval_shape(_make_blank_run(runner), jax.random.key(0))
+    except JaxrlError:
+        raise
+    except TRACING_ERRORS as error:
+        if is_users:
+            lookup.load("rllib.attributes").explain_learner_method(error, runner.learner)
+        raise LossError(
+            f"learner_class={type(runner.learner).__name__} cannot be traced by jax.jit "
+            f"({summarize_exception(error)}){locate_in_user_code(error)}."
+        ) from error
+
+
+def check_learner_class(config: "AlgorithmConfig") -> None:
+    """Raise if `learner_class` is no subclass of the algorithm's Learner.
+
+    Raises:
+        LossError: If it is not.
+    """
+    given, own = config.learners_settings.learner_class, config.get_default_learner_class()
+    if given is not None and not (isinstance(given, type) and issubclass(given, own)):
+        raise LossError(
+            f"learner_class must be a subclass of {own.__module__}.{own.__name__}, the Learner of "
+            f"{config.algo_name}, got {getattr(given, '__name__', given)}."
+        )
+
+
+def _make_blank_run(runner: TrainStep) -> Callable[[Key], PyTree]:
+    """Return the function that is traced."""
+    own = replace_per_lane(runner)
+    if runner.host_replay is not None:
+        return own.learner.init
+    if isinstance(own, OfflineRunner):
+        data = make_blank_dataset(own.policy_step, len(own.experience.source_sizes or (0,)))
+        return lambda key: own.step(own.init(key, data), data)[1]
+    if isinstance(runner, MixedTrainStep):
+        sizes = runner.recorded.source_sizes or ()
+        runner = runner.bind(make_blank_dataset(runner.policy_step, len(sizes)))
+    return partial(_train_on_blank_batch, runner)
+
+
+def _train_on_blank_batch(runner: TrainStep, key: Key) -> Metrics:
+    steps, envs = runner.num_steps, runner.num_envs
+    state = replace_per_lane(runner).init_without_envs(key, envs)
+    zeros = jnp.zeros((steps, envs), jnp.int32)
+    data = RolloutBatch(
+        rollout=make_blank_rollout(runner.policy_step, runner.make_actor_state(state), steps, envs),
+        record=EpisodeRecord(
+            ended=zeros > 0,
+            episode_return=zeros.astype(jnp.float32),
+            episode_length=zeros,
+            env_step=zeros.astype(jnp.uint32),
+            fault=zeros + NO_FAULT,
+        ),
+        env_index=jnp.arange(envs, dtype=jnp.int32),
+        num_env_steps=jnp.asarray(runner.batch_steps, jnp.uint32),
+    )
+    received, batch = runner.receive(state, data)
+    if runner.has_buffer:
+        received = runner.add_to_buffer(received, batch)
+    return runner.update(received, batch)[1]
+
+
+def replace_per_lane(runner: TrainStep) -> TrainStep:
+    """Return the runner with a number in place of every per-lane setting, as `init` receives it."""
+    settings = runner.learner.settings
+    own = [name for name, value in vars(settings).items() if isinstance(value, PerLane)]
+    numbers = dict.fromkeys(own, jnp.ones((), jnp.float32))
+    learner = dataclasses.replace(runner.learner, settings=replace_with_traced(settings, numbers))
+    return dataclasses.replace(runner, learner=learner)
+
+
+LARGE_IMAGE = 1024
+"""Number of pixels from which an image that is flattened is worth a warning."""
+
+
+def make_module(
+    config: "AlgorithmConfig", obs_pipeline: ObservationPipeline, action_pipeline: ActionPipeline
+) -> RLModule:
+    """Make and check the module of the config's spec for the spaces between the pipelines."""
+    spec = config.get_rl_module_spec(obs_pipeline.spaces[-1], action_pipeline.module_space)
+    training = config.training_settings
+    is_parameter_free = _is_subclass(spec.module_class, ParameterFreeModule)
+    needs_values = config.is_trained and training.needs_values and not is_parameter_free
+    if type(spec).build is RLModuleSpec.build:
+        module = spec.build(needs_values=needs_values)
+    else:  # of a user's class
+        module = spec.build()
+        check_module(module, needs_values=needs_values)
+    if isinstance(module, EncoderModule):
+        warn_if_flattened(module)
+        _check_policy_reads(module)
+    if _ignores_carry(module):
+        raise ModuleError(
+            f"{type(module).__name__} is recurrent (initial_carry is not None), but defines only "
+            "how it acts: implement _forward_step(params, obs, carry), which learners unroll."
+        )
+    if not config.is_trained:
+        return module
+    of_several = "" if config.module_id is None else ", or name the others in policies_to_train"
+    if config.learns and is_parameter_free:
+        raise ModuleError(
+            f"{type(module).__name__} has no parameters that {config.algo_name} could train: use "
+            f"RandomAgentConfig, which learns nothing, to run it{of_several}."
+        )
+    check_exact_entropy(module, training)
+    hidden = module.critic_only_observations
+    if hidden and isinstance(module, ActorCriticModule) and not training.needs_values:
+        raise ConfigError(
+            f"critic_only_observations={list(hidden)} is for a critic, and {config.algo_name} learns no "
+            "values with these settings: leave it out."
+        )
+    return module
+
+
+def _check_policy_reads(module: EncoderModule) -> None:
+    """Raise ModuleError if the module's actions depend on a part that is for critics alone."""
+    hidden, rows = module.critic_only_observations, 2
+    if not hidden:
+        return
+
+    def make_inputs(key: Key) -> tuple[PyTree, PyTree, PyTree]:
+        obs = make_zeros(module.observation_space, (rows,))
+        return module.init(key), obs, module.initial_carry(rows)
+
+    def act(params: Params, obs: PyTree, carry: PyTree) -> tuple[PyTree, PyTree]:
+        out = module.forward_inference(params, obs, carry)
+        return out[Columns.ACTION_DIST_INPUTS], out.get(Columns.STATE_OUT)
+
+    read, _ = find_dependence(act, *jax.eval_shape(make_inputs, jax.random.key(0)))
+    seen = module.select_network_obs(read)
+    name = next((name for name in hidden if any(jax.tree.leaves(seen[name]))), None)
+    if name is not None:
+        raise ModuleError(
+            f"The actions of {type(module).__name__} depend on {name!r}, which critic_only_observations "
+            "names: build its policy's encoder by make_policy_encoder()."
+        )
+
+
+def _is_subclass(found: object, expected: type) -> bool:
+    return isinstance(found, type) and issubclass(found, expected)
+
+
+def _ignores_carry(module: RLModule) -> bool:
+    """Return whether learners would ignore the module's carry although the loss needs it."""
+    has_carry = module.initial_carry(1) is not None
+    return has_carry and module.trains_on_sequences and not module.is_stateful
+
+
+def warn_if_flattened(module: EncoderModule) -> None:
+    """Warn, once per process and shape, that an image becomes the inputs of a dense layer."""
+    space = module.get_network_obs_space()
+    if not isinstance(space, spaces.Box) or module.settings.conv_filters is not None:
+        return
+    if space.dtype == np.uint8 and len(space.shape) in (2, 3) and not is_image(space):
+        _warn_of_shape(space.shape)
+
+
+@functools.cache
+def _warn_of_shape(shape: tuple[int, ...]) -> None:
+    if math.prod(shape) >= LARGE_IMAGE:
+        advice = explain_axes(shape) or " Images are [H, W, C]; set conv_filters for [H, W]."
+        logger.warning(
+            "Observations of shape %s are flattened to %d inputs of a dense layer.%s",
+            shape,
+            math.prod(shape),
+            advice,
+        )
+
 
 PolicyStepT = TypeVar("PolicyStepT", bound=PolicyStep)
 
@@ -503,3 +741,27 @@ def make_vector_env(config: "AlgorithmConfig", made: MadeEnv) -> VectorEnv:
     mode = made.env.reset_mode if setting == "auto" else setting
     is_checked = not config.environment_settings.disable_env_checking
     return VectorEnv(made.env, mode, obs_space=made.spaces[0] if is_checked else None)
+
+
+logger = logging.getLogger("jaxrl")
+
+
+def log_assembly(config: "AlgorithmConfig", assembly: "Assembly", notes: Iterable[str]) -> None:
+    """Log the environment, the batch arithmetic, adapted defaults, and the given notes."""
+    made, plan = assembly.made, assembly.plan
+    logger.info("%s on %s; %s", config.algo_name, made.id, plan.describe())
+    if plan.rounding is not None:
+        logger.warning(plan.rounding)
+    placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
+    for note in describe_idle_settings(config, placement):
+        logger.warning(note)
+    for note in (*made.notes, *plan.notes, *notes):
+        logger.info(note)
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    observation_space, action_space = made.spaces
+    logger.debug("observation space %s", observation_space)
+    logger.debug("action space %s", action_space)
+    params = assembly.make_abstract_params()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        logger.debug("parameter %s is %s%s", jax.tree_util.keystr(path), leaf.dtype, leaf.shape)

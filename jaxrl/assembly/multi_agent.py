@@ -12,11 +12,11 @@ from jaxrl.assembly.assemble import (
     compute_ring_size,
     format_space,
     get_buffer_limits,
+    get_compiled_step,
     make_policy_step,
     make_train_step_fields,
     with_sequences,
 )
-from jaxrl.assembly.compiled_step import get_compiled_step
 from jaxrl.assembly.offline import count_recorded_batches
 from jaxrl.assembly.opponents import check_drawn_spaces, make_opponent_pool
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
@@ -39,8 +39,7 @@ from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.learners.fixed import FixedLearner
 from jaxrl.modules.actor_critic import CentralCriticModule
-from jaxrl.training.agent_rows import AgentRows, make_sharing_matrix
-from jaxrl.training.agent_views import AgentView, CriticInputs
+from jaxrl.training.agent_rows import AgentRows, AgentView, CriticInputs, make_sharing_matrix
 from jaxrl.training.in_graph import MultiAgentRunner
 from jaxrl.training.multi_learning import MultiLearning, MultiTrainStep
 from jaxrl.training.multi_rollout import MultiPolicyStep

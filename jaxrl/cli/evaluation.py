@@ -198,7 +198,7 @@ def _check_algorithm(given: str, saved: str, checkpoint: Path) -> None:
 
 def evaluate_and_record(algorithm: "Algorithm", episodes: int | None, path: Path) -> results.Result:
     """Evaluate in this process, write every transition, and return the result."""
-    from jaxrl.evaluation.rollouts import record_rollouts, write_rollouts
+    from jaxrl.evaluation.host import record_rollouts, write_rollouts
     from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 
     config = algorithm.config.get_evaluation_config_object()

@@ -14,8 +14,8 @@ from jaxrl.runners.fragment import Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.quotas import CHUNK_STEPS, EvalEpisodes, EvalShare
+from jaxrl.runners.ray.fleet import EvaluationRound
 from jaxrl.runners.ray.group import GroupShape, RayEnvRunnerGroup
-from jaxrl.runners.ray.rounds import EvaluationRound
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.assembly.multi_agent import MultiAgentAssembly, make_multi_vector_env
-from jaxrl.assembly.opponent_kinds import describe_architecture
+from jaxrl.assembly.opponents import describe_architecture
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.config.settings.multi_agent import Draw
 from jaxrl.core.spaces import is_same_space

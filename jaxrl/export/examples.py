@@ -15,8 +15,7 @@ from jaxrl.core.spaces import SpacePath, get_at_path, get_leaf_spaces
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.export.numpy_program import GREEDY, SAMPLE
 from jaxrl.export.trace import make_capture, name_leaves
-from jaxrl.policy.inference import Inference, make_row_keys
-from jaxrl.policy.requests import ActionRequest
+from jaxrl.policy.inference import ActionRequest, Inference, make_row_keys
 from jaxrl.training.rollout import ActorState
 
 _LARGEST_SCALE = 4.0

@@ -43,7 +43,7 @@ from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import ChangingRunners, Loop
 from jaxrl.runs.module_changes import continue_run
 from jaxrl.runs.weights import check_parameters, set_parameters
-from jaxrl.training.agent_views import AgentView
+from jaxrl.training.agent_rows import AgentView
 from jaxrl.training.multi_learning import MultiTrainStep
 
 if TYPE_CHECKING:

@@ -1,22 +1,264 @@
 """League of a run: opponents are weighed by their games, and the learner's snapshots join them."""
 
+import functools
 import logging
+import os
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
-from jaxrl.config.settings.multi_agent import SelfPlay
-from jaxrl.errors import ConfigError
-from jaxrl.metrics import LEAGUE
-from jaxrl.policy.learners_league import LearnersLeagueMethods
+from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.assembly.opponents import check_opponent_id, find_kind, get_learner, has_same_hparams
+from jaxrl.config.agent_mapping import DRAWN, AgentMapping, Mapped
+from jaxrl.config.batch_plan import MultiAgentPlan
+from jaxrl.config.markers import Marker
+from jaxrl.config.multi_agent import check_module_id
+from jaxrl.config.pbt import parse_mutations
+from jaxrl.config.settings.multi_agent import League, PopulationPlay, SelfPlay, SeveralLearners
+from jaxrl.config.settings.run import EvaluationSettings
+from jaxrl.core.hparams import Hyperparameter, to_leaf
+from jaxrl.core.keys import make_key
+from jaxrl.core.seeds import make_seed_sequence
+from jaxrl.core.struct import replace
+from jaxrl.core.types import Counter, PyTree
+from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
+from jaxrl.evaluation.evaluation import Evaluation
+from jaxrl.evaluation.pairings import Opponent
+from jaxrl.metrics import LEAGUE, lookup
+from jaxrl.modules.rl_module import is_module_class
+from jaxrl.policy.host_modules import HostModuleMethods, LocalRunnerView
+from jaxrl.runners.in_graph_loop import InGraphLoop
+from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import opponents
-from jaxrl.runs.league_table import LeagueTable, PayoffTable, find_versions
-from jaxrl.runs.opponents import make_payoff_table
-from jaxrl.training.opponents import OpponentState
+from jaxrl.runs.exploits import Exploit, PBTScheduler
+from jaxrl.runs.host_state import check_metadata
+from jaxrl.runs.league_table import LeagueTable, PayoffTable, compute_shares, find_versions
+from jaxrl.runs.opponents import NewMapping, list_opponents, make_payoff_table
+from jaxrl.runs.weights import match_parameters, refresh_snapshot, set_first_versions
+from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
+from jaxrl.runtime.program import Program
+from jaxrl.training.evaluate import EvaluationInputs
+from jaxrl.training.league import find_version, get_learned, is_due, weigh_draws
+from jaxrl.training.opponents import OpponentKind, OpponentPool, OpponentState, put
 from jaxrl.training.report import to_host
+from jaxrl.training.rollout import ActorState
+from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.multi_agent import AgentMapping
+    from jaxrl.modules.rl_module import RLModuleSpec
+    from jaxrl.runners.env_runner import EnvRunner
+    from jaxrl.runners.protocols import Loop
+
+
+_SEED_DOMAIN = 0x6C6561
+"""Constant that separates this module's random draws from others with the same seed."""
+
+
+class LearnersLeagueMethods:
+    """Methods that advance a league of several learners between iterations."""
+
+    if TYPE_CHECKING:
+        config: AlgorithmConfig
+        _loop: Loop
+
+        @property
+        def state(self) -> TrainState: ...
+        @state.setter
+        def state(self, state: TrainState) -> None: ...
+        @property
+        def iteration(self) -> int: ...
+        @property
+        def last_result(self) -> dict[str, Any]: ...
+        @property
+        def _agents(self) -> AgentMapping: ...
+
+        def snapshot(self, module_id: str, *, as_: str) -> None: ...
+        def _list_slots(self, module_id: str) -> tuple[set[int], set[int]]: ...
+        def _list_alike(self, module_id: str) -> list[str]: ...
+        def _get_pool(self, call: str) -> OpponentPool: ...
+
+    def _advance_learners(self, league: SeveralLearners, result: dict[str, Any]) -> None:
+        """Add the league to a result, change learners that are due, and weigh the opponents."""
+        result[LEAGUE] = describe_payoff(opponents.make_payoff_table(self.state))
+        if isinstance(league, League):
+            steps, standing = opponents.count_steps(self.state), opponents.make_standing(self.state)
+            for index, learner in enumerate(league.learners):
+                if is_due(league, standing, learner, steps[learner]):
+                    self._take_learner_snapshot(league, learner, index)
+        elif league.pbt is not None:
+            mutations = parse_mutations(self.config, league.pbt)
+            for learner in league.learners:
+                result[LEAGUE][learner] |= self._read_values(learner, mutations)
+        state = opponents.advance_learner_windows(self.state, league.least_games)
+        self.state = self._weigh_learners(league, state)
+
+    def _weigh_learners(self, league: SeveralLearners, state: TrainState) -> TrainState:
+        """Return the state with the weights of each learner's opponents."""
+        pool = self._get_pool("league=...")
+        if not pool.draws:
+            return state
+        standing, patterns = opponents.make_standing(state), self._agents.patterns
+        rows = [weigh_draws(league, standing, patterns, get_learner(draw)) for draw in pool.draws]
+        weights = np.array(rows, np.float32)
+        if (np.asarray(to_host(state.opponents.weights)) == weights).all():
+            return state
+        return opponents.replace_tables(state, weights=weights)
+
+    def _take_learner_snapshot(self, league: League, learner: str, index: int) -> None:
+        """Add a learner to the opponents; without room, remove an old snapshot first.
+
+        The slot of a snapshot that still plays an episode is free only later: then this waits for
+        the next iteration.
+        """
+        empty, free = self._list_slots(learner)
+        if not empty:
+            surplus = self._find_surplus(learner)
+            if surplus is None:
+                return
+            self.state = opponents.remove_opponent(self.state, surplus)
+            free = self._list_slots(learner)[1]
+        if not free:
+            return
+        names = opponents.read_names(self.state)
+        numbers = [find_version(learner, name) for name in names]
+        version = max((number for number in numbers if number is not None), default=0) + 1
+        name = f"{learner}_v{version}"
+        self.snapshot(learner, as_=name)
+        slot = opponents.find_slot(self.state, name)
+        self.state = opponents.take_over_games(self.state, learner, slot)
+        returns = self._draws_return(league, learner, index)
+        if returns:
+            self.state = opponents.return_to_first(self.state, learner)
+            self.state = opponents.begin_anew(self.state, learner)
+        logger.info(
+            "league: %s joins%s.",
+            name,
+            f", and {learner} returns to its first parameters" if returns else "",
+        )
+
+    def _find_surplus(self, learner: str) -> str | None:
+        """Return the oldest snapshot of the learner of an architecture that has the most.
+
+        The first version of a main agent, its version 0, stays: ratings may be relative to it. None
+        if there is no other one, where other opponents take all room.
+        """
+        found: list[list[str]] = []
+        for other in self._list_alike(learner):
+            numbers = {find_version(other, name): name for name in opponents.read_names(self.state)}
+            found.append([numbers[number] for number in sorted(n for n in numbers if n)])
+        most = max(found, key=len)
+        return most[0] if most else None
+
+    def _draws_return(self, league: League, learner: str, index: int) -> bool:
+        if learner in league.exploiters_of_mains:
+            return True
+        if learner not in league.exploiters_of_all:
+            return False
+        seed = self.config.debugging_settings.run_seed
+        sequence = make_seed_sequence(seed, _SEED_DOMAIN, self.iteration, index)
+        return bool(np.random.default_rng(sequence).random() < league.reset)
+
+    def begin_league_round(self) -> None:
+        """Replace the learners of the lowest ratings before an iteration, if a round is due.
+
+        After the iteration before, learners and games are still those of its result.
+        """
+        league = self.config.multi_agent_settings.learners_league
+        if not isinstance(league, PopulationPlay) or league.pbt is None or not self.last_result:
+            return
+        assert isinstance(self._loop, InGraphLoop)
+        if self._loop.is_dispatched:  # a lane, whose round was before the dispatch of all lanes
+            return
+        mutations = parse_mutations(self.config, league.pbt)
+        scheduler = PBTScheduler(league.pbt, mutations, self.config.debugging_settings.run_seed)
+        time = float(lookup(self.last_result, league.pbt.time_attr))
+        elapsed = (int(time) - opponents.read_last_round(self.state)) % 2**32
+        scheduler.last_time = time - elapsed
+        if not scheduler.is_due(time):
+            return
+        table = opponents.make_payoff_table(self.state)
+        ratings, played = table.compute_elo(), table.count_games().sum(axis=1)
+        scores = {
+            i: ratings[learner]
+            for i, learner in enumerate(league.learners)
+            if played[table.players.index(learner)]
+        }
+        if not scores:
+            return
+        values = [self._read_values(learner, mutations) for learner in league.learners]
+        exploits = scheduler.pair(scores, values, {}, self.iteration)
+        state = self.state
+        for exploit in exploits:
+            source, target = (league.learners[i] for i in (exploit.source, exploit.lane))
+            state = copy_learner(state, self.state, source, target, exploit.new)
+            _log_exploit(exploit, source, target)
+        self.state = self._weigh_learners(league, opponents.begin_round(state, int(time)))
+
+    def _read_values(self, learner: str, mutations: Mapping[str, Marker]) -> dict[str, float]:
+        """Return a learner's numbers that exploit steps change."""
+        hparams = self.state.modules[learner].learner.hparams
+        return {name: read_value(hparams[name], marker) for name, marker in mutations.items()}
+
+
+def read_value(leaf: Hyperparameter, marker: Marker) -> float:
+    """Return a number of a learner's hyperparameters; of those to choose from, the one it is."""
+    if isinstance(leaf, Counter):
+        return int(leaf)
+    value = np.float32(to_host(leaf))
+    alike = (x for x in marker.values if np.float32(x) == value) if marker.kind == "choice" else ()
+    return next(iter(alike), float(value))
+
+
+def copy_learner(
+    state: TrainState, before: TrainState, source: str, target: str, values: Mapping[str, float]
+) -> TrainState:
+    """Return the state in which a learner is a copy of another one, with other hyperparameters.
+
+    What it has learned is copied: parameters, optimizer state and connectors' statistics. Replay
+    buffers and other hyperparameters stay its own. Nothing is compiled.
+
+    Args:
+        state: State to change.
+        before: State of the learner that is copied.
+        source: Learner that is copied.
+        target: Learner that becomes the copy.
+        values: New values of the hyperparameters that change.
+    """
+    learned = get_learned(before.modules[source])
+    hparams = before.modules[target].learner.hparams
+    changed = {name: to_leaf(value, hparams[name]) for name, value in values.items()}
+    learned["learner"] = replace(learned["learner"], hparams={**hparams, **changed})
+    return opponents.put_learned(state, target, learned)
+
+
+def describe_payoff(table: PayoffTable) -> dict[str, Any]:
+    """Return a league's part of a result: for each learner, its latest games and its rating."""
+    elo, numbers = table.compute_elo(), table.count_games().sum(axis=1)
+    found: dict[str, Any] = {"num_opponents": len(table.opponents) - len(table.learners)}
+    for i, learner in enumerate(table.learners):
+        shares = compute_shares(table.recent[i])
+        met = shares[~np.isnan(shares)]
+        found[learner] = {
+            "num_games": int(numbers[table.players.index(learner)]),
+            "num_snapshots": sum(find_version(learner, x) is not None for x in table.opponents),
+            "win_rate_mean": float(met.mean()) if len(met) else float("nan"),
+            "win_rate_min": float(met.min()) if len(met) else float("nan"),
+            "elo": elo[learner],
+        }
+    return found
+
+
+def _log_exploit(exploit: Exploit, source: str, target: str) -> None:
+    changes = ", ".join(f"{name}={value:g}" for name, value in exploit.new.items())
+    logger.info("league: %s becomes a copy of %s with %s.", target, source, changes)
+
 
 logger = logging.getLogger("jaxrl")
 
@@ -137,3 +379,560 @@ def weigh(settings: SelfPlay, table: LeagueTable) -> dict[str, float]:
         old = {versions[number] for number in sorted(versions)[: -settings.num_latest]}
         return {name: 0.0 if name in old else 1.0 for name in names}
     return dict.fromkeys(names, 1.0)
+
+
+OpponentSource = str | os.PathLike[str]
+"""Id of a module, or path of a checkpoint."""
+
+
+def choose_seats(seats: str | Sequence[str], agents: Sequence[str]) -> tuple[str, ...]:
+    """Return the agents that a module plays.
+
+    Raises:
+        ConfigError: If one is no agent, or there is none.
+    """
+    chosen = agents if seats == "both" else (seats,) if isinstance(seats, str) else seats
+    if not chosen or any(seat not in agents for seat in chosen):
+        raise ConfigError(
+            f"seats={seats!r} must be 'both' or some of the agents {', '.join(agents)}."
+        )
+    return tuple(chosen)
+
+
+def choose_num_episodes(num_episodes: int | None, settings: EvaluationSettings) -> int:
+    """Return the number of episodes of a pairing, given that of a call or None.
+
+    Raises:
+        ConfigError: If it is no positive integer, or the config has none.
+    """
+    if num_episodes is not None:
+        if type(num_episodes) is not int or num_episodes <= 0:
+            raise ConfigError(f"num_episodes={num_episodes!r} must be a positive integer, or None.")
+        return num_episodes
+    number = settings.evaluation_duration
+    if not isinstance(number, int) or settings.evaluation_duration_unit != "episodes":
+        raise ConfigError(
+            "evaluate(opponents=...) counts episodes, and evaluation_duration does not: give "
+            "num_episodes."
+        )
+    return number
+
+
+def find_opponents(
+    assembly: MultiAgentAssembly, state: TrainState, module: str, wanted: Sequence[OpponentSource]
+) -> list[Opponent]:
+    """Return the opponents of these names.
+
+    Args:
+        assembly: Functions of the run.
+        state: State of the run.
+        module: Module that they play against, whose counterpart a checkpoint has.
+        wanted: Ids of modules or opponents of the run, or paths of checkpoints.
+
+    Raises:
+        UnknownNameError: If there is no such module and no such path.
+        CheckpointError: If the checkpoint's module is another one.
+        ConfigError: If a name is given twice, or none.
+    """
+    if isinstance(wanted, str | os.PathLike):
+        raise ConfigError(
+            f"evaluate(opponents={wanted!r}) must be a list of ids or paths: write [{wanted!r}]."
+        )
+    names = [name if isinstance(name, str) else str(ckpt.get_path(name)) for name in wanted]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(
+            f"evaluate(opponents=...) needs the ids of modules or paths of checkpoints, each once, "
+            f"got {names}."
+        )
+    return [_find_opponent(assembly, state, module, name) for name in names]
+
+
+def _find_opponent(
+    assembly: MultiAgentAssembly, state: TrainState, module: str, name: str
+) -> Opponent:
+    slots, pool, env = list_opponents(state), assembly.pool, assembly.drawn_env
+    if name in assembly.modules:
+        own = assembly.modules[name]
+        actor = own.train_step.make_actor_state(state.modules[name])
+        return Opponent(name=name, policy=own.policy_step, actor=actor, spaces=own.made.spaces)
+    if name in slots and pool is not None and env is not None:
+        slot = slots[name]
+        actors: PyTree = assembly.in_graph_runner.make_actor_state(state)
+        return Opponent(
+            name=name,
+            policy=pool.find_kind(slot).policy,
+            actor=pool.get_actor(actors[DRAWN], slot),
+            spaces=env.spaces,
+        )
+    if not Path(name).exists():
+        known = [*assembly.modules, *slots]
+        raise UnknownNameError(
+            f"evaluate(opponents=...) has {name!r}, which is no path, and the modules are "
+            f"{', '.join(known)}.{did_you_mean(name, known)}"
+        )
+    return _read_opponent(assembly, state, module, name)
+
+
+def _read_opponent(
+    assembly: MultiAgentAssembly, state: TrainState, module: str, path: str
+) -> Opponent:
+    """Return the counterpart of a module in a checkpoint."""
+    found = ckpt.find_checkpoint(path)
+    metadata = ckpt.read_metadata(found)
+    check_metadata(metadata, found)
+    leaves = ckpt.read_leaves(found, metadata)
+    parts = tuple(f"modules.{module}.{part}" for part in ("learner.sgd.params", "connectors.obs"))
+    template = {"modules": {module: state.modules[module]}}
+    problem = ckpt.find_first_difference(template, leaves, parts)
+    if problem is not None:
+        raise CheckpointError(
+            f"{found} has no opponent of the architecture of {module!r}: {problem}."
+        )
+    filled: PyTree = ckpt.fill(template, leaves, parts)
+    own = assembly.modules[module]
+    actor = own.train_step.make_actor_state(filled["modules"][module])
+    return Opponent(name=path, policy=own.policy_step, actor=actor, spaces=own.made.spaces)
+
+
+LEAGUE_CALL = "league=..."
+"""Name of the calls that a league makes itself, in messages."""
+
+
+class OpponentMethods(HostModuleMethods, LeagueMethods):
+    """Methods that change the opponents of a run.
+
+    Where they are drawn in the compiled program, nothing is compiled again.
+    """
+
+    if TYPE_CHECKING:
+        config: AlgorithmConfig
+        _assembly: Assembly
+        _evaluation: Evaluation
+        _use: ExclusiveLock
+
+        def _make_evaluation_inputs(self) -> EvaluationInputs: ...
+
+        @property
+        def state(self) -> TrainState: ...
+        @state.setter
+        def state(self, state: TrainState) -> None: ...
+
+    @functools.cached_property
+    def _put_module(self) -> Program:
+        return Program("put_module", put, enabled=self.config.debugging_settings.compiles)
+
+    @property
+    def env_runner(self) -> "EnvRunner | LocalRunnerView":
+        """Runner of this process; with several agents in Python, its modules have the weights."""
+        if self._is_on_host:
+            return LocalRunnerView(self)
+        return self._loop.runners.local_env_runner  # pyright: ignore
+
+    @property
+    def opponents(self) -> list[str]:
+        """Ids of the opponents that are drawn, in the order of their slots."""
+        return list(opponents.list_opponents(self.state))
+
+    @single_threaded
+    def snapshot(self, module_id: str, *, as_: str) -> None:
+        """Add a copy of a module as an opponent, with its connectors' statistics.
+
+        It is drawn from the next episodes on, where the mapping has a Draw without ids, and never
+        changes.
+
+        Args:
+            module_id: Module that is trained.
+            as_: Id of the opponent.
+
+        Raises:
+            UnknownNameError: If there is no such module.
+            ConfigError: If the id is taken, there is no room, or the module could not play where
+                opponents are drawn.
+        """
+        pool = self._get_pool(f"snapshot({module_id!r}, as_={as_!r})")
+        assembly = self._assembly
+        assert isinstance(assembly, MultiAgentAssembly)
+        if module_id not in assembly.modules:
+            raise UnknownNameError(
+                f"There is no module {module_id!r} to take a snapshot of; there are "
+                f"{', '.join(assembly.modules)}.{did_you_mean(module_id, assembly.modules)}"
+            )
+        kind = self._find_kind_of(pool, module_id)
+        step = assembly.modules[module_id].train_step
+        actor = step.make_actor_state(self.state.modules[module_id])
+        self._add(pool, kind, as_, actor, follows=False)
+
+    @single_threaded
+    def add_module(
+        self,
+        module_id: str,
+        module_spec: "RLModuleSpec | None" = None,
+        *,
+        state: PyTree = None,
+        new_agent_to_module_mapping_fn: NewMapping | Mapped | None = None,
+        new_should_module_be_updated: Collection[str] | Callable[..., Any] | None = None,
+        **others: object,
+    ) -> None:
+        """Add a module, with RLlib's arguments.
+
+        With environments in Python, it is a module like the others, whose programs are compiled again.
+        In the compiled program, it is an opponent that is drawn.
+
+        Args:
+            module_id: Its id.
+            module_spec: Its module; None is that of the first module that is trained. That of an
+                opponent that is drawn is of an architecture that is there.
+            state: Its parameters, in the form of one entry of `get_weights`; None draws new ones.
+            new_agent_to_module_mapping_fn: Mapping from the next episodes on, a function or, of
+                opponents that are drawn, a value; see `set_mapping`.
+            new_should_module_be_updated: The modules that are trained, or a function of an id; None
+                leaves them as they are. Opponents that are drawn are never trained.
+            **others: RLlib's `config_overrides`, for a module that is trained, and `add_to_...`, at
+                their defaults.
+
+        Raises:
+            ConfigError: If the id is taken, or the run cannot have the module: there is no room, it
+                would be trained, or is of an architecture that is not there.
+            ModuleError: If the parameters do not fit.
+        """
+        call = f"add_module({module_id!r})"
+        if self._is_on_host:
+            overrides = others.pop("config_overrides", None) or {}
+            _check_others(call, others)
+            chosen, wanted = new_agent_to_module_mapping_fn, new_should_module_be_updated
+            if chosen is not None and not callable(chosen):
+                raise ConfigError(
+                    f"{call} got the mapping {chosen!r}, which is part of a compiled program: give a "
+                    "function, which is called in every episode."
+                )
+            self._add_to_host(module_id, module_spec, state, chosen, wanted, overrides)  # pyright: ignore
+            return
+        pool = self._get_pool(call)
+        _check_others(call, others)
+        self._check_trained(module_id, new_should_module_be_updated)
+        module_class = model_config = None
+        if module_spec is not None:
+            module_class, model_config = module_spec.module_class, module_spec.model_config
+        kind = self._find_kind(pool, module_class, model_config, module_id)
+        like = pool.get_actor(self.state.opponents, pool.first_slots[kind.name])
+        key = jax.random.fold_in(
+            make_key(self.config.debugging_settings.run_seed), zlib.crc32(module_id.encode())
+        )
+        params = kind.policy.module.init(key)
+        if state is not None:
+            params, _ = match_parameters(params, state, strict=True)
+        actor = replace(like, params=params, obs_state=kind.policy.obs_pipeline.init())
+        before = self.state
+        self._add(pool, kind, module_id, actor, follows=True)
+        if new_agent_to_module_mapping_fn is not None:
+            try:
+                self.set_mapping(new_agent_to_module_mapping_fn)
+            except BaseException:
+                self.state = before
+                raise
+
+    @single_threaded
+    def remove_module(
+        self,
+        module_id: str,
+        *,
+        new_agent_to_module_mapping_fn: NewMapping | Mapped | None = None,
+        new_should_module_be_updated: Collection[str] | Callable[..., Any] | None = None,
+        **others: object,
+    ) -> None:
+        """Remove an opponent. Episodes that have begun against it go on to their end.
+
+        Args:
+            module_id: Its id.
+            new_agent_to_module_mapping_fn: Mapping from the next episodes on; see `set_mapping`.
+            new_should_module_be_updated: The modules that are trained, which cannot change.
+            **others: RLlib's `remove_from_...`, at their defaults.
+
+        Raises:
+            UnknownNameError: If there is no such opponent.
+            ConfigError: If nothing would be left to draw, or the module is trained.
+        """
+        call = f"remove_module({module_id!r})"
+        if self._is_on_host:
+            raise ConfigError(
+                f"{call} is for opponents that are drawn in the compiled program: in Python, let "
+                "policy_mapping_fn not choose the module any longer."
+            )
+        self._get_pool(call)
+        _check_others(call, others)
+        if module_id in self.state.modules:
+            raise ConfigError(
+                f"{call} would remove a module that is part of the compiled program: only opponents "
+                f"that are drawn may be removed, {', '.join(self.opponents)}."
+            )
+        self._check_trained("", new_should_module_be_updated)
+        opponents.find_slot(self.state, module_id)
+        before = self.state
+        if new_agent_to_module_mapping_fn is not None:
+            self.set_mapping(new_agent_to_module_mapping_fn)
+        try:
+            self.state = opponents.remove_opponent(self.state, module_id)
+            self._weigh_league()
+        except BaseException:
+            self.state = before
+            raise
+
+    @single_threaded
+    def set_mapping(self, mapping: NewMapping | Mapped) -> None:
+        """Draw other opponents from the next episodes on; those that go on keep theirs.
+
+        Args:
+            mapping: Mapping as in `multi_agent(mapping=...)`, or a function as `policy_mapping_fn`,
+                with the run's own modules in the same seats.
+
+        Raises:
+            ConfigError: If a module of the run has another seat.
+            UnknownNameError: If the mapping names an opponent that there is not.
+        """
+        pool = self._get_pool("set_mapping(...)")
+        league = self.config.multi_agent_settings.any_league
+        if league is not None:
+            raise ConfigError(
+                f"set_mapping(...) has no effect with league={type(league).__name__}(...), which weighs the opponents "
+                "after every iteration: leave out one of them."
+            )
+        trained = sorted(self._trained)
+        self.state = opponents.weigh_opponents(pool, self.state, mapping, trained)
+
+    def _evaluate_against(
+        self,
+        wanted: Sequence[OpponentSource] | None,
+        seats: str | Sequence[str],
+        module_id: str | None,
+        num_episodes: int | None,
+    ) -> dict[str, Any]:
+        """Play against opponents; see `Algorithm.evaluate`."""
+        if wanted is None:
+            raise ConfigError(
+                f"evaluate(seats={seats!r}, module_id={module_id!r}) has no effect without opponents: "
+                "name some, or leave it out."
+            )
+        assembly = self._assembly
+        if not isinstance(assembly, MultiAgentAssembly) or len(assembly.agent_rows.agents) != 2:
+            raise ConfigError(
+                "evaluate(opponents=...) needs an environment of two agents: leave opponents out."
+            )
+        if self._is_on_host:
+            raise ConfigError(
+                f"evaluate(opponents=...) plays in the compiled program, and {assembly.made.id} is "
+                "written in Python: leave opponents out; who plays in an evaluation is chosen by the "
+                "policy_mapping_fn that eval_env_runner_group has."
+            )
+        agents, trained = assembly.agent_rows.agents, sorted(self._trained)
+        if module_id is None and len(trained) > 1:
+            raise ConfigError(
+                f"evaluate(opponents=...) needs module_id=..., one of {', '.join(trained)}."
+            )
+        module = trained[0] if module_id is None else module_id
+        if module not in assembly.modules:
+            raise UnknownNameError(
+                f"evaluate(module_id={module!r}) is not there; the modules are "
+                f"{', '.join(assembly.modules)}.{did_you_mean(module, assembly.modules)}"
+            )
+        chosen = choose_seats(seats, agents)
+        number = choose_num_episodes(num_episodes, self.config.evaluation_settings)
+        opponents_ = find_opponents(assembly, self.state, module, wanted)
+        pairings = self._evaluation.get_pairings()
+        inputs = self._make_evaluation_inputs()
+        return {"opponents": pairings.run(inputs, module, opponents_, chosen, number)}
+
+    def _load_modules(
+        self,
+        path: Path,
+        leaves: Mapping[str, np.ndarray],
+        module_ids: Sequence[str],
+        component: str | None,
+    ) -> None:
+        """Restore learners and connectors of modules from the leaves of a checkpoint.
+
+        Raises:
+            ConfigError: If the config has no such module.
+            UnknownNameError: If the checkpoint has none.
+            CheckpointError: If one has another architecture or optimizer.
+        """
+        if component is not None:
+            raise ConfigError(
+                f"policy_ids restores learners and connectors whole, so component={component!r} has no "
+                "effect: leave one of them out."
+            )
+        if isinstance(module_ids, str) or not module_ids:
+            raise ConfigError(
+                f"policy_ids={module_ids!r} must be a list of the modules to restore, such as ['main']; "
+                "None restores the whole run."
+            )
+        saved = sorted({name.split(".")[1] for name in leaves if name.startswith("modules.")})
+        modules = dict(self.state.modules)
+        for name in module_ids:
+            if name not in saved:
+                raise UnknownNameError(
+                    f"policy_ids has {name!r}, but {path} has the modules "
+                    f"{', '.join(saved) or 'of a single agent'}.{did_you_mean(name, saved)}"
+                )
+            if name not in modules:
+                raise ConfigError(
+                    f"policy_ids has {name!r}, but the modules of the config are "
+                    f"{', '.join(modules) or 'those of a single agent'}."
+                )
+        parts = ("learner", "connectors.obs", "connectors.learner", "progress")
+        prefixes = tuple(f"modules.{name}.{part}" for name in module_ids for part in parts)
+        template = {"modules": modules}
+        problem = ckpt.find_first_difference(template, leaves, prefixes)
+        if problem is not None:
+            raise CheckpointError(f"{path} does not fit: {problem}.")
+        filled: dict[str, Any] = ckpt.fill(template, leaves, prefixes)["modules"]
+        restored = {name: refresh_snapshot(filled[name]) for name in module_ids}
+        after = replace(self.state, modules={**modules, **restored})
+        self.state = set_first_versions(after, module_ids)
+        new = [name for name in modules if name not in module_ids]
+        logger.info(
+            "%s: restored %s; new: %s; left out: %s.",
+            path,
+            ", ".join(module_ids),
+            ", ".join(new) or "none",
+            ", ".join(name for name in saved if name not in module_ids) or "none",
+        )
+
+    def _find_kind_of(self, pool: OpponentPool, module_id: str) -> OpponentKind:
+        """Return the kind that snapshots of a module are of."""
+        assert isinstance(self._assembly, MultiAgentAssembly)
+        modules = self._assembly.modules
+        own = modules[module_id]
+        kinds = [
+            kind
+            for kind in pool.kinds
+            if kind.capacity > 1 and has_same_hparams(modules[kind.learner], own)
+        ]
+        kind = find_kind(kinds, own.policy_step)
+        if kind is None:
+            raise ConfigError(
+                f"{module_id!r} cannot play where opponents are drawn, because its spaces or the names "
+                "of its hyperparameters are others than those of every module that is trained, or "
+                "policy_map_capacity is 1: name a module that can."
+            )
+        return kind
+
+    def _list_slots(self, module_id: str) -> tuple[set[int], set[int]]:
+        """Return the slots for snapshots of a module that are empty, and those that are free now."""
+        pool = self._get_pool(LEAGUE_CALL)
+        return opponents.list_empty_slots(pool, self.state, self._find_kind_of(pool, module_id))
+
+    def _list_alike(self, module_id: str) -> list[str]:
+        """Return the learners of the same architecture in a league of several."""
+        return list(self._find_kind_of(self._get_pool(LEAGUE_CALL), module_id).learners)
+
+    @property
+    def _agents(self) -> AgentMapping:
+        plan = self._assembly.plan
+        assert isinstance(plan, MultiAgentPlan)
+        return plan.agents
+
+    @property
+    def _trained(self) -> frozenset[str]:
+        return self._assembly.in_graph_runner.trained  # pyright: ignore
+
+    def _get_pool(self, call: str) -> OpponentPool:
+        if self._is_on_host:
+            raise ConfigError(
+                f"{call} is for opponents that are drawn in the compiled program: in Python, add a copy "
+                "by add_module(id, state=get_weights([module])[module], "
+                "new_agent_to_module_mapping_fn=...), which chooses who plays."
+            )
+        assembly = self._assembly
+        pool = assembly.pool if isinstance(assembly, MultiAgentAssembly) else None
+        if pool is None:
+            raise ConfigError(
+                f"{call} needs a mapping that draws opponents, such as mapping=Seats('main', Draw()) "
+                "with policies={'main': None, 'random': RandomRLModule}."
+            )
+        league = self.config.multi_agent_settings.learners_league
+        if isinstance(league, PopulationPlay) and call != LEAGUE_CALL:
+            raise ConfigError(
+                f"{call} has no effect with league=PopulationPlay(...), whose learners play each other "
+                "alone: use League(...) or SelfPlay(...) instead of it."
+            )
+        return pool
+
+    def _add(
+        self, pool: OpponentPool, kind: OpponentKind, name: str, actor: ActorState, *, follows: bool
+    ) -> None:
+        check_module_id(name)
+        check_opponent_id(name)
+        taken = [*self.state.modules, *self.opponents]
+        if name in taken:
+            raise ConfigError(
+                f"There is a module {name!r} already: choose another id, or remove_module it first."
+            )
+        slot = opponents.find_free_slot(pool, self.state, kind)
+        self.state = opponents.write_opponent(
+            self.state, slot, name, actor, self._put_module, follows=follows
+        )
+        self._weigh_league()
+
+    def _weigh_league(self) -> None:
+        league = self.config.multi_agent_settings.learners_league
+        if league is not None:
+            self.state = self._weigh_learners(league, self.state)
+
+    def _find_kind(
+        self, pool: OpponentPool, module_class: object, model_config: object, name: str
+    ) -> OpponentKind:
+        """Return the kind of an architecture that has more than one slot."""
+        for kind in pool.kinds:
+            module = kind.policy.module
+            same_class = module_class is None or is_module_class(module, module_class)
+            same_config = model_config is None or model_config == module.model_config
+            if kind.capacity > 1 and same_class and same_config:
+                return kind
+        described = getattr(module_class, "__name__", "its own settings")
+        raise ConfigError(
+            f"{name!r} is of an architecture ({described}) that no module has which is trained where "
+            "opponents are drawn, and another one is another program: name it in policies when the "
+            "config is made."
+        )
+
+    def _check_trained(
+        self, added: str, wanted: Collection[str] | Callable[..., Any] | None
+    ) -> None:
+        """Raise if the modules to train are others than those of the run."""
+        if wanted is None:
+            return
+        trained = self._trained
+        names = {*self.state.modules, *self.opponents, *([added] if added else ())}
+        chosen = frozenset(n for n in names if wanted(n)) if callable(wanted) else frozenset(wanted)
+        if chosen != trained:
+            raise ConfigError(
+                f"new_should_module_be_updated asks to train {', '.join(sorted(chosen)) or 'nothing'}, "
+                f"but the compiled program trains {', '.join(sorted(trained))}: build another config "
+                "to train others."
+            )
+
+
+_DEFAULTS: dict[str, tuple[object, ...]] = {
+    "config_overrides": (None, {}),
+    **dict.fromkeys(
+        (
+            *("add_to_learners", "add_to_env_runners", "add_to_eval_env_runners"),
+            *("remove_from_learners", "remove_from_env_runners", "remove_from_eval_env_runners"),
+        ),
+        (True,),
+    ),
+}
+"""RLlib's other arguments, with the values that have a meaning here."""
+
+
+def _check_others(call: str, others: dict[str, object]) -> None:
+    for name, value in others.items():
+        if name not in _DEFAULTS:
+            raise ConfigError(
+                f"{call} has no argument {name!r}.{did_you_mean(name, list(_DEFAULTS))}"
+            )
+        if value not in _DEFAULTS[name]:
+            raise ConfigError(
+                f"{call} does not take {name}={value!r}: opponents are not trained, and play wherever "
+                "they are drawn; leave it out."
+            )

@@ -13,10 +13,10 @@ from jaxrl.compat.lookup import RLlibNames, load
 from jaxrl.core.keys import make_key
 from jaxrl.core.types import Key, PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
-from jaxrl.policy.inference import Inference
-from jaxrl.policy.requests import (
+from jaxrl.policy.inference import (
     ActionRequest,
     ActionResult,
+    Inference,
     check_inputs,
     check_names,
     read_input_dict,

@@ -17,8 +17,7 @@ from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.modules.rl_module import RLModule
-    from jaxrl.policy.agent_actions import ComputeAgentActions
-    from jaxrl.policy.compute_actions import ComputeActions
+    from jaxrl.policy.actions import ComputeActions, ComputeAgentActions
     from jaxrl.policy.policy import Policy
 
 

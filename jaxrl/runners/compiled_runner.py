@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.assembly.connector_env import EnvToInspect, Spaces, get_rllib_spaces
+from jaxrl.assembly.env import EnvToInspect, Spaces, get_rllib_spaces
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.compat.lookup import RLlibNames
 from jaxrl.metrics import DEFAULT_MODULE

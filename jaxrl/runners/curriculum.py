@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxrl.assembly.assemble import make_env
-from jaxrl.assembly.tasks import get_params_by_name, is_same_task, resolve_task
+from jaxrl.assembly.env import get_params_by_name, is_same_task, resolve_task
 from jaxrl.config.curriculum import parse_curriculum, to_task_data
 from jaxrl.config.stop import find_reached_criterion
 from jaxrl.core.types import PyTree

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt32
 
 from jaxrl.assembly.assemble import make_env, make_policy_step
-from jaxrl.assembly.connector_env import Spaces, get_rllib_spaces
+from jaxrl.assembly.env import Spaces, get_rllib_spaces
 from jaxrl.assembly.multi_agent import make_multi_host_env
 from jaxrl.callbacks import CallbackList
 from jaxrl.core.types import Columns, PyTree
@@ -36,7 +36,7 @@ from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import NoHooks, RunnerHooks
 from jaxrl.runners.host_policy import HostPolicy, PrevStep
 from jaxrl.runners.metrics_logger import MetricsLogger
-from jaxrl.runners.multi.factory import make_multi_env_runner
+from jaxrl.runners.multi.env_runner import make_multi_env_runner
 from jaxrl.runners.protocols import make_policies
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.runners.rows import FragmentBuilder, PartialFragment

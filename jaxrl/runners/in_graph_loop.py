@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jaxrl.assembly.env_params import place_env_params
-from jaxrl.assembly.tasks import get_params_by_name, is_same_task
+from jaxrl.assembly.env import get_params_by_name, is_same_task, place_env_params
 from jaxrl.config.curriculum import to_task_data
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
@@ -31,12 +30,13 @@ from jaxrl.runners.recording import (
     restore_recording,
 )
 from jaxrl.runtime.program import Program
-from jaxrl.training.agent_report import counter_to_int
-from jaxrl.training.episode_metrics import add_agents, collect_episodes
 from jaxrl.training.report import (
     DispatchResult,
     IterationTotals,
     TrainReport,
+    add_agents,
+    collect_episodes,
+    counter_to_int,
     merge_results,
     to_host,
 )

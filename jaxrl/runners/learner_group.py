@@ -13,17 +13,13 @@ from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
-from jaxrl.runners.batches import concatenate_fragments, to_devices
-from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.host_buffers import make_host_memory
-from jaxrl.runners.host_replay import HostMemory
+from jaxrl.runners.fragment import Fragment, Weights, concatenate_fragments, to_devices
+from jaxrl.runners.host_memory import HostMemory, UserReplay, make_host_memory
 from jaxrl.runners.learner_steps import HostMemorySteps, LearnerSteps, LocalLearnerSteps
-from jaxrl.runners.user_replay import UserReplay
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import StepReports, TrainReport
 from jaxrl.training.rollout import ActorState
-from jaxrl.training.sharding import make_train_step_program, state_shardings
-from jaxrl.training.step_programs import StepPrograms
+from jaxrl.training.sharding import StepPrograms, make_train_step_program, state_shardings
 from jaxrl.training.train_state import Summary, TrainState
 
 if TYPE_CHECKING:

@@ -5,17 +5,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from jaxrl.core.struct import replace
-from jaxrl.runners.batches import to_devices
-from jaxrl.runners.fragment import Fragment
-from jaxrl.runners.host_replay import HostMemory
+from jaxrl.runners.fragment import Fragment, to_devices
+from jaxrl.runners.host_memory import HostMemory
 from jaxrl.runtime.program import Program
 from jaxrl.training.data_flow import take_behaviour
 from jaxrl.training.report import StepReports, TrainReport
-from jaxrl.training.step_programs import StepPrograms
+from jaxrl.training.sharding import StepPrograms
 from jaxrl.training.train_state import RolloutBatch, TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.runners.ray.learner_steps import RemoteBatch
+    from jaxrl.runners.ray.learner_group import RemoteBatch
 
 StepBatch: TypeAlias = "RolloutBatch | RemoteBatch"
 """Batch of `LearnerSteps.sample` or `receive`: arrays in this process, or a number elsewhere."""

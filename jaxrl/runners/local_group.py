@@ -11,9 +11,8 @@ from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hang_watch import HangWatch
 from jaxrl.runners.hooks import RunnerHooks
-from jaxrl.runners.multi.counts import AgentCounts
-from jaxrl.runners.multi.env_runner import MultiEnvRunner
-from jaxrl.runners.multi.factory import change_modules
+from jaxrl.runners.multi.env_runner import MultiEnvRunner, change_modules
+from jaxrl.runners.multi.tally import AgentCounts
 from jaxrl.runners.protocols import FormerGroupNames, call_runner
 from jaxrl.runtime.program import Program
 

@@ -35,7 +35,7 @@ from jaxrl.runners.curriculum import Curriculum
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.host_loop import HostLoop
-from jaxrl.runners.host_replay import get_host_device
+from jaxrl.runners.host_memory import get_host_device
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup, ProgramInputs
 from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup

@@ -14,7 +14,7 @@ from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.learners.gradients import get_num_microbatches
-from jaxrl.runners.host_replay import get_host_device
+from jaxrl.runners.host_memory import get_host_device
 from jaxrl.runtime.devices import get_memory_limit, warn_about_unused_cores, warn_without_gpu
 from jaxrl.training.rollout import make_blank_rollout
 from jaxrl.training.train_state import TrainState

@@ -28,8 +28,7 @@ from jaxrl.offline.manifest import MANIFEST, read_manifest
 from jaxrl.offline.stitch import AgentRollout, AgentStitcher, PartStitcher
 from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.runners.fragment import Fragment
-from jaxrl.training.agent_rows import AgentRows
-from jaxrl.training.agent_views import without_critics
+from jaxrl.training.agent_rows import AgentRows, without_critics
 from jaxrl.training.multi_rollout import MultiRollout
 from jaxrl.training.rollout import ActorState, PolicyStep, make_blank_rollout
 from jaxrl.training.train_step import TrainStep

@@ -17,7 +17,7 @@ from jaxrl.config.multi_agent import is_module_id
 from jaxrl.errors import CheckpointError
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs.host_state import check_metadata
-from jaxrl.training.league_rules import find_version
+from jaxrl.training.league import find_version
 from jaxrl.training.opponents import decode_names
 
 NAMES, GAMES, PLAYED = "opponents.names", "opponents.games", "carry.opponents.games"

@@ -12,8 +12,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.runs.league_table import PayoffTable
-from jaxrl.training.league_rules import Standing
-from jaxrl.training.league_tally import LeagueTally, get_learned
+from jaxrl.training.league import LeagueTally, Standing, get_learned
 from jaxrl.training.opponents import (
     OpponentKind,
     OpponentPool,

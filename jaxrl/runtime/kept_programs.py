@@ -24,11 +24,13 @@ import os
 import pickle
 import platform
 import re
+import sys
 import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import gymnasium
@@ -50,11 +52,41 @@ from jaxrl.envs.registry import find_imports, get_registered_env
 from jaxrl.runtime.commands import is_command
 from jaxrl.runtime.compilation_cache import get_cache_file, make_private, uses_own_folder
 from jaxrl.runtime.measurements import describe_machine
-from jaxrl.runtime.traced_code import snapshot_code
 from jaxrl.runtime.versions import is_editable, read_versions
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+
+_TRACED = re.compile(
+    r"jaxrl\.(algorithms|assembly|buffers|config|connectors|core|distributions|envs|learners|modules"
+    r"|ops|training)\b"
+)
+"""Modules that programs are traced from."""
+
+
+def snapshot_code() -> tuple[object, ...]:
+    """Return the functions and constants that programs are traced from, as they are now.
+
+    A script may replace some, e.g. assign another loss to a Learner class; then programs that were
+    traced before are not shared. The values themselves are part of the key, as an address may be
+    used again.
+    """
+    # Copies, since another thread may import meanwhile.
+    modules = {name: x for name, x in list(sys.modules.items()) if _TRACED.match(name)}
+    found: list[object] = []
+    for name in sorted(modules):
+        found += [x for key, x in list(vars(modules[name]).items()) if key != "__builtins__"]
+    # Each class and each table once.
+    for own in {id(x): x for x in found if isinstance(x, type)}.values():
+        found += vars(own).values() if own.__module__ in modules else ()
+    for table in {id(x): x for x in found if isinstance(x, dict)}.values():
+        found += cast(dict[object, object], table).values()
+    return tuple(value for value in found if isinstance(value, _CODE))
+
+
+_CODE = (FunctionType, type, staticmethod, classmethod, property, int, float, str)
+
 
 logger = logging.getLogger(__name__)
 ValueT = TypeVar("ValueT")

@@ -16,9 +16,8 @@ from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError
 from jaxrl.export.artifact import describe_space
 from jaxrl.metrics import DEFAULT_MODULE
-from jaxrl.policy.inference import Inference
+from jaxrl.policy.inference import ActionRequest, Inference
 from jaxrl.policy.policy import Policy
-from jaxrl.policy.requests import ActionRequest
 from jaxrl.runs.checkpoint import find_checkpoint, read_metadata
 from jaxrl.serve.backend import Backend, Batch, State, Value
 

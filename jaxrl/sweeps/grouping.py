@@ -8,9 +8,8 @@ import jax
 
 from jaxrl.algorithm import TRAINABLE_METHODS, Algorithm
 from jaxrl.assembly.assemble import Assembly, assemble, make_env
-from jaxrl.assembly.env_params import can_share_program
+from jaxrl.assembly.env import can_share_program, prepare_first_task
 from jaxrl.assembly.multi_agent import make_multi_agent_env
-from jaxrl.assembly.tasks import prepare_first_task
 from jaxrl.config.offline import check_lane_storage, make_stream_lanes_error
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import (

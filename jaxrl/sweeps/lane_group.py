@@ -4,42 +4,235 @@ Each lane of a group gets its part of a dispatch's report.
 """
 
 import dataclasses
+import hashlib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxrl.algorithm import Algorithm, Result
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.assembly.device_trial import DeviceTrials
+from jaxrl.buffers.dataset import Dataset
 from jaxrl.config.multi_agent import get_module_overrides
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import HParams, to_leaf
 from jaxrl.core.keys import make_key
 from jaxrl.core.seeds import split_seed
-from jaxrl.core.types import Device, PyTree
-from jaxrl.errors import ConfigError
+from jaxrl.core.types import Device, Key, Keys, PyTree
+from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
+from jaxrl.errors import ConfigError, DivergenceError, mark_has_checkpoint_path
+from jaxrl.evaluation.compiled import JaxEvaluation
+from jaxrl.evaluation.evaluation import Evaluation
+from jaxrl.loggers import RunFolder
+from jaxrl.loggers.recorder import RunRecord
+from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE
+from jaxrl.run_parts import ActingState, LoadLeaves
+from jaxrl.runners.factories import make_in_graph_loop
 from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.hooks import AlgorithmHooks, RunnerHooks
+from jaxrl.runners.in_graph_loop import InGraphLoop
 from jaxrl.runners.learner_group import LearnerGroup
+from jaxrl.runners.offline import OfflineLoop, read_dataset
+from jaxrl.runs import checkpoint as ckpt
+from jaxrl.runs import host_state as host
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps.grouping import get_lane_numbers
-from jaxrl.sweeps.lane_data import SharedDataset
-from jaxrl.sweeps.lane_evaluation import SharedEvaluations
 from jaxrl.sweeps.lanes import (
     LanePrograms,
     Lanes,
     choose_lane_devices,
     count_slots,
+    get_vmap_axes,
     is_per_lane,
     make_lane_programs,
+    place_for_all,
+    shard_lanes,
     stack_trees,
 )
-from jaxrl.training.report import IterationTotals, TrainReport
+from jaxrl.training.evaluate import EvaluationInputs, EvaluationResult, Evaluator
+from jaxrl.training.report import IterationTotals, TrainReport, to_host
+from jaxrl.training.rollout import ActorState
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SharedDataset:
+    """Recorded rows, and the digest of the data that they were read from."""
+
+    dataset: Dataset
+    fingerprint: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the rows in bytes, on one device."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.dataset))
+
+
+class LaneData:
+    """Datasets of a sweep. Programs that learn from equal rows on the same devices share them."""
+
+    def __init__(self) -> None:
+        self._placed: dict[tuple[str, tuple[Device, ...]], Dataset] = {}
+
+    def place(self, data: SharedDataset, devices: Sequence[Device]) -> SharedDataset:
+        """Return the data with their rows on each of the devices, where equal ones may be already."""
+        key = _hash_arrays(data.dataset), tuple(devices)
+        if key not in self._placed:
+            self._placed[key] = place_for_all(data.dataset, devices)
+        return dataclasses.replace(data, dataset=self._placed[key])
+
+
+def read_lane_data(
+    config: "AlgorithmConfig", assembly: Assembly, device: Device
+) -> SharedDataset | None:
+    """Read the recorded data of lanes into host memory; None if lanes step environments.
+
+    Args:
+        config: Config of one of the lanes.
+        assembly: Functions of the lanes.
+        device: Device that is to hold the rows.
+
+    Raises:
+        JaxrlError: If there are no data, or they are damaged, too large, or do not fit.
+    """
+    if not assembly.is_offline:
+        return None
+    sampler = assembly.offline_runner.experience
+    dataset, fingerprint = read_dataset(config, assembly, sampler, device)
+    return SharedDataset(dataset=dataset, fingerprint=fingerprint)
+
+
+def _hash_arrays(dataset: Dataset) -> str:
+    """Return a digest of the rows as they are learned from."""
+    leaves, structure = jax.tree.flatten(dataset)
+    digest = hashlib.sha256(str(structure).encode())
+    for leaf in leaves:
+        digest.update(f"{leaf.shape} {leaf.dtype}".encode())
+        digest.update(np.ascontiguousarray(leaf).data)
+    return digest.hexdigest()
+
+
+class SharedEvaluations:
+    """Evaluations of a group's lanes, their programs, and the latest results of all lanes.
+
+    Args:
+        programs: Compiled programs by number of episodes; None starts without any.
+    """
+
+    def __init__(self, programs: dict[int | None, Program] | None = None) -> None:
+        self.programs: dict[int | None, Program] = {} if programs is None else programs
+        self.members: dict[int, LaneEvaluation] = {}
+        self.results_key: tuple[int, int | None, int] | None = None
+        """Version of the states, number of episodes and iteration of `results`."""
+        self.results: EvaluationResult | None = None
+
+    def copy_without_results(self) -> "SharedEvaluations":
+        """Return an instance without lanes and results that shares the programs."""
+        return SharedEvaluations(self.programs)
+
+
+class _Group(Protocol):
+    """Attributes of a LaneGroup that evaluation uses."""
+
+    evaluations: SharedEvaluations
+    devices: list[Device]
+    states: TrainState
+    version: int
+    lanes: list[Lane]
+
+
+class LaneEvaluation:
+    """Evaluation of one lane; the first lane to be evaluated evaluates all lanes of its group.
+
+    Args:
+        evaluation: Environment and functions of the lane's evaluation.
+        group: Group of the lane.
+        slot: Position of the lane in the group.
+        make_key: Function from an iteration to the lane's evaluation key.
+    """
+
+    def __init__(
+        self,
+        evaluation: JaxEvaluation,
+        group: _Group,
+        slot: int,
+        make_key: Callable[[int], Key],
+    ) -> None:
+        self._evaluation, self._group, self._slot = evaluation, group, slot
+        self.make_key = make_key
+        group.evaluations.members[slot] = self
+
+    @property
+    def programs(self) -> list[Program]:
+        return list(self._group.evaluations.programs.values())
+
+    def run(self, policy: EvaluationInputs, num_episodes: int | None) -> EvaluationResult:
+        shared = self._group.evaluations
+        moment = self._group.version, num_episodes, policy.iteration
+        if shared.results_key != moment:
+            shared.results = self._evaluate_all(policy.iteration, num_episodes)
+            shared.results_key = moment
+        return jax.tree.map(lambda x: x[self._slot], shared.results)
+
+    def compile(self, policy: EvaluationInputs) -> None:
+        self._get_program(None).get_executable(*self._make_arguments(policy.iteration))
+
+    def get_deferred_tasks(
+        self, policy: Callable[[], EvaluationInputs]
+    ) -> list[Callable[[], None]]:
+        del policy  # lanes are not trained by `Algorithm.fit`, which calls these functions
+        return []
+
+    def stop(self) -> None:
+        """Do nothing: there are no resources to release."""
+
+    @property
+    def env_params(self) -> PyTree:
+        """Parameters of the environment that `evaluation_config` names, or else of the lane's own."""
+        return self._evaluation.made.params
+
+    def _evaluate_all(self, iteration: int, num_episodes: int | None) -> EvaluationResult:
+        return to_host(self._get_program(num_episodes)(*self._make_arguments(iteration)))
+
+    def _make_arguments(self, iteration: int) -> tuple[TrainState, PyTree, Keys]:
+        slots = range(len(self._group.lanes))
+        members = [self._group.evaluations.members.get(slot, self) for slot in slots]
+        keys = jnp.stack([member.make_key(iteration) for member in members])
+        is_in_state = self._evaluation.is_same_env and self._evaluation.assembly.is_in_graph
+        params = None if is_in_state else stack_trees([member.env_params for member in members])
+        return self._group.states, params, keys
+
+    def _get_program(self, num_episodes: int | None) -> Program:
+        programs = self._group.evaluations.programs
+        if num_episodes not in programs:
+            programs[num_episodes] = self._evaluation.make_program(
+                num_episodes, self._make_function
+            )
+        return programs[num_episodes]
+
+    def _make_function(self, evaluator: Evaluator) -> Callable[..., EvaluationResult]:
+        runner = self._evaluation.assembly.train_step
+
+        def evaluate_one(state: TrainState, params: PyTree, key: Key) -> EvaluationResult:
+            params = self._evaluation.get_params(state.env_params) if params is None else params
+            return evaluator(runner.make_actor_state(state), params, key)
+
+        def evaluate_all(states: TrainState, params: PyTree, keys: Keys) -> EvaluationResult:
+            return jax.vmap(evaluate_one, in_axes=(get_vmap_axes(states), 0, 0))(
+                states, params, keys
+            )
+
+        return shard_lanes(evaluate_all, self._group.states, self._group.devices)
 
 
 class LaneGroup:
@@ -345,3 +538,264 @@ class LaneDispatches:
 
     def extend_result(self, result: dict[str, Any]) -> dict[str, Any]:
         return {**result, "config": dict(self.reported_values)} if self.reported_values else result
+
+
+class LaneActingState:
+    """Acting state of a lane, taken from the states of its group.
+
+    Args:
+        group: Group of the lane.
+        slot: Position of the lane in the group.
+    """
+
+    def __init__(self, group: LaneGroup, slot: int) -> None:
+        self._group, self._slot = group, slot
+        self._cache: tuple[int, ActorState] | None = None
+        """Version of the group's states and the actor of that version."""
+
+    @property
+    def programs(self) -> list[Program]:
+        """No programs: those of the group are reported by its learners."""
+        return []
+
+    def fetch(self) -> tuple[ActorState, PyTree]:
+        state = self._group.get_state(self._slot, buffer=False)
+        return self._group.assembly.train_step.make_actor_state(state), state.env_params
+
+    def get_actor_state(self) -> ActorState:
+        version = self._group.version
+        if self._cache is None or self._cache[0] != version:
+            self._cache = version, self.fetch()[0]
+        return self._cache[1]
+
+
+class LaneParts:
+    """Parts of a lane's Algorithm: those of its group.
+
+    Args:
+        group: Group of the lane.
+        slot: Position of the lane in the group.
+        made: Environment of the lane.
+
+    Attributes:
+        learner: Learner of the lane.
+        shared: Objects by name that all lanes of the group share.
+        dispatches: Dispatches of the group, as the lane consumes them.
+        loop: Loop of the lane's Algorithm, available once that is built.
+        record: Record of it.
+        load: Function that restores a checkpoint into it.
+    """
+
+    loop: InGraphLoop
+    record: RunRecord
+    load: LoadLeaves
+
+    def __init__(
+        self, group: LaneGroup, slot: int, made: MadeEnv | MadeMultiEnv | MadeHostEnv
+    ) -> None:
+        self._group, self._slot, self._made = group, slot, made
+        self.learner, self.shared = LaneLearner(group, slot), group.shared
+        self.dispatches = LaneDispatches(self.learner)
+
+    def open_device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
+        del config  # lanes share the devices of their program
+        return DeviceTrials(None)
+
+    def assemble(
+        self, config: "AlgorithmConfig", trials: DeviceTrials, *, should_train: bool
+    ) -> tuple[Assembly, list[Device], str]:
+        del config, trials, should_train
+        number = self._group.num_lanes
+        why = f"Lane {self._slot} of {number} in one program."
+        assembly = self._group.assembly
+        if assembly.is_offline:  # no state has the parameters of the lane's environment
+            assembly = dataclasses.replace(assembly, made=self._made)
+        return assembly, self._group.devices[:1], why
+
+    def make_evaluation(
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        hooks: RunnerHooks,
+        make_key: Callable[[int], Key],
+    ) -> Evaluation:
+        def make_compiled(evaluation: JaxEvaluation) -> LaneEvaluation:
+            return LaneEvaluation(evaluation, self._group, self._slot, make_key)
+
+        return Evaluation(config, assembly, hooks, make_compiled)
+
+    def make_learner_group(
+        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    ) -> LearnerGroup:
+        del config, assembly, devices
+        return self.learner
+
+    def make_loop(
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        learners: LearnerGroup,
+        callbacks: RunnerHooks,
+        algorithm: object,
+    ) -> InGraphLoop:
+        if assembly.is_offline:
+            hooks = AlgorithmHooks(callbacks, algorithm)
+            self.loop = OfflineLoop(config, assembly, self.learner, hooks, self.dispatches)
+        else:
+            self.loop = make_in_graph_loop(
+                config, assembly, learners, callbacks, algorithm, self.dispatches
+            )
+        return self.loop
+
+    def make_acting_state(
+        self,
+        config: "AlgorithmConfig",
+        assembly: Assembly,
+        learners: LearnerGroup,
+        devices: list[Device],
+    ) -> ActingState:
+        del config, assembly, learners, devices
+        return LaneActingState(self._group, self._slot)
+
+    def attach(self, record: RunRecord, load: LoadLeaves) -> None:
+        self.record, self.load = record, load
+
+
+class LaneRun:
+    """One lane of a group: its Algorithm, and the lane's place in the group.
+
+    Args:
+        config: Config of the lane.
+        group: Group of the lane.
+        slot: Position of the lane in the group.
+        made: Environment of the lane.
+        values: Values of the settings that differ between lanes, by name; numbers among them are
+            reported in the lane's results.
+        run_folder: Folder of the lane to resume; None creates one.
+
+    Attributes:
+        algorithm: Algorithm with the results, evaluation and checkpoints of the lane; `train` here
+            also recognizes a lane that has diverged.
+        current_values: Current values of the settings that differ between lanes.
+    """
+
+    def __init__(
+        self,
+        config: "AlgorithmConfig",
+        group: LaneGroup,
+        slot: int,
+        made: MadeEnv | MadeMultiEnv | MadeHostEnv,
+        values: Mapping[str, Any],
+        run_folder: RunFolder | None = None,
+    ) -> None:
+        self._group, self._slot = group, slot
+        self._num_updates = 0
+        self._parts = LaneParts(group, slot, made)
+        self.current_values: dict[str, Any] = {}
+        self.algorithm = Algorithm(config, run_folder=run_folder, _parts=self._parts)
+        self._set_values(values)
+
+    def _set_values(self, values: Mapping[str, Any]) -> None:
+        self.current_values = dict(values)
+        self._parts.dispatches.reported_values = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+
+    @property
+    def last_iteration(self) -> int:
+        """Iteration of the latest result; 0 before the first."""
+        return self._parts.record.last_iteration
+
+    def rewind_to(self, iteration: int) -> None:
+        """Label the current state with an earlier iteration; a resume discards later results."""
+        self._parts.record.iteration = iteration
+
+    # --- training ---
+
+    def deactivate(self) -> None:
+        """Stop taking part in the group's dispatches."""
+        self._group.deactivate(self._slot)
+
+    def exploit(self, source: "LaneRun", hparams: Mapping[str, float], salt: int) -> None:
+        """Replace this lane by a copy of another one, except for its keys and some settings.
+
+        Args:
+            source: Lane whose state, counters and other values are copied.
+            hparams: New values of training settings, by name.
+            salt: Data to fold into this lane's keys.
+        """
+        self._parts.learner.copy_member(source.algorithm.state, hparams, salt)
+        values = {**source.current_values, **hparams}
+        self._update_config(values)
+        self._set_values(values)
+        self._num_updates = source._num_updates
+        self._parts.record.copy_progress(source._parts.record)
+        self._parts.loop.curriculum.copy_state(source._parts.loop.curriculum)
+        logged = source._parts.loop.metrics_logger.get_state()
+        self._parts.loop.metrics_logger.set_state(logged)
+
+    def _update_config(self, numbers: Mapping[str, Any]) -> None:
+        """Copy the state's hyperparameters into the config stored with checkpoints."""
+        config = self.algorithm.config.copy(copy_frozen=False).update_from_dict(numbers)
+        config.freeze()
+        self.algorithm.config = config
+
+    def train(self) -> Result:
+        """Train for one iteration.
+
+        Raises:
+            DivergenceError: If none of the iteration's updates was finite, or under the conditions
+                of `on_nonfinite="raise"`.
+        """
+        algorithm, previous = self.algorithm, self._num_updates
+        result = algorithm.train()
+        modules = dict(result["learners"])
+        common = modules.pop(ALL_MODULES, None) or modules[DEFAULT_MODULE]
+        self._num_updates = common["num_updates_lifetime"]
+        num_updates = self._num_updates - previous
+        tolerance = algorithm.config.fault_tolerance_settings.nonfinite_updates_tolerance
+        num_nonfinite = result["fault_tolerance"]["num_nonfinite_updates"]
+        norms = [metrics.get("grad_norm", math.nan) for metrics in modules.values()]
+        all_skipped = all(map(math.isnan, norms))
+        if num_updates >= tolerance and all_skipped and num_nonfinite >= tolerance:
+            error = DivergenceError(
+                f"None of the {num_updates} updates of iteration {algorithm.iteration} had a "
+                f"finite loss and gradient; the lane is saved in {algorithm.save()}."
+            )
+            raise mark_has_checkpoint_path(error)
+        return result
+
+    # --- checkpoints ---
+
+    def keep_checkpoint(self) -> None:
+        """Protect this iteration's checkpoint from removal until another one is protected."""
+        self._parts.record.recorder.protect_checkpoint(self.algorithm.iteration)
+
+    def resume_from(
+        self, checkpoint: Path, values: Mapping[str, Any] | None, overrides: Mapping[str, Any]
+    ) -> None:
+        """Restore the lane's state, including the counters that all lanes share.
+
+        Args:
+            checkpoint: Checkpoint of the lane.
+            values: Saved values of the settings that differ between lanes; None if they are still
+                the initial ones.
+            overrides: Settings that are not restored, see `Algorithm.from_checkpoint`.
+        """
+        metadata = ckpt.read_metadata(checkpoint)
+        leaves: Mapping[str, Any] = ckpt.read_leaves(checkpoint, metadata)
+        if overrides:
+            current = ckpt.fetch_leaves(self.algorithm.state)
+            settings = metadata["config"]["settings"]
+            config = self.algorithm.config
+            leaves = host.apply_overrides(leaves, current, config, overrides, settings)
+        self._parts.learner.should_set_counters = True
+        self._parts.load(checkpoint, metadata, leaves)
+        self._parts.learner.should_set_counters = False
+        if values is not None:
+            self._update_config(values)
+            self._set_values(values)
+        self._num_updates = int(self.algorithm.state.progress.updates)
+        self.keep_checkpoint()

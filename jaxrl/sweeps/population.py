@@ -33,9 +33,7 @@ from jaxrl.sweeps.grouping import (
     group_lanes,
     select_devices,
 )
-from jaxrl.sweeps.lane_data import LaneData, read_lane_data
-from jaxrl.sweeps.lane_group import LaneGroup
-from jaxrl.sweeps.lane_run import LaneRun
+from jaxrl.sweeps.lane_group import LaneData, LaneGroup, LaneRun, read_lane_data
 from jaxrl.sweeps.lanes import choose_lane_devices
 from jaxrl.sweeps.pbt import check_mutations, check_population
 from jaxrl.sweeps.points import SweepPoint, check_mode, group_points

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Progress, PyTree
@@ -271,8 +271,7 @@ class TracedDataFlow:
             self.sync_weights()
             return
         due = self.progress.train_batches.low % weights_interval == 0
-        newest = keep_behaviour(take_behaviour(self._state, None), is_kept=True)
-        self._state = select(due, newest, self._state)
+        self._state = _renew_behaviour(self._state, due)
 
     def repeat(self, times: int | Int[Array, ""], body: "Callable[[TracedDataFlow], None]") -> None:
         def run(carry: _RepeatCarry) -> _RepeatCarry:
@@ -325,6 +324,14 @@ def keep_behaviour(state: TrainState, *, is_kept: bool) -> TrainState:
     return (
         state if state.behaviour is not None else replace(state, behaviour=state.learner.sgd.params)
     )
+
+
+def _renew_behaviour(state: TrainState, due: Bool[Array, ""]) -> TrainState:
+    """Return the state whose weights that act are the newest ones, if they are due."""
+    if state.modules:
+        modules = {m: _renew_behaviour(own, due) for m, own in state.modules.items()}
+        return replace(state, modules=modules)
+    return replace(state, behaviour=select(due, state.learner.sgd.params, state.behaviour))
 
 
 def take_behaviour(state: TrainState, source: TrainState | None) -> TrainState:

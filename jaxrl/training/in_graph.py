@@ -19,8 +19,7 @@ from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree, Rollout, strip_weak_types
 from jaxrl.envs.vector import VectorState
 from jaxrl.errors import ConfigError
-from jaxrl.training.agent_rows import AgentRows
-from jaxrl.training.agent_views import without_critics
+from jaxrl.training.agent_rows import AgentRows, without_critics
 from jaxrl.training.data_flow import CompiledStep, TracedDataFlow, has_behaviour, keep_behaviour
 from jaxrl.training.episode_stats import EpisodeRecord, compute_episode_means
 from jaxrl.training.guard import DivergenceGuard

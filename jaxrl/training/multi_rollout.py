@@ -16,12 +16,13 @@ from jaxrl.core.types import Columns, Progress, PyTree, Rollout
 from jaxrl.envs.multi.vector import MultiVectorEnv, MultiVectorState, MultiVectorStep
 from jaxrl.envs.vector import NO_FAULT, StepInputs
 from jaxrl.modules.rl_module import make_zeros
-from jaxrl.training.agent_rows import AgentRows
-from jaxrl.training.agent_views import AgentView, Scene
-from jaxrl.training.completed_rows import (
+from jaxrl.training.agent_rows import (
+    AgentRows,
     AgentStep,
+    AgentView,
     BegunRow,
     PendingRows,
+    Scene,
     complete_rows,
     make_no_rows,
     pack_rows,

@@ -4,28 +4,35 @@ import dataclasses
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.sequence import AnyReplayBuffer
+from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import Array, Counter, PyTree
+from jaxrl.envs.multi.base import is_slot
 from jaxrl.envs.vector import BREACHES, FAULT_NAMES
 from jaxrl.errors import EnvError
-from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE, EMPTY_EPISODE_METRICS, REPLAY_BUFFER
-from jaxrl.training.agent_report import (
-    AgentTotals,
-    ModuleTotals,
-    compute_agent_means,
-    counter_to_int,
+from jaxrl.metrics import (
+    ALL_MODULES,
+    DEFAULT_MODULE,
+    EMPTY_EPISODE_METRICS,
+    EPISODE_RETURN_MEAN,
+    REPLAY_BUFFER,
 )
-from jaxrl.training.episode_metrics import add_sums, compute_episode_metrics
-from jaxrl.training.episode_stats import EpisodeSums
+from jaxrl.training.episode_stats import (
+    AgentReturns,
+    AgentSums,
+    EndedEpisode,
+    EpisodeStatsBuffer,
+    EpisodeSums,
+)
 from jaxrl.training.evaluate import EvaluationResult
-from jaxrl.training.nonfinite import select_counts
+from jaxrl.training.nonfinite import drop_counts, select_counts
 from jaxrl.training.train_state import (
     RecordedRollouts,
     ReportRow,
@@ -33,6 +40,344 @@ from jaxrl.training.train_state import (
     TrainState,
     make_report_row,
 )
+
+
+def collect_episodes(
+    ring: EpisodeStatsBuffer, counts_before: np.ndarray
+) -> tuple[list[EndedEpisode], int]:
+    """Collect the episodes that ended since `counts_before`.
+
+    Returns:
+        Episodes in order of time, and the number of episodes that the ring had already overwritten.
+    """
+    size = ring.env_index.shape[1]
+    episodes: list[EndedEpisode] = []
+    places: list[tuple[int, int]] = []
+    missed = 0
+    for shard, (before, after) in enumerate(zip(counts_before, ring.count, strict=True)):
+        fresh = int((int(after) - int(before)) % 2**32)
+        missed += max(0, fresh - size)
+        first = int(after) - min(fresh, size)
+        for ordinal in range(first, int(after)):
+            place = ordinal % size
+            places.append((shard, place))
+            episodes.append(
+                EndedEpisode(
+                    float(ring.episode_return[shard, place]),
+                    int(ring.episode_length[shard, place]),
+                    int(ring.env_index[shard, place]),
+                    int(ring.env_step[shard, place]),
+                )
+            )
+    if not episodes:
+        return episodes, missed
+    at = tuple(np.asarray(places).T)
+    order = np.lexsort((ring.env_index[at], ring.row[at], _count_since(ring.arrival[at])))
+    return [episodes[i] for i in order], missed
+
+
+def add_agents(
+    episodes: Sequence[EndedEpisode],
+    rings: EpisodeStatsBuffer,
+    patterns: Sequence[Mapping[str, str]],
+) -> tuple[list[EndedEpisode], int]:
+    """Add the returns and lengths of their agents to episodes.
+
+    An agent may end several times in an episode, so that its ring goes back less far than that of
+    episodes. Those that it may not cover are left out.
+
+    Args:
+        episodes: Episodes of environments.
+        rings: Latest agent-episodes of each agent, `[A, G, K]`.
+        patterns: Module of each agent, in their order, in copies of the environment.
+
+    Returns:
+        The episodes, and the number of those that are left out.
+    """
+    agents = list(patterns[0])
+    size = rings.env_index.shape[2]
+    steps, count = np.asarray(rings.env_step), np.asarray(rings.count)
+    oldest = np.take_along_axis(steps, count[:, :, None] % size, axis=2)[..., 0]
+    held = np.arange(size)[None, None] < rings.count[:, :, None]
+    found: list[EndedEpisode] = []
+    for episode in episodes:
+        reach = (np.uint32(episode.env_step) - oldest).astype(np.int32)
+        if ((count > size) & (reach < len(episode))).any():
+            continue
+        ago = (np.uint32(episode.env_step) - rings.env_step).astype(np.uint32)
+        of_it = held & (rings.env_index == episode.env_index) & (ago < len(episode))
+        took_part = [i for i in range(len(agents)) if of_it[i].any()]
+        mapping = patterns[episode.env_index % len(patterns)]
+        lengths = {agents[i]: int(rings.episode_length[i][of_it[i]].sum()) for i in took_part}
+        returns = {agents[i]: float(rings.episode_return[i][of_it[i]].sum()) for i in took_part}
+        found.append(
+            dataclasses.replace(
+                episode, agent_returns=returns, agent_lengths=lengths, mapping=mapping
+            )
+        )
+    return found, len(episodes) - len(found)
+
+
+def compute_episode_metrics(
+    ring: EpisodeStatsBuffer, sums: EpisodeSums, smoothing: int
+) -> dict[str, Any]:
+    """Compute statistics over the last `smoothing` episodes.
+
+    If more episodes ended in the iteration, they are over all of these. Until an episode has ended
+    they are NaN.
+    """
+    count = int(sums.count.sum())
+    lifetime = int(ring.count.astype(np.int64).sum())
+    result: dict[str, Any] = {"num_episodes": count, "num_episodes_lifetime": lifetime}
+    if count >= smoothing:
+        low, high = sums.min_return.min(), sums.max_return.max()
+        mean_return = sums.sum_return.sum(dtype=np.float64) / count
+        mean_length = sums.sum_length.sum(dtype=np.float64) / count
+        shortest, longest = sums.min_length.min(), sums.max_length.max()
+    elif lifetime:
+        returns, lengths = _latest_episodes(ring, smoothing)
+        low, high, mean_return = returns.min(), returns.max(), returns.mean(dtype=np.float64)
+        shortest, longest, mean_length = lengths.min(), lengths.max(), lengths.mean()
+    else:
+        return {**result, **EMPTY_EPISODE_METRICS}
+    return {
+        **result,
+        "episode_return_mean": float(mean_return),
+        "episode_return_min": float(low),
+        "episode_return_max": float(high),
+        "episode_len_mean": float(mean_length),
+        "episode_len_min": int(shortest),
+        "episode_len_max": int(longest),
+    }
+
+
+def _latest_episodes(ring: EpisodeStatsBuffer, number: int) -> tuple[Any, Any]:
+    """Return the returns and lengths of the newest episodes of all shards together."""
+    size = ring.env_index.shape[1]
+    held = np.arange(size)[None, :] < np.minimum(ring.count, size)[:, None]
+    newest = np.lexsort((-ring.row[held], -_count_since(ring.arrival[held])))[:number]
+    return ring.episode_return[held][newest], ring.episode_length[held][newest]
+
+
+def _count_since(arrival: Array) -> np.ndarray:
+    """Return the signed steps of the run since any one of the episodes; counts begin anew at 0."""
+    return (np.asarray(arrival) - np.asarray(arrival)[-1:]).astype(np.int32)
+
+
+def add_sums(before: EpisodeSums | None, sums: EpisodeSums) -> EpisodeSums:
+    """Return the sums of two parts; the first may be None, of no episodes."""
+    return sums if before is None else _merge_sums(before, sums)
+
+
+def _merge_sums(a: EpisodeSums, b: EpisodeSums) -> EpisodeSums:
+    low = cast("Callable[..., Array]", np.minimum)
+    high = cast("Callable[..., Array]", np.maximum)
+    return EpisodeSums(
+        count=a.count + b.count,
+        sum_return=a.sum_return + b.sum_return,
+        sum_length=a.sum_length + b.sum_length,
+        min_return=low(a.min_return, b.min_return),
+        max_return=high(a.max_return, b.max_return),
+        min_length=low(a.min_length, b.min_length),
+        max_length=high(a.max_length, b.max_length),
+    )
+
+
+def counter_to_int(counter: Counter) -> int:
+    """Convert a fetched counter to an integer."""
+    return (int(counter.high) << 32) + int(counter.low)
+
+
+def counters_to_ints(counter: Counter) -> list[int]:
+    """Convert fetched counters to integers."""
+    pairs = zip(counter.high, counter.low, strict=True)
+    return [(int(high) << 32) + int(low) for high, low in pairs]
+
+
+@dataclasses.dataclass
+class ModuleTotals:
+    """Totals of one module over the dispatches of an iteration."""
+
+    learned_batches: int = 0
+    updates: int = 0
+    rows: int = 0
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+    episode_sums: EpisodeSums | None = None
+
+    def add(self, summary: Summary) -> None:
+        """Add a dispatch."""
+        self.learned_batches += int(summary.learned_batches)
+        self.updates += int(summary.updates)
+        self.rows += int(summary.env_steps)
+        for name, value in summary.metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + float(value)
+        self.episode_sums = add_sums(self.episode_sums, summary.episodes)
+
+    def compute_means(self) -> dict[str, Any]:
+        """Return the means of the metrics, NaN if every update was skipped."""
+        batches = self.learned_batches
+        return {
+            name: value / batches if batches else np.nan
+            for name, value in sorted(drop_counts(self.metrics).items())
+            if batches or self.updates
+        }
+
+
+@dataclasses.dataclass
+class AgentTotals:
+    """Totals of agents and modules over the dispatches of an iteration.
+
+    Args:
+        patterns: Module of each agent, in the copies of the environment in turn; empty for a single
+            agent, which has no totals.
+        buffers: Replay buffer of each module that has one.
+    """
+
+    patterns: Sequence[Mapping[str, str]] = ()
+    buffers: Mapping[str, AnyReplayBuffer] = dataclasses.field(
+        default_factory=dict[str, AnyReplayBuffer]
+    )
+    modules: dict[str, ModuleTotals] = dataclasses.field(default_factory=dict[str, ModuleTotals])
+    sums: AgentSums | None = None
+
+    def add(self, summary: Summary) -> None:
+        """Add a dispatch."""
+        for name, module in summary.modules.items():
+            self.modules.setdefault(name, ModuleTotals()).add(module)
+        if summary.agents is not None:
+            before = self.sums
+            self.sums = AgentSums(
+                episodes=add_sums(before and before.episodes, summary.agents.episodes),
+                steps=summary.agents.steps + (0 if before is None else before.steps),
+            )
+
+    @property
+    def nonfinite_counts(self) -> dict[str, float]:
+        """Number of skipped updates in which each metric of each module was not finite."""
+        return {
+            f"{name}/{metric}": count
+            for name, module in self.modules.items()
+            for metric, count in select_counts(module.metrics).items()
+        }
+
+    def make_learners_result(self, latest: ReportRow, env_steps: int) -> dict[str, Any]:
+        """Return the results of every module that was trained, and of all together."""
+        trained = {name: own for name, own in self.modules.items() if own.updates}
+        sampled = self._count_module_steps(latest)
+        results: dict[str, Any] = {}
+        for name, own in trained.items():
+            updates, buffer = counter_to_int(latest.modules[name].updates), self.buffers.get(name)
+            rows, lifetime = own.rows, sampled[name]
+            if buffer is not None:  # a row counts once per draw
+                rows, lifetime = (n * buffer.rows_per_update for n in (own.updates, updates))
+            results[name] = {
+                **own.compute_means(),
+                "num_module_steps_trained": rows,
+                "num_module_steps_trained_lifetime": lifetime,
+                "num_updates_lifetime": updates,
+            }
+        totals = {
+            key: sum(result[key] for result in results.values())
+            for key in ("num_module_steps_trained", "num_module_steps_trained_lifetime")
+        }
+        results[ALL_MODULES] = {
+            "num_env_steps_trained": env_steps,
+            **totals,
+            "num_updates_lifetime": counter_to_int(latest.updates),
+        }
+        return results
+
+    def make_buffers_result(self, latest: ReportRow) -> dict[str, Any]:
+        """Return RLlib's `replay_buffer` results of every module; rows of updates count as sampled."""
+        lifetime = self._count_module_steps(latest)
+        results: dict[str, Any] = {}
+        for name, buffer in self.buffers.items():
+            own, row = self.modules[name], latest.modules[name]
+            place, is_full = row.buffer_position
+            if is_full is None:
+                stored = int(place.sum())
+            else:  # all columns are written at the same position
+                stored = buffer.num_envs * (buffer.length if is_full else int(place))
+            capacity = buffer.num_envs * buffer.length
+            results[name] = {
+                "capacity": capacity,
+                "num_module_steps_stored": stored,
+                "fill": stored / capacity,
+                "num_module_steps_added": own.rows,
+                "num_module_steps_added_lifetime": lifetime[name],
+                "num_module_steps_sampled": own.updates * buffer.rows_per_update,
+                "num_module_steps_sampled_lifetime": counter_to_int(row.updates)
+                * buffer.rows_per_update,
+            }
+        return results
+
+    def _count_module_steps(self, latest: ReportRow) -> dict[str, int]:
+        """Return the number of rows that each module ever had."""
+        if latest.agents.module_steps:  # whose agents change
+            by_module: Mapping[str, Counter] = latest.agents.module_steps
+            return {name: counter_to_int(steps) for name, steps in by_module.items()}
+        steps = counters_to_ints(latest.agents.steps)
+        totals = dict.fromkeys(self.modules, 0)
+        for module, number in zip(self.patterns[0].values(), steps, strict=True):
+            if module in totals:
+                totals[module] += number
+        return totals
+
+    def make_agents_result(self, latest: ReportRow, smoothing: int) -> dict[str, Any]:
+        """Return RLlib's results of every agent and module below `env_runners`."""
+        assert self.sums is not None
+        agents = tuple(self.patterns[0])
+        agent_steps = dict(zip(agents, counters_to_ints(latest.agents.steps), strict=True))
+        agent_returns: dict[str, float] = {}
+        sampled = dict(zip(agents, map(int, self.sums.steps), strict=True))
+        for i, agent in enumerate(agents):
+            if is_slot(agent):  # of other agents one after the other: modules have the results
+                del agent_steps[agent], sampled[agent]
+                continue
+            ring, sums = jax.tree.map(lambda x, i=i: x[i], (latest.agents.ring, self.sums.episodes))
+            metrics = compute_episode_metrics(ring, sums, smoothing)
+            agent_returns[agent] = metrics[EPISODE_RETURN_MEAN]
+        module_returns: dict[str, float] = {}
+        for name, own in self.modules.items():
+            assert own.episode_sums is not None
+            metrics = compute_episode_metrics(
+                latest.modules[name].ring, own.episode_sums, smoothing
+            )
+            module_returns[name] = metrics[EPISODE_RETURN_MEAN]
+        return {
+            "agent_episode_returns_mean": agent_returns,
+            "module_episode_returns_mean": module_returns,
+            "num_agent_steps_sampled": sampled,
+            "num_agent_steps_sampled_lifetime": agent_steps,
+            "num_module_steps_sampled": {name: own.rows for name, own in self.modules.items()},
+            "num_module_steps_sampled_lifetime": self._count_module_steps(latest),
+        }
+
+
+def compute_agent_means(
+    returns: AgentReturns, patterns: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return the mean return of each agent's episodes, and of each module's; NaN without any.
+
+    Args:
+        returns: Sums of the agents in each pattern.
+        patterns: Module of each agent, DRAWN where it is drawn.
+    """
+    means: dict[str, dict[str, float]] = {}
+    labels = np.array([list(own.values()) for own in patterns])
+    agents = list(patterns[0])
+    modules = sorted({str(module) for module in labels.flat if module != DRAWN})
+    for name, labels_of, wanted in (
+        ("agent_episode_returns_mean", np.array([agents] * len(patterns)), agents),
+        ("module_episode_returns_mean", labels, modules),
+    ):
+        means[name] = {}
+        for label in wanted:
+            chosen = labels_of == label
+            count = int(returns.count[chosen].sum())
+            total = float(returns.total[chosen].sum(dtype=np.float64))
+            means[name][label] = total / count if count else math.nan
+    return means
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.envs.wrappers import TimeLimit
-from jaxrl.evaluation.rollouts import record_rollouts, write_rollouts
+from jaxrl.evaluation.host import record_rollouts, write_rollouts
 from tests.cli.command import jaxrl
 from tests.helpers import small
 

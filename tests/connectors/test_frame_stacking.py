@@ -17,7 +17,7 @@ from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.spaces import get_at_path, map_leaves
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, SpaceError
-from jaxrl.policy.requests import stack_trees
+from jaxrl.policy.inference import stack_trees
 from tests.connectors.memory_probes import STEPS, Echo, play
 from tests.helpers import assert_close, assert_equal, observation_pipeline, small
 from tests.nested import within

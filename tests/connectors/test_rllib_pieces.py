@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.assembly.connector_env import EnvToInspect, get_rllib_spaces
+from jaxrl.assembly.env import EnvToInspect, get_rllib_spaces
 from jaxrl.compat.rllib.connectors import (
     FrameStackingLearner,
     NumpyToTensor,

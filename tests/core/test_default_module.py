@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.assembly.modules import warn_if_flattened
+from jaxrl.assembly.assemble import warn_if_flattened
 from jaxrl.config.registry import get_algorithm_config
 from jaxrl.core.types import Columns, ObsWithCarry
 from jaxrl.errors import ConfigError, SpaceError

@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly.assemble import assemble
-from jaxrl.assembly.opponent_kinds import describe_architecture
+from jaxrl.assembly.opponents import describe_architecture
 from jaxrl.core.types import Columns
 from jaxrl.errors import ModuleError
 from jaxrl.modules.actor_critic import ActorCriticModule

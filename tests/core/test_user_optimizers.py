@@ -13,8 +13,7 @@ from jaxrl import Algorithm
 from jaxrl.algorithms.dqn import DQNConfig, DQNLearner, DQNState
 from jaxrl.algorithms.ppo import PPOLearner
 from jaxrl.algorithms.sac import SACConfig, SACLearner
-from jaxrl.assembly.assemble import assemble
-from jaxrl.assembly.learner_checks import check_learner
+from jaxrl.assembly.assemble import assemble, check_learner
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Progress
 from jaxrl.errors import LossError

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.assembly.assemble import assemble
-from jaxrl.assembly.messages import log_assembly
+from jaxrl.assembly.assemble import assemble, log_assembly
 from jaxrl.loggers.python_log import set_log_level
 from tests.helpers import small
 

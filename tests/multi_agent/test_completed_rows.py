@@ -12,7 +12,7 @@ from jaxtyping import Array
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.learners.bootstrap import compute_values_and_successors
 from jaxrl.ops.returns import gae, lambda_returns, n_step_returns, vtrace
-from jaxrl.training.completed_rows import (
+from jaxrl.training.agent_rows import (
     AgentStep,
     BegunRow,
     PendingRows,

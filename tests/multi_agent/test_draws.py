@@ -17,8 +17,13 @@ from jaxrl.core.keys import make_key
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.modules.scripted import ScriptedModule
-from jaxrl.training.opponents import draw_slots
-from jaxrl.training.row_blocks import choose_block_size, compute_in_blocks, make_blocks, put
+from jaxrl.training.opponents import (
+    choose_block_size,
+    compute_in_blocks,
+    draw_slots,
+    make_blocks,
+    put,
+)
 from tests.multi_agent.agent_envs import Targets, Torture
 
 NUM_ENVS = 8

@@ -9,7 +9,7 @@ from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.runners.fragment import Fragment
-from jaxrl.runners.multi.counts import AgentCounts
+from jaxrl.runners.multi.tally import AgentCounts
 from tests.multi_agent.host_envs import Duel
 from tests.multi_agent.test_host_ray import count_pending, make_config, make_replay_config
 from tests.runners.ray.test_chaos import BETWEEN_S, SECONDS, Killer

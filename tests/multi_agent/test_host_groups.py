@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.multi import policy
-from jaxrl.runners.multi.groups import ModuleGroup, describe_function, make_groups
+from jaxrl.runners.multi.slots import ModuleGroup, describe_function, make_groups
 from tests.multi_agent.host_envs import Duel
 from tests.multi_agent.test_host_training import make_config
 

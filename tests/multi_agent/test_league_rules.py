@@ -21,7 +21,7 @@ from jaxrl.config.agent_mapping import Pattern, make_league_patterns
 from jaxrl.config.multi_agent import resolve_agents
 from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.errors import ConfigError
-from jaxrl.training.league_rules import Standing, is_due, want_shares, weigh_draws
+from jaxrl.training.league import Standing, is_due, want_shares, weigh_draws
 
 AGENTS = ("a", "b")
 WEIGHTINGS = {

@@ -32,11 +32,11 @@ from jaxrl.core.keys import make_key
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.evaluation.compiled import make_evaluator
 from jaxrl.metrics import LEARNER_KEYS, check_key
-from jaxrl.policy.learners_league import read_value
+from jaxrl.policy.league import read_value
 from jaxrl.runs import checkpoint
 from jaxrl.runs.league_table import read_league
 from jaxrl.runs.opponents import make_standing
-from jaxrl.training.league_rules import weigh_draws
+from jaxrl.training.league import weigh_draws
 from jaxrl.training.opponents import decode_names
 
 SMALL = League(league_exploiters=0, max_steps=240, min_steps=120)

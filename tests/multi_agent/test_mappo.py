@@ -23,8 +23,7 @@ from jaxrl.envs.multi.base import Entry
 from jaxrl.envs.multi.foraging import Foraging
 from jaxrl.errors import ConfigError, JaxrlError, ModuleError
 from jaxrl.modules.actor_critic import ActorCriticModule
-from jaxrl.training.agent_rows import AgentRows
-from jaxrl.training.agent_views import CriticInputs, Scene
+from jaxrl.training.agent_rows import AgentRows, CriticInputs, Scene
 from tests import actor_critics as ac
 from tests.multi_agent.agent_envs import Targets, Torture
 

@@ -12,7 +12,7 @@ import pytest
 from jaxrl import Algorithm, Draw, PPOConfig, Seats
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError, UnknownNameError
 from jaxrl.modules.scripted import ScriptedModule
-from jaxrl.policy.opponent_sources import find_opponents
+from jaxrl.policy.league import find_opponents
 from tests.multi_agent.agent_envs import Targets, Torture
 from tests.multi_agent.games import play
 from tests.multi_agent.test_draws import One, Zero

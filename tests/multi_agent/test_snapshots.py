@@ -17,7 +17,7 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, PyTree
 from jaxrl.errors import ConfigError, JaxrlError, ModuleError, UnknownNameError
 from jaxrl.evaluation.pairings import _group
-from jaxrl.policy.opponent_sources import find_opponents
+from jaxrl.policy.league import find_opponents
 from jaxrl.training.opponents import decode_names
 
 OBS = np.zeros(2, np.float32)

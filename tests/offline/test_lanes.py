@@ -25,7 +25,7 @@ from jaxrl.algorithms.iql import IQLConfig
 from jaxrl.config.markers import Marker, grid
 from jaxrl.errors import CheckpointError, ConfigError, DataError, HostLanesError
 from jaxrl.metrics import get_score
-from jaxrl.sweeps.lane_data import SharedDataset
+from jaxrl.sweeps.lane_group import SharedDataset
 from jaxrl.sweeps.population import Population
 from tests.helpers import assert_close, slow_but
 from tests.recorded_data import make_part, make_parts, write_data

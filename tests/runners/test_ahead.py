@@ -11,7 +11,7 @@ import pytest
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.loggers.sinks import read_results
-from jaxrl.runners.ahead import Pace
+from jaxrl.runners.in_graph_group import Pace
 from jaxrl.runs.checkpoint import fetch_leaves
 from tests.helpers import small
 

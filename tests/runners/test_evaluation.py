@@ -15,7 +15,7 @@ from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import ConfigError, RetraceError
 from jaxrl.evaluation.evaluation import Evaluation, run_custom_evaluation
 from jaxrl.runners import in_graph_loop as dispatch
-from jaxrl.runners.ahead import Pace
+from jaxrl.runners.in_graph_group import Pace
 from jaxrl.runtime import kept_programs, program
 from jaxrl.runtime.program import Program
 from tests.helpers import small

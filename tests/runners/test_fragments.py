@@ -11,7 +11,7 @@ from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress
 from jaxrl.modules.sequences import forward_rollout
-from jaxrl.runners.batches import concatenate_fragments
+from jaxrl.runners.fragment import concatenate_fragments
 from jaxrl.testing import references
 from jaxrl.training.sharding import make_runner_programs
 from tests.contract.test_algorithms import started

@@ -12,9 +12,8 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.callbacks import Callbacks
 from jaxrl.envs.faults import FaultyEnv
 from jaxrl.errors import ConfigError, RetraceError
-from jaxrl.runners.batches import slice_fragment_columns, to_devices
 from jaxrl.runners.env_runner import EnvRunner
-from jaxrl.runners.fragment import Fragment
+from jaxrl.runners.fragment import Fragment, slice_fragment_columns, to_devices
 from jaxrl.runtime.program import Program
 from jaxrl.training.report import TrainReport
 from tests.helpers import assert_close, assert_equal, differs, slow_but, small

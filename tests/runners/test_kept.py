@@ -25,9 +25,8 @@ from jaxrl.loggers.sinks import read_results
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.runtime import commands
 from jaxrl.runtime import kept_programs as kept
-from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
+from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache, snapshot_code
 from jaxrl.runtime.program import Program
-from jaxrl.runtime.traced_code import snapshot_code
 from tests.helpers import small
 
 FACTOR = 2 + time.time_ns() % 10**6

@@ -13,11 +13,6 @@ from jaxrl.core.struct import replace
 from jaxrl.core.types import Metrics
 from jaxrl.envs.vector import NO_FAULT
 from jaxrl.metrics import EMPTY_EPISODE_METRICS
-from jaxrl.training.episode_metrics import (
-    add_agents,
-    collect_episodes,
-    compute_episode_metrics,
-)
 from jaxrl.training.episode_stats import (
     EndedEpisode,
     EpisodeRecord,
@@ -28,7 +23,12 @@ from jaxrl.training.episode_stats import (
     push_episodes,
     push_faults,
 )
-from jaxrl.training.report import to_host
+from jaxrl.training.report import (
+    add_agents,
+    collect_episodes,
+    compute_episode_metrics,
+    to_host,
+)
 
 SHARDS, ENVS, STEPS, SIZE = 2, 6, 5, 4
 

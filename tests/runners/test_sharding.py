@@ -12,8 +12,7 @@ from jaxrl.connectors.base import LearnerConnector
 from jaxrl.connectors.learning import NormalizeRewards
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
-from jaxrl.runners.batches import as_rollout_batch
-from jaxrl.runners.fragment import Fragment
+from jaxrl.runners.fragment import Fragment, as_rollout_batch
 from tests.helpers import assert_close, small
 
 pytestmark = pytest.mark.allow_key_reuse

@@ -51,8 +51,8 @@ MOVED_NAMES: Mapping[str, str] = {
         }.items()
         for name in names
     },
-    "env.INPUT_ENV_SINGLE_SPACES": "jaxrl.assembly.connector_env.INPUT_ENV_SINGLE_SPACES",
-    "env.INPUT_ENV_SPACES": "jaxrl.assembly.connector_env.INPUT_ENV_SPACES",
+    "env.INPUT_ENV_SINGLE_SPACES": "jaxrl.assembly.env.INPUT_ENV_SINGLE_SPACES",
+    "env.INPUT_ENV_SPACES": "jaxrl.assembly.env.INPUT_ENV_SPACES",
     "core.DEFAULT_MODULE_ID": "jaxrl.metrics.DEFAULT_MODULE",
     "core.rl_module.default_model_config.DefaultModelConfig": (
         "jaxrl.modules.model_config.DefaultModelConfig"

@@ -11,12 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxrl.assembly.multi_agent import make_multi_policy_step
+from jaxrl.callbacks import CallbackList
 from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.core.hparams import get_abstract_values
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.checked import HostMultiStart, HostMultiStep
-from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector, make_multi_vector
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
 from jaxrl.runners.episode_sampling import RandomActions
@@ -32,16 +35,11 @@ from jaxrl.runners.multi.modules import (
     split_steps,
 )
 from jaxrl.runners.multi.parts import MultiRunnerParts
-from jaxrl.runners.multi.policy import MultiHostPolicy
+from jaxrl.runners.multi.policy import CriticScenes, MultiHostPolicy
 from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
 from jaxrl.runners.multi.rows import CompletedRows, RowStep
-from jaxrl.runners.multi.scenes import CriticScenes
 from jaxrl.runners.multi.slots import AgentSlots
-from jaxrl.runners.multi.state import (
-    AgentStepArrays,
-    count_pending_rows,
-    move_places,
-)
+from jaxrl.runners.multi.state import AgentStepArrays, count_pending_rows, move_places
 from jaxrl.runners.multi.tracker import MultiEpisodeTracker
 from jaxrl.runners.protocols import make_policies
 from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
@@ -589,3 +587,62 @@ def _get_hparams(config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> dic
     """Return the shapes of the hyperparameters of each module."""
     own, common = config.get_training_by_module(), config.training_settings
     return {m: get_abstract_values(own.get(m, common)) for m in policy_step.policies}
+
+
+def change_modules(
+    runner: MultiEnvRunner,
+    config: "AlgorithmConfig",
+    made: MadeMultiHostEnv,
+    *,
+    has_new_mapping: bool,
+) -> None:
+    """Let a runner act with the modules of a changed config; see `EnvRunnerGroup.change_modules`."""
+    mapping_fn = runner.config.multi_agent_settings.policy_mapping_fn
+    runner.change_modules(config, make_multi_policy_step(config, made))
+    if not has_new_mapping:
+        runner.config.multi_agent(policy_mapping_fn=mapping_fn)
+
+
+def make_multi_env_runner(
+    config: "AlgorithmConfig",
+    made: MadeMultiHostEnv,
+    *,
+    worker_index: int = 0,
+    num_workers: int = 0,
+    num_envs: int,
+    first_env_index: int,
+    seed: int | None = None,
+    explore: bool | None = None,
+    hooks: RunnerHooks | None = None,
+) -> MultiEnvRunner:
+    """Create the runner of a config for several agents; see `make_env_runner`.
+
+    Raises:
+        JaxrlError: If the environment or a module cannot be created.
+    """
+    environment, policy_step = config.environment_settings, make_multi_policy_step(config, made)
+    vector = make_multi_vector(
+        made,
+        num_envs=num_envs,
+        first_index=first_env_index,
+        worker_index=worker_index,
+        num_workers=num_workers,
+        seed=config.debugging_settings.run_seed if seed is None else seed,
+        mode=config.env_runners_settings.gym_env_vectorize_mode,
+        timeout_s=config.env_runners_settings.sample_timeout_s,
+        restart_failed=config.fault_tolerance_settings.restart_failed_sub_environments,
+        reads_state=policy_step.reads_state,
+        check=not environment.disable_env_checking,
+        validate_env=environment.validate_env,
+    )
+    return MultiEnvRunner(
+        config=config,
+        vector=vector,
+        policy_step=policy_step,
+        env_index=np.arange(first_env_index, first_env_index + num_envs, dtype=np.int32),
+        worker_index=worker_index,
+        num_workers=num_workers,
+        seed=seed,
+        explore=explore,
+        hooks=CallbackList(config.callbacks_settings) if hooks is None else hooks,
+    )

@@ -9,9 +9,8 @@ from jaxtyping import Bool
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
-from jaxrl.runners.multi.policy import MultiHostPolicy
+from jaxrl.runners.multi.policy import MultiHostPolicy, with_central
 from jaxrl.runners.multi.rows import CompletedRows
-from jaxrl.runners.multi.scenes import with_central
 from jaxrl.runners.multi.state import GroupState
 
 

@@ -8,8 +8,7 @@ from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.runners.episode_sampling import EpisodeSampler
-from jaxrl.runners.multi.policy import MultiHostPolicy
-from jaxrl.runners.multi.scenes import CriticScenes
+from jaxrl.runners.multi.policy import CriticScenes, MultiHostPolicy
 from jaxrl.runners.multi.slots import AgentSlots
 from jaxrl.runners.multi.tracker import MultiEpisodeTracker
 from jaxrl.runtime.program import Program

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from ray import cloudpickle
 
-from jaxrl.assembly.tasks import set_first_task
+from jaxrl.assembly.env import set_first_task
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.ray.backend import ExceptionInfo
 from jaxrl.runners.ray.kept_params import KeptParams, join_kept_params
+from jaxrl.runners.ray.start import ExceptionInfo
 from jaxrl.runtime.compilation_cache import enable_compilation_cache
 from jaxrl.runtime.devices import disable_async_dispatch
 
@@ -138,7 +138,7 @@ def start_new_episodes(runner: "EnvRunner", env_steps: int) -> None:
 
 def change_modules_by_job(runner: "MultiEnvRunner", *, job: bytes, has_new_mapping: bool) -> None:
     """Let a runner act with the modules of another job's config."""
-    from jaxrl.runners.multi.factory import change_modules
+    from jaxrl.runners.multi.env_runner import change_modules
 
     opened = unpack_job(job)
     made: object = opened.made

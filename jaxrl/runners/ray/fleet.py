@@ -4,26 +4,172 @@ The module is independent of Ray: a `Backend` provides the actors and the clock,
 events can be simulated. All waiting happens in `poll`, in bounded steps and without the lock.
 """
 
+import collections
+import contextlib
 import dataclasses
+import enum
 import math
 import threading
-from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import ray
+import ray.exceptions
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvRunnerError, JaxrlError
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.multi.counts import AgentCounts
-from jaxrl.runners.ray.backend import Backend, ExceptionInfo, RunnerDiedError
-from jaxrl.runners.ray.health import (
-    FaultPolicy,
-    FleetMember,
-    PendingCall,
-    Phase,
-    RestartLog,
-    append_traceback,
-)
+from jaxrl.runners.multi.tally import AgentCounts
+from jaxrl.runners.ray.env_runner import RayEnvRunner
 from jaxrl.runners.ray.kept_params import KeptParams
+from jaxrl.runners.ray.start import Backend, ExceptionInfo, RunnerDiedError, with_placement
 from jaxrl.runners.step_ledger import StepLedger, check_delivery
+
+if TYPE_CHECKING:
+    from jaxrl.config.base import AlgorithmConfig
+
+
+FIRST_DELAY_S = 1.0
+"""Delay before a second consecutive restart; it doubles with each further one."""
+MAX_REPORTED_RESTARTS = 20
+"""Maximum number of restarts listed in a result, latest first."""
+MAX_TRACEBACK_CHARS = 4000
+"""Maximum number of characters that are kept from the end of a traceback."""
+
+
+class Phase(enum.Enum):
+    """Phase in the life cycle of a remote runner."""
+
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    """A reply is overdue by sample_timeout_s; other runners do its share."""
+    WAITING = "waiting"
+    """It failed and will be restarted after its back-off."""
+    GONE = "gone"
+    """It failed and will not be restarted."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FaultPolicy:
+    """Response to failures, from `fault_tolerance(...)` and the timeouts of `env_runners(...)`."""
+
+    restart: bool
+    ignore: bool
+    max_restarts: int
+    max_delay_s: float
+    failures_tolerance: int
+    sample_timeout_s: float
+    probe_timeout_s: float
+    restore_timeout_s: float
+
+    @staticmethod
+    def from_config(config: "AlgorithmConfig") -> "FaultPolicy":
+        faults, runners = config.fault_tolerance_settings, config.env_runners_settings
+        return FaultPolicy(
+            restart=faults.should_restart_env_runners,
+            ignore=faults.ignore_env_runner_failures,
+            max_restarts=faults.max_num_env_runner_restarts,
+            max_delay_s=faults.delay_between_env_runner_restarts_s,
+            failures_tolerance=faults.num_consecutive_env_runner_failures_tolerance,
+            sample_timeout_s=runners.sample_timeout_s,
+            probe_timeout_s=faults.env_runner_health_probe_timeout_s,
+            restore_timeout_s=faults.env_runner_restore_timeout_s,
+        )
+
+    def get_restart_delay(self, num_consecutive_failures: int) -> float:
+        """Return the seconds before the next start: 0 after the first failure, then 1, 2, 4, ..."""
+        if num_consecutive_failures <= 1:
+            return 0.0
+        doublings = min(num_consecutive_failures - 2, 60)  # far beyond any limit, without overflow
+        return min(self.max_delay_s, FIRST_DELAY_S * 2.0**doublings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PendingCall:
+    """Pending call of a runner, with the number of environment steps that its reply contains."""
+
+    future: object
+    weights_version: int
+    steps: int = 0
+    tag: object = None
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class FleetMember:
+    """Member of a fleet, whose index is kept by all actors that successively fill its place.
+
+    Attributes:
+        incarnation: Number of earlier actors of this member; -1 before the first start.
+        env_steps: Upper bound of the steps that each of its environments has taken in all actors.
+            The random keys of a new actor start from there, so nothing is sampled twice.
+        start_future: Future of the start, while STARTING.
+        deadline: Time at which the member fails if STARTING or SUSPECT, or starts if WAITING.
+        oldest_request_time: Time since which the oldest of `requests` has been pending.
+        weights_version: Version of the latest weights sent to this actor; -1 for none.
+        num_published: Number of weights that had been published when it was last called.
+        num_published_kept: The same for parameters that are kept apart from the weights.
+        last_number: Number of the latest fragment of this actor; -1 for none.
+        num_pending_rows: Number of agents' rows that this actor had begun and not completed at the end
+            of its latest fragment.
+        num_consecutive_failures: Number of failures since the latest reply.
+    """
+
+    worker_index: int
+    phase: Phase = Phase.GONE
+    incarnation: int = -1
+    env_steps: int = 0
+    handle: object = None
+    start_future: object = None
+    deadline: float = 0.0
+    requests: collections.deque[PendingCall] = dataclasses.field(default_factory=collections.deque)
+    oldest_request_time: float = 0.0
+    weights_version: int = -1
+    num_published: int = 0
+    num_published_kept: int = 0
+    last_number: int = -1
+    num_pending_rows: int = 0
+    num_consecutive_failures: int = 0
+    num_restarts: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the member is healthy and has no pending requests."""
+        return self.phase is Phase.HEALTHY and not self.requests
+
+    def clear_actor(self) -> None:
+        """Clear everything that refers to the actor, after it has died."""
+        self.handle = self.start_future = None
+        self.requests.clear()
+        self.weights_version = self.last_number = -1
+        self.num_published = self.num_published_kept = self.num_pending_rows = 0
+
+
+class RestartLog:
+    """Log of failures and restarts as messages with the original tracebacks, latest first."""
+
+    def __init__(self) -> None:
+        self._messages: collections.deque[str] = collections.deque(maxlen=MAX_REPORTED_RESTARTS)
+
+    def add(self, sentence: str, detail: str = "") -> None:
+        """Add a message; only the end of a long traceback is kept, which contains the cause."""
+        self._messages.appendleft(append_traceback(sentence, detail))
+
+    def get_messages(self) -> list[str]:
+        """Return the messages, latest first."""
+        return list(self._messages)
+
+
+def append_traceback(sentence: str, detail: str) -> str:
+    """Append the end of a traceback to a message, on a new line."""
+    detail = detail.strip()
+    if len(detail) > MAX_TRACEBACK_CHARS:
+        detail = f"[...]{detail[-MAX_TRACEBACK_CHARS:]}"
+    return f"{sentence}\n{detail}" if detail else sentence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -444,3 +590,230 @@ class Fleet:
                 member.clear_actor()
                 member.phase = Phase.GONE
         self.backend.close()
+
+
+ValueT = TypeVar("ValueT")
+
+CLOSE_TIMEOUT_S = 2.0
+"""Time that environments have to close before their processes are killed."""
+
+
+class EvaluationRound:
+    """Asynchronous evaluation, divided into shares that the runners process.
+
+    Args:
+        fleet: Fleet of runners, which must not be used otherwise during the round.
+        method: Name of the method of the runners to call.
+        shares: Keyword arguments of each call.
+        on_end: Function called when the round is complete.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        method: str,
+        shares: Sequence[dict[str, Any]],
+        on_done: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._fleet, self._method, self._on_end = fleet, method, on_done
+        self._shares = list(shares)
+        self._results: dict[int, Any] = {}
+        self._assign_shares()
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the results of all shares have been received."""
+        return len(self._results) == len(self._shares)
+
+    def collect(self, timeout_s: float = math.inf) -> list[Any]:
+        """Return the results that arrive before the timeout, in order of the shares.
+
+        Call it again to wait longer. The share of a late or failed runner is also assigned to
+        another runner.
+
+        Raises:
+            EnvRunnerError: If a failure ends the run according to the fault policy, or if no runner
+                is left.
+        """
+        now = self._fleet.backend.now
+        deadline = now() + timeout_s
+        while not self.is_done:
+            self._fleet.raise_if_lost()
+            self._assign_shares()
+            for arrival in self._fleet.poll(max(0.0, deadline - now())):
+                self._add_result(arrival.tag, arrival.value)
+            if now() >= deadline:
+                break
+        if self.is_done:
+            self._on_end()
+        return [self._results[index] for index in sorted(self._results)]
+
+    def _add_result(self, tag: object, value: object) -> None:
+        """Store a result, ignoring replies from rounds that were abandoned."""
+        if isinstance(tag, _ShareTag) and tag.round is self:
+            self._results.setdefault(tag.index, value)
+
+    def _assign_shares(self) -> None:
+        healthy = self._fleet.get_healthy()
+        pending = {
+            request.tag.index
+            for member in healthy
+            for request in member.requests
+            if isinstance(request.tag, _ShareTag) and request.tag.round is self
+        }
+        todo = [
+            index
+            for index in range(len(self._shares))
+            if index not in pending and index not in self._results
+        ]
+        idle = [member for member in healthy if not member.requests]
+        for member, index in zip(idle, todo, strict=False):
+            tag = _ShareTag(self, index)
+            self._fleet.call(member, "evaluate", self._method, self._shares[index], tag=tag)
+
+
+class _ShareTag:
+    """Round and index of the share that a request belongs to."""
+
+    def __init__(self, evaluation_round: EvaluationRound, index: int) -> None:
+        self.round, self.index = evaluation_round, index
+
+
+def call_all(
+    fleet: Fleet,
+    fn: Callable[..., Any],
+    arguments: Sequence[Any] | None = None,
+    *,
+    sends_weights: bool = False,
+) -> dict[int, Any]:
+    """Call a function on each healthy runner and return the results by runner index.
+
+    The call is queued behind a runner's pending requests. Runners that exceed the sampling timeout
+    are left out, and so are runners that died, which are handled by the fault policy.
+
+    Args:
+        fleet: Fleet of runners; another thread may sample from it at the same time.
+        fn: Function called in the actor with its runner, and with its argument if there are any.
+        arguments: One argument per runner, in order of their indices.
+        sends_weights: Whether runners have the newest published weights when they are called.
+
+    Raises:
+        EnvRunnerError: If the function raised.
+    """
+    backend, policy = fleet.backend, fleet.policy
+    pending: dict[Any, tuple[FleetMember, Any]] = {}
+    with fleet.lock:
+        for member in fleet.get_healthy():
+            extra = () if arguments is None else (arguments[member.worker_index - 1],)
+            unsent = fleet.take_unsent(member) if sends_weights else (None, None)
+            future = backend.call(member.handle, "apply", *unsent, fn, *extra)
+            pending[future] = member, member.handle
+    deadline = backend.now() + policy.sample_timeout_s + policy.probe_timeout_s
+    results: dict[int, Any] = {}
+    while pending and (left := deadline - backend.now()) > 0:
+        for future in backend.wait(list(pending), left):
+            member, handle = pending.pop(future)
+            try:
+                reply = backend.get(future)
+            except RunnerDiedError as error:
+                _record_death(fleet, member, handle, error)
+                continue
+            results[member.worker_index] = _unwrap(reply, member.worker_index)
+    return dict(sorted(results.items()))
+
+
+def _record_death(
+    fleet: Fleet, member: FleetMember, handle: object, error: RunnerDiedError
+) -> None:
+    """Mark a member as failed; if that ends the run, the error is raised by the next sampling."""
+    with fleet.lock, contextlib.suppress(EnvRunnerError):
+        if member.handle is handle:
+            fleet.fail(member, "died", str(error))
+
+
+def close_envs(fleet: Fleet) -> None:
+    """Close the environments of healthy runners, waiting up to `CLOSE_TIMEOUT_S`."""
+    backend = fleet.backend
+    with fleet.lock:
+        futures = [backend.call(member.handle, "close") for member in fleet.get_healthy()]
+    deadline = backend.now() + CLOSE_TIMEOUT_S
+    while futures and (left := deadline - backend.now()) > 0:
+        ready = backend.wait(futures, left)
+        futures = [future for future in futures if future not in ready]
+
+
+def _unwrap(reply: ValueT | ExceptionInfo, index: int) -> ValueT:
+    if isinstance(reply, ExceptionInfo):
+        message = f"EnvRunner {index} raised {reply.message.rstrip('.')}."
+        raise EnvRunnerError(append_traceback(message, reply.traceback))
+    return reply
+
+
+class RayBackend:
+    """Backend of Ray actors, each in a new process, never forked from one that has started JAX.
+
+    Args:
+        job: Packed job, stored once for all actors.
+        options: Ray's options of each actor.
+        group: Placement group with a bundle per actor; None for Ray's default placement.
+    """
+
+    def __init__(
+        self, job: bytes, options: dict[str, Any], placement_group: PlacementGroup | None = None
+    ) -> None:
+        self._job_ref, self._group = ray.put(job), placement_group
+        self._options = options
+        self._actor_class: Any = ray.remote(RayEnvRunner)
+        self.task: PyTree = None
+        """Task that actors start with; None for the one of the job."""
+
+    def set_job(self, job: bytes) -> None:
+        """Replace the job of actors that start from now on."""
+        self._job_ref = ray.put(job)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def start(self, worker_index: int, incarnation: int, env_steps: int) -> tuple[Any, Any]:
+        options = with_placement(self._options, self._group, worker_index - 1)
+        handle = self._actor_class.options(**options).remote()
+        arguments = worker_index, incarnation, env_steps, self.task
+        return handle, handle.start.remote(self._job_ref, *arguments)
+
+    def call(
+        self, handle: "ActorHandle[RayEnvRunner]", method: str, *args: object
+    ) -> "ObjectRef[Any]":
+        return getattr(handle, method).remote(*args)
+
+    def put(self, value: Weights | KeptParams) -> "ObjectRef[Any]":
+        return ray.put(value)
+
+    def wait(self, futures: "Sequence[ObjectRef[Any]]", timeout_s: float) -> "list[ObjectRef[Any]]":
+        if not futures:
+            time.sleep(timeout_s)
+            return []
+        waiting = list(futures)
+        timeout = None if timeout_s == float("inf") else timeout_s
+        ready, others = ray.wait(waiting, num_returns=1, timeout=timeout)
+        if ready and others:
+            more, _ = ray.wait(others, num_returns=len(others), timeout=0)
+            ready = [*ready, *more]
+        return ready
+
+    def get(self, future: "ObjectRef[Any]") -> Any:
+        try:
+            return ray.get(future)
+        except ray.exceptions.RayTaskError as error:  # raised outside of the actor's own handling
+            cause = f"{type(error.cause).__name__}: {error.cause}"
+            return ExceptionInfo(message=cause, traceback=str(error))
+        except ray.exceptions.RayError as error:
+            raise RunnerDiedError(" ".join(str(error).split())) from error
+
+    def kill(self, handle: "ActorHandle[RayEnvRunner]") -> None:
+        if ray.is_initialized():
+            ray.kill(handle)
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        if group is not None and ray.is_initialized():
+            remove_placement_group(group)

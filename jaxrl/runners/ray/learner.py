@@ -16,18 +16,18 @@ from ray import cloudpickle
 from jaxrl.core.keys import make_key
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Weights
-from jaxrl.runners.ray.backend import ExceptionInfo
 from jaxrl.runners.ray.env_runner import to_exception_info, unpack_job
+from jaxrl.runners.ray.start import ExceptionInfo
 from jaxrl.training.data_flow import take_behaviour
 from jaxrl.training.report import TrainReport, to_host
 from jaxrl.training.sharding import (
     DEVICE_AXIS,
+    StepPrograms,
     data_specs,
     make_runner_programs,
     make_train_step_program,
     state_shardings,
 )
-from jaxrl.training.step_programs import StepPrograms
 from jaxrl.training.train_state import ReportRow, RolloutBatch, TrainState
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ the devices of one.
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import ray
@@ -19,21 +20,13 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError, LearnerError
-from jaxrl.runners.batches import slice_fragment_columns
-from jaxrl.runners.fragment import Fragment, Weights
+from jaxrl.runners.fragment import Fragment, Weights, slice_fragment_columns
 from jaxrl.runners.learner_steps import LearnerSteps
-from jaxrl.runners.ray.backend import ExceptionInfo
 from jaxrl.runners.ray.env_runner import ActorJob, pack_job
-from jaxrl.runners.ray.health import append_traceback
-from jaxrl.runners.ray.learner import (
-    PROBE_GROUP,
-    RayLearner,
-    init_state,
-    unwrap_keys,
-    wrap_keys,
-)
-from jaxrl.runners.ray.learner_steps import RemoteLearnerSteps
+from jaxrl.runners.ray.fleet import append_traceback
+from jaxrl.runners.ray.learner import PROBE_GROUP, RayLearner, init_state, unwrap_keys, wrap_keys
 from jaxrl.runners.ray.start import (
+    ExceptionInfo,
     ResourceRequest,
     ensure_ray,
     make_actor_options,
@@ -48,6 +41,83 @@ from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+
+class StepCalls(Protocol):
+    """Calls of all learners at the same time."""
+
+    def call_step(self, method: str, *args: object) -> Any:
+        """Call a method that changes the state; return the first learner's result."""
+        ...
+
+    def call_with_columns(
+        self, method: str, fragments: Sequence[Fragment], *args: object
+    ) -> TrainReport:
+        """Call a method with each learner's columns of a batch."""
+        ...
+
+
+class RemoteBatch:
+    """Batch that the learners hold under a number, until this object is gone."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class RemoteLearnerSteps:
+    """Steps of remote learners; a batch stays with them.
+
+    Args:
+        calls: Calls of the learners.
+    """
+
+    def __init__(self, calls: StepCalls) -> None:
+        self._calls: weakref.ref[StepCalls] = weakref.ref(calls)
+        self._num_batches = 0
+        self._unused: list[int] = []
+        """Numbers of batches that are gone here; the learners forget them with the next one."""
+
+    @property
+    def programs(self) -> list[Program]:
+        """Empty; the learners compile in their own processes."""
+        return []
+
+    def sample(self) -> tuple[RemoteBatch, TrainReport]:
+        batch = self._make_batch()
+        return batch, self._get_calls().call_step("step_sample", batch.number)
+
+    def receive(self, fragments: Sequence[Fragment]) -> tuple[RemoteBatch, TrainReport]:
+        batch = self._make_batch()
+        return batch, self._get_calls().call_with_columns("step_receive", fragments, batch.number)
+
+    def add_to_buffer(self, batch: RemoteBatch) -> None:
+        self._get_calls().call_step("step_add_to_buffer", batch.number)
+
+    def update(self, batch: RemoteBatch | None, num_updates: int | None) -> TrainReport:
+        number = None if batch is None else batch.number
+        return self._get_calls().call_step("step_update", number, num_updates)
+
+    def release_behaviour(self) -> None:
+        self._release(behaviour=True)
+
+    def _get_calls(self) -> StepCalls:
+        calls = self._calls()
+        assert calls is not None
+        return calls
+
+    def _make_batch(self) -> RemoteBatch:
+        if self._unused:
+            self._release(behaviour=False)
+        self._num_batches += 1
+        batch = RemoteBatch(self._num_batches)
+        weakref.finalize(batch, self._unused.append, batch.number).atexit = False
+        return batch
+
+    def _release(self, *, behaviour: bool) -> None:
+        numbers = list(self._unused)
+        del self._unused[: len(numbers)]
+        self._get_calls().call_step("step_release", numbers, behaviour)
+
 
 logger = logging.getLogger("jaxrl")
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl.core.types import Rollout
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.ray.backend import ExceptionInfo, RunnerDiedError
+from jaxrl.runners.ray.start import ExceptionInfo, RunnerDiedError
 from jaxrl.training.episode_stats import EpisodeRecord
 
 STEPS = 10

@@ -11,8 +11,8 @@ from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.errors import ConfigError, EnvError
 from jaxrl.runners.fragment import Weights
-from jaxrl.runners.ray.backend import ExceptionInfo
 from jaxrl.runners.ray.env_runner import ActorJob, RayEnvRunner, pack_job, to_exception_info
+from jaxrl.runners.ray.start import ExceptionInfo
 from jaxrl.training.report import to_host
 from tests.runners.ray.toys import Toy
 

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from jaxrl.errors import EnvError, EnvRunnerError
 from jaxrl.runners.fragment import RunnerFault, Weights
-from jaxrl.runners.ray.backend import ExceptionInfo
-from jaxrl.runners.ray.fleet import Fleet
-from jaxrl.runners.ray.health import (
+from jaxrl.runners.ray.fleet import (
     MAX_REPORTED_RESTARTS,
     MAX_TRACEBACK_CHARS,
     FaultPolicy,
+    Fleet,
     Phase,
     append_traceback,
 )
-from jaxrl.runners.ray.sampling import SyncSampler
+from jaxrl.runners.ray.group import SyncSampler
+from jaxrl.runners.ray.start import ExceptionInfo
 from tests.runners.ray.simulation import DIED, STEPS, Actor, Behaviour, Simulation
 
 POLICY = FaultPolicy(

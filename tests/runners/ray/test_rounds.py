@@ -7,9 +7,7 @@ import pytest
 
 from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.fragment import Weights
-from jaxrl.runners.ray.fleet import Fleet
-from jaxrl.runners.ray.health import Phase
-from jaxrl.runners.ray.rounds import EvaluationRound, call_all
+from jaxrl.runners.ray.fleet import EvaluationRound, Fleet, Phase, call_all
 from tests.runners.ray.simulation import DIED, STEPS, Actor, Behaviour, Simulation
 from tests.runners.ray.test_fleet import BOOM, IGNORE, POLICY
 

@@ -9,7 +9,7 @@ import pytest
 from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.ray.fleet import Fleet
-from jaxrl.runners.ray.sampling import AsyncSampler, FragmentQueue
+from jaxrl.runners.ray.group import AsyncSampler, FragmentQueue
 from tests.runners.ray.simulation import DIED, STEPS, Behaviour, Simulation, fragment
 from tests.runners.ray.test_fleet import POLICY
 

@@ -1,27 +1,42 @@
 """Actions of several agents: those of each module, by the agents that it plays."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.compat.lookup import load
 from jaxrl.config.agent_mapping import DRAWN, VARIES
-from jaxrl.core.keys import PurposeKeys
+from jaxrl.core.keys import PurposeKeys, fold_in_uint64
+from jaxrl.core.seeds import check_seed
 from jaxrl.core.spaces import without_parts
-from jaxrl.core.types import PyTree
+from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.multi.base import is_slot
+from jaxrl.envs.multi.groups import Team
+from jaxrl.envs.multi.host_team import find_host_team
+from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
+from jaxrl.envs.wrappers import TimeLimit
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.loggers.recorder import RunRecord
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.rl_module import RLModule
-from jaxrl.policy.compute_actions import ActionOptions, ComputeActions
-from jaxrl.policy.inference import Inference
-from jaxrl.policy.observations import Conformer, make_conformer
+from jaxrl.policy.inference import (
+    ActionRequest,
+    ActionResult,
+    Conformer,
+    Inference,
+    make_conformer,
+    split_by_name,
+    take_row,
+)
 from jaxrl.policy.policy import Policy
-from jaxrl.policy.team_actions import TeamActions, find_team
 from jaxrl.run_parts import ActingState
-from jaxrl.runtime.exclusive import ExclusiveLock
+from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
 from jaxrl.runtime.program import Program
 from jaxrl.training.opponents import OpponentPool, decode_names
 from jaxrl.training.report import to_host
@@ -29,6 +44,229 @@ from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+
+
+_ACTIONS, _POLICY, _MODULE = 0x61637473, 0x706F6C69, 0x6D6F646C
+"""Constants folded into the seed's key; far from all others that are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionOptions:
+    """Options of a call for actions.
+
+    Args:
+        explore: Whether to sample actions; False takes the mode.
+        full_fetch: Whether to also return the new state and the module's outputs.
+        unsquash: Whether to unsquash Box actions; None is as configured.
+        clip: Whether to clip Box actions that are not unsquashed; None is as configured.
+    """
+
+    explore: bool
+    full_fetch: bool
+    unsquash: bool | None
+    clip: bool | None
+
+    def make_request_fields(self, *, has_state: bool) -> dict[str, Any]:
+        """Make the fields of the ActionRequest; a state is returned to whoever passed one."""
+        return {
+            "explore": self.explore,
+            "unsquash": self.unsquash,
+            "clip": self.clip,
+            "should_return_state": self.full_fetch or has_state,
+            "should_return_outputs": self.full_fetch or has_state,
+        }
+
+
+class _ModuleInputs:
+    """Weights and keys for calls of the module, apart from `ComputeActions` to avoid a cycle."""
+
+    def __init__(
+        self, acting: ActingState, keys: PurposeKeys, record: RunRecord, lock: ExclusiveLock
+    ) -> None:
+        self._acting, self._keys, self._record, self._use = acting, keys, record, lock
+
+    @single_threaded
+    def get_actor(self) -> ActorState:
+        """Return the current parameters and hyperparameters."""
+        return self._acting.get_actor_state()
+
+    @single_threaded
+    def make_key(self) -> Key:
+        """Return a key that no other call has had."""
+        counters = self._record.host
+        counters.actions_drawn += 1
+        return fold_in_uint64(self._keys.get(_MODULE), counters.actions_drawn)
+
+
+class ComputeActions:
+    """Actions for the caller's observations, and policies, from the current state of a run.
+
+    Args:
+        inference: Compiled forward passes of the run.
+        acting: Source of the current parameters and connector statistics.
+        keys: Keys of the run outside of training.
+        record: Record of the run, which counts the draws.
+        lock: Lock of the run.
+        module_id: Id of the module.
+    """
+
+    def __init__(
+        self,
+        inference: Inference,
+        acting: ActingState,
+        keys: PurposeKeys,
+        record: RunRecord,
+        lock: ExclusiveLock,
+        module_id: str = DEFAULT_MODULE,
+    ) -> None:
+        self._inference, self._acting, self._module_id = inference, acting, module_id
+        self._keys, self._record, self._use = keys, record, lock
+
+    @functools.cached_property
+    def _module(self) -> RLModule:
+        inputs = _ModuleInputs(self._acting, self._keys, self._record, self._use)
+        bind_module = load("rllib.modules").bind_module
+        return bind_module(
+            self._inference.module,
+            inputs.get_actor,
+            inputs.make_key,
+            self._inference.module_calls,
+        )
+
+    @property
+    def programs(self) -> list[Program]:
+        """Compiled programs, one per requested combination of options."""
+        return self._inference.programs
+
+    @property
+    def ignored_parts(self) -> tuple[str, ...]:
+        """Names of the parts of observations that acting ignores."""
+        return self._inference.ignored_parts
+
+    def check_id(self, module_id: str) -> str:
+        """Return the id of a module.
+
+        Raises:
+            UnknownNameError: If it is not that of the only module.
+        """
+        if module_id != self._module_id:
+            raise UnknownNameError(
+                f"There is no module '{module_id}'; the only one is '{self._module_id}'."
+            )
+        return module_id
+
+    def get_module(self, module_id: str) -> RLModule:
+        """Return the module, with the current weights for calls with a batch."""
+        self.check_id(module_id)
+        return self._module
+
+    @single_threaded
+    def get_policy(self, policy_id: str, explore: bool, seed: int) -> Policy:
+        """Return the current policy; see `Algorithm.get_policy`."""
+        self.check_id(policy_id)
+        check_seed(seed)
+        return Policy(
+            self._inference,
+            jax.tree.map(jnp.copy, self._acting.get_actor_state()),
+            key=fold_in_uint64(self._keys.get(_POLICY), seed),
+            explore=explore,
+        )
+
+    def compute_one(
+        self,
+        obs: object,
+        state: PyTree,
+        past: Mapping[str, Any],
+        policy_id: str,
+        options: ActionOptions,
+    ) -> PyTree:
+        """Compute the action for one observation; see `Algorithm.compute_single_action`.
+
+        Args:
+            obs: Observation as returned by the environment.
+            state: State returned for the previous observation; None at an episode's start.
+            past: Previous action and reward, which count if a connector reads them.
+            policy_id: Name of the module.
+            options: Options of the call.
+        """
+        fields = options.make_request_fields(has_state=state is not None)
+        read = self._inference.select_read(past)
+        request = ActionRequest.from_single(obs, state, read, **fields)
+        result = self._act(request, policy_id)
+        return take_row(result if request.should_return_state else result[0], 0)
+
+    def compute_several(
+        self,
+        observations: Sequence[Any] | Mapping[Any, Any],
+        state: PyTree,
+        past: Mapping[str, Any],
+        policy_id: str,
+        options: ActionOptions,
+    ) -> PyTree:
+        """Compute actions for several observations; see `Algorithm.compute_actions`.
+
+        Args:
+            observations: Sequence of observations, or a mapping by name.
+            state: State returned for the previous observations, by name or batched.
+            past: Previous actions and rewards, likewise, which count if a connector reads them.
+            policy_id: Name of the module.
+            options: Options of the call.
+        """
+        fields = options.make_request_fields(has_state=state is not None)
+        read = self._inference.select_read(past)
+        request = ActionRequest.from_batch(observations, state, read, **fields)
+        names = list(observations) if isinstance(observations, Mapping) else None
+        result = split_by_name(self._act(request, policy_id), names)
+        return result if request.should_return_state else result[0]
+
+    @single_threaded
+    def _act(self, request: ActionRequest, policy_id: str) -> ActionResult:
+        self.check_id(policy_id)
+        counters = self._record.host
+        counters.actions_drawn += 1
+        base_key, number = self._keys.get(_ACTIONS), counters.actions_drawn
+        return self._inference(self._acting.get_actor_state, request, base_key, number)
+
+
+def find_team(made: AnyMadeEnv) -> Team | None:
+    """Return the team that an environment's agents are, if they are one."""
+    if not isinstance(made, MadeEnv):
+        return find_host_team(made.create)
+    env: object = made.env
+    env = env.env if isinstance(env, TimeLimit) else env
+    return env if isinstance(env, Team) else None
+
+
+class TeamActions(ComputeActions):
+    """Actions of a run whose agents are one team, which observations by agent may ask for."""
+
+    team: Team
+
+    def compute_several(
+        self,
+        observations: Sequence[Any] | Mapping[Any, Any],
+        state: PyTree,
+        past: Mapping[str, Any],
+        policy_id: str,
+        options: ActionOptions,
+    ) -> PyTree:
+        """Compute actions for several observations or, for those of its agents, of one team.
+
+        The agents that are not named do not act. With `state`, which is that of the whole team, or
+        `full_fetch`, the result is a tuple of the actions by agent, the state and the outputs.
+        """
+        by_agent = isinstance(observations, Mapping) and all(
+            str(agent) in self.team.members for agent in observations
+        )
+        if not by_agent or not observations:
+            return super().compute_several(observations, state, past, policy_id, options)
+        named = {str(agent): obs for agent, obs in dict(observations).items()}
+        joined = self.team.join_observations(named)
+        result = self.compute_one(joined, state, past, policy_id, options)
+        has_state = options.make_request_fields(has_state=state is not None)["should_return_state"]
+        actions = self.team.split_action(result[0] if has_state else result)
+        chosen = {agent: actions[str(agent)] for agent in observations}
+        return (chosen, *result[1:]) if has_state else chosen
 
 
 def make_actions(
