@@ -1,7 +1,7 @@
-"""README's figure and table of speed, from `benchmarks/results`: `python -m benchmarks.figure`.
+"""Figure and tables of speed, from `benchmarks/results`: `python -m benchmarks.figure`.
 
-Draws every peer of every setting to `docs/images/speed.png`, and writes the table between two
-markers in README. `python -m benchmarks.speed` also does so after it has written results to
+Draws every peer of every setting to `docs/images/speed.png`, and writes tables between two markers: of one machine
+in README, of all in `docs/performance.md`. `python -m benchmarks.speed` also does so after it has written results to
 `benchmarks/results`.
 """
 
@@ -29,6 +29,7 @@ from jaxrl.sweeps.statistics import Interval
 
 PICTURE = ROOT / "docs" / "images" / "speed.png"
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- speed: python -m benchmarks.figure -->", "<!-- /speed -->"
 STEMS = ("speed", "host", "replay", "recurrent", "user")
 
@@ -88,14 +89,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--picture", type=Path, default=PICTURE, help="default: %(default)s")
     parser.add_argument("--readme", type=Path, default=README, help="default: %(default)s")
+    parser.add_argument("--page", type=Path, default=PAGE, help="default: %(default)s")
     options = parser.parse_args(argv)
     machines = load_results(options.results)
     if not machines:
         print(f"benchmarks.figure: no results in {options.results}", file=sys.stderr)
         return 1
     draw(make_panels(machines[0]), options.picture)
-    text = options.readme.read_text(encoding="utf-8")
-    options.readme.write_text(insert_table(text, render_readme_tables(machines)), encoding="utf-8")
+    for path, table in (
+        (options.readme, render_speed_table(machines[0])),
+        (options.page, render_tables(machines)),
+    ):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(insert_table(text, table), encoding="utf-8")
     return 0
 
 
@@ -112,9 +118,14 @@ def load_machine_results(folder: Path) -> dict[str, Any]:
     return {stem: json.loads(path.read_text(encoding="utf-8")) for stem, path in found.items()}
 
 
-def render_readme_tables(machines: Sequence[Mapping[str, Any]]) -> str:
-    """Render the tables of every kind of machine, one below the other."""
-    return "\n\n".join(render_readme_table(results) for results in machines)
+def render_tables(machines: Sequence[Mapping[str, Any]]) -> str:
+    """Render the tables of every kind of machine, one below the other: speeds, then whole commands."""
+    tables: list[str] = []
+    for results in machines:
+        tables.append(render_speed_table(results))
+        if "user" in results:
+            tables.append(render_document(user.build_readme_table(results["user"])).rstrip("\n"))
+    return "\n\n".join(tables)
 
 
 def make_panels(results: Mapping[str, Any]) -> list[Panel]:
@@ -184,7 +195,7 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def render_readme_table(results: Mapping[str, Any]) -> str:
+def render_speed_table(results: Mapping[str, Any]) -> str:
     """Render jaxrl's rate at every setting, its ratios to other libraries, and the machine."""
     rows = [row for panel in make_panels(results) if (row := _make_row(panel)) is not None]
     machine = next(iter(results.values()))["machine"]
@@ -198,7 +209,6 @@ def render_readme_table(results: Mapping[str, Any]) -> str:
     names = ("setting", "jaxrl, steps/s", "ratio to", "of its limit")
     return render_document(
         Table(header=names, rows=rows) if rows else None,
-        user.build_readme_table(results["user"]) if "user" in results else None,
         note,
     ).rstrip("\n")
 

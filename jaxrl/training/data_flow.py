@@ -29,15 +29,15 @@ class DataFlow(Protocol):
         """Counters of the run: `env_steps`, `updates` and `train_batches`."""
         ...
 
-    def sample(self) -> Any:
+    def sample(self) -> PyTree:
         """Sample one train batch in the environments and return it."""
         ...
 
-    def add_to_buffer(self, batch: Any) -> None:
+    def add_to_buffer(self, batch: PyTree) -> None:
         """Add a sampled batch to the replay buffer, or the circular buffer of train batches."""
         ...
 
-    def update(self, batch: Any = None, *, num_updates: int | None = None) -> Mapping[str, Any]:
+    def update(self, batch: PyTree = None, *, num_updates: int | None = None) -> Mapping[str, Any]:
         """Update the learner and return the metrics of the updates.
 
         Args:
@@ -101,12 +101,12 @@ class Learning(Protocol):
         """Add a recorded batch to statistics, episodes and counters; return the batch to learn from."""
         ...
 
-    def add_to_buffer(self, state: TrainState, batch: Any) -> TrainState:
+    def add_to_buffer(self, state: TrainState, batch: PyTree) -> TrainState:
         """Add a received batch to the buffer."""
         ...
 
     def update(
-        self, state: TrainState, batch: Any, num_updates: int | None = None
+        self, state: TrainState, batch: PyTree, num_updates: int | None = None
     ) -> tuple[TrainState, PyTree]:
         """Update the learner from a received batch, or from its buffer; return the metrics, too."""
         ...
@@ -171,7 +171,7 @@ def receive_batch(
 
 
 def update_learner(
-    learning: Learning, state: TrainState, batch: Any, num_updates: int | None = None
+    learning: Learning, state: TrainState, batch: PyTree, num_updates: int | None = None
 ) -> tuple[TrainState, Summary]:
     """Update the learner, and return a summary; acting keeps its weights until they are synchronized."""
     after, metrics = learning.update(state, batch, num_updates)
@@ -231,7 +231,7 @@ class TracedDataFlow:
     def progress(self) -> Progress:
         return self._state.progress
 
-    def sample(self) -> Any:
+    def sample(self) -> PyTree:
         if self._collect is None:
             raise ConfigError(
                 "sample() needs environments, and this run learns from recorded data alone: call "
@@ -243,11 +243,11 @@ class TracedDataFlow:
         self._summary = self._summary.merge(summary)
         return batch
 
-    def add_to_buffer(self, batch: Any) -> None:
+    def add_to_buffer(self, batch: PyTree) -> None:
         check_use(self._learning, "add_to_buffer", batch, None)
         self._state = self._learning.add_to_buffer(self._state, batch)
 
-    def update(self, batch: Any = None, *, num_updates: int | None = None) -> PyTree:
+    def update(self, batch: PyTree = None, *, num_updates: int | None = None) -> PyTree:
         check_use(self._learning, "update", batch, num_updates)
         self.has_updated = True
         self._state, summary = update_learner(self._learning, self._state, batch, num_updates)
