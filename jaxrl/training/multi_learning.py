@@ -142,7 +142,7 @@ class MultiLearning:
 
     @property
     def batch_use(self) -> BatchUse:
-        """Whether an update needs the batch that was sampled; with it, modules without rows rest."""
+        """Use of the sampled batch in an update; with it, modules without rows are not updated."""
         has_buffers = all(self.steps[m].has_buffer for m in self.trained)
         return "optional" if has_buffers else "required"
 

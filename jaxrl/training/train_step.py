@@ -179,7 +179,7 @@ class TrainStep:
 
     @property
     def batch_use(self) -> BatchUse:
-        """Whether an update needs the batch that was sampled, or draws from a buffer."""
+        """Use of the sampled batch in an update: required, or none if rows come from a buffer."""
         return "none" if self.has_buffer else "required"
 
     @property
