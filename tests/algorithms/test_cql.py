@@ -1,6 +1,7 @@
 """CQL's losses against plain loops in float64, its phases, its learned factor, bandits."""
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -157,7 +158,7 @@ def test_an_illegal_action_is_not_pushed_down() -> None:
         for part in critic.values():
             shift = jnp.stack([bias[name] for name in "012"])
             part["head"]["out"]["bias"] = part["head"]["out"]["bias"] + shift
-        values = {"temperature": TEMPERATURE}
+        values = SimpleNamespace(temperature=TEMPERATURE)
         mask = jnp.tile(jnp.asarray([[1, 0, 1]], jnp.int8), (ac.ROWS, 1))
         rows = replace(
             batch,

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 
 from benchmarks import demonstrations, figure, gallery, offline_scores, scores, speed
 from benchmarks.figure import BEGIN, END
-from benchmarks.machine import RESULTS, ROOT
+from benchmarks.machine import RESULTS
 from jaxrl.config.load import load_config
 from jaxrl.config.registry import find_shipped_configs
 
@@ -66,7 +66,9 @@ def test_the_command_draws_and_writes_ratios_to_other_libraries(tmp_path: Path) 
         (tmp_path / name).mkdir()
         results = make_results(jaxrl=[100.0, rate, 400.0], **others)
         (tmp_path / name / "speed.json").write_text(json.dumps(results))
-    readme, page, picture = (tmp_path / name for name in ("README.md", "page.md", "images/speed.png"))
+    readme, page, picture = (
+        tmp_path / name for name in ("README.md", "page.md", "images/speed.png")
+    )
     for path in (readme, page):
         path.write_text(f"{BEGIN}\n{END}\n")
     options = ["--results", str(tmp_path), "--readme", str(readme), "--page", str(page)]

@@ -407,13 +407,6 @@ def make_env(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root)}
 
 
-def test_a_step_made_of_pieces_is_refused(learned: Learned) -> None:
-    algorithm = learned.algorithm
-    for call in (algorithm.sample, algorithm.update, algorithm.sync_weights):
-        with pytest.raises(JaxrlError, match=r"several agents: call super\(\).training_step"):
-            call()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "mappo"])
 def test_the_shipped_config_reaches_its_threshold(algo: str) -> None:
