@@ -1,5 +1,6 @@
 """Damaged checkpoints: the exact state or one sentence."""
 
+import filecmp
 import random
 import shutil
 from collections import Counter
@@ -92,6 +93,11 @@ def test_damage_is_one_sentence_that_names_the_file(
         got, sentence = outcome(damaged)
         if sentence is None:
             assert got == want, (damage.__name__, victim)
+            if damage is swap and filecmp.cmp(
+                victim, newer / victim.relative_to(damaged), shallow=False
+            ):
+                outcomes["swap      of equal files"] += 1
+                continue
         else:
             assert "\n" not in sentence
             assert "its file " in sentence
@@ -100,7 +106,8 @@ def test_damage_is_one_sentence_that_names_the_file(
         outcomes[f"{damage.__name__:9} {'exact' if sentence is None else 'one sentence'}"] += 1
     assert loaded(damaged.with_name(older.name)) != want
     print("", *(f"{n:4} {what}" for what, n in sorted(outcomes.items())), sep="\n")
-    assert sum(n for what, n in outcomes.items() if "sentence" in what) >= 0.9 * number
+    equal = outcomes["swap      of equal files"]
+    assert sum(n for what, n in outcomes.items() if "sentence" in what) >= 0.9 * (number - equal)
 
 
 def test_whoever_wrote_it_is_known_by_a_signature(

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -74,7 +75,9 @@ def forward(learner: MARWILLearner, params: Any, obs: Any) -> Any:
 @functools.partial(jax.jit, static_argnums=0)
 def compute_targets(learner: MARWILLearner, params: Any, batch: Any) -> Any:
     out = learner.module.forward_train(params, {Columns.OBS: batch.obs})
-    return learner.compute_value_targets(params, batch, out, {"gamma": jnp.float32(GAMMA)})
+    return learner.compute_value_targets(
+        params, batch, out, SimpleNamespace(gamma=jnp.float32(GAMMA))
+    )
 
 
 @functools.cache

@@ -11,7 +11,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 # Imported name -> the name it is installed under, where the two differ.
-INSTALLED_AS = {"prometheus_client": "prometheus-client", "yaml": "pyyaml"}
+INSTALLED_AS = {
+    "orbax": "orbax-checkpoint",
+    "prometheus_client": "prometheus-client",
+    "yaml": "pyyaml",
+}
 # Needed by gymnax and JAX, which do not declare them.
 NOT_IMPORTED = {"filelock", "six"}
 # Run what an extra wrote, where a user has installed them.
