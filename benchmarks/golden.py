@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 SMALL = {"fcnet_hiddens": [16], "head_fcnet_hiddens": []}
 ITERATIONS = 3
 TIMES = re.compile(
-    r"time|seconds|_s$|_s/|per_s|date|hostname|pid|path|dir|throughput|wait|timers|fps|memory|version"
+    r"time|seconds|_s$|_s/|per_s|date|hostname|pid|path|dir|throughput|fraction|wait|timers|fps|memory|version"
 )
 
 
