@@ -78,7 +78,7 @@ from jaxrl.runs import host_state as host
 from jaxrl.runs.host_state import SavedRun
 from jaxrl.runs.results import RunResult, to_plain
 from jaxrl.runs.weights import check_fits, list_modules, refresh_snapshot, set_first_versions
-from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded, until_stopped
+from jaxrl.runtime.lock import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
 from jaxrl.training.data_flow import DataFlow

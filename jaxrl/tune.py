@@ -28,7 +28,7 @@ from jaxrl.runs.checkpoint import find_checkpoint, read_metadata
 from jaxrl.runs.results import add_old_keys
 from jaxrl.runs.run_folder import RunFolder, is_run_folder
 from jaxrl.runtime.env_vars import set_driver_env_vars
-from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
+from jaxrl.runtime.lock import ExclusiveLock, single_threaded
 
 try:
     import ray.tune

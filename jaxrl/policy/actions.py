@@ -36,7 +36,7 @@ from jaxrl.policy.inference import (
 )
 from jaxrl.policy.policy import Policy
 from jaxrl.run_parts import ActingState
-from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
+from jaxrl.runtime.lock import ExclusiveLock, single_threaded
 from jaxrl.runtime.program import Program
 from jaxrl.training.opponents import OpponentPool, decode_names
 from jaxrl.training.report import to_host

@@ -40,7 +40,7 @@ from jaxrl.runs.host_state import check_metadata
 from jaxrl.runs.league_table import LeagueTable, PayoffTable, compute_shares, find_versions
 from jaxrl.runs.opponents import NewMapping, list_opponents, make_payoff_table
 from jaxrl.runs.weights import match_parameters, refresh_snapshot, set_first_versions
-from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
+from jaxrl.runtime.lock import ExclusiveLock, single_threaded
 from jaxrl.runtime.program import Program
 from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.league import find_version, get_learned, is_due, weigh_draws

@@ -12,7 +12,7 @@ from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup
 from jaxrl.runs.weights import get_weights, list_modules, set_weights
-from jaxrl.runtime.exclusive import ExclusiveLock, single_threaded
+from jaxrl.runtime.lock import ExclusiveLock, single_threaded
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:

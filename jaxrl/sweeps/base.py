@@ -18,7 +18,7 @@ from jaxrl.metrics import get_score
 from jaxrl.runs import host_state as host
 from jaxrl.runs.exploits import Exploit
 from jaxrl.runs.results import ENV_STEPS, TRAINED_STEPS
-from jaxrl.runtime.exclusive import ExclusiveLock
+from jaxrl.runtime.lock import ExclusiveLock
 from jaxrl.sweeps import state as sweep_state
 from jaxrl.sweeps.grouping import check_lane
 from jaxrl.sweeps.points import SweepPoint, check_mode, group_points

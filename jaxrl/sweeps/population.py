@@ -22,7 +22,7 @@ from jaxrl.loggers.recorder import SaveSchedule
 from jaxrl.runs.checkpoint import get_path
 from jaxrl.runs.exploits import Exploit, PBTScheduler, read_schedule
 from jaxrl.runs.run_folder import is_run_folder
-from jaxrl.runtime.exclusive import single_threaded, until_stopped
+from jaxrl.runtime.lock import single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.sweeps import state as sweep_state
 from jaxrl.sweeps.base import SweepRuns, read_and_check_sweep

@@ -22,7 +22,7 @@ from jaxrl.loggers.sinks import read_results
 from jaxrl.runners.ray.start import ensure_ray
 from jaxrl.runs.checkpoint import get_path, list_checkpoints
 from jaxrl.runs.run_folder import RunFolder, is_run_folder, parse_iteration
-from jaxrl.runtime.exclusive import single_threaded, until_stopped
+from jaxrl.runtime.lock import single_threaded, until_stopped
 from jaxrl.sweeps import state as sweep_state
 from jaxrl.sweeps.base import SweepRuns, read_and_check_sweep
 from jaxrl.tune import AlgorithmTrainable

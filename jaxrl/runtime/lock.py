@@ -65,16 +65,16 @@ class ExclusiveLock:
             )
 
 
-class _Used(Protocol):
-    """Object whose methods may be called by one thread at a time."""
+class _HasLock(Protocol):
+    """Object with a lock, whose methods one thread at a time may call."""
 
     _use: ExclusiveLock
 
 
-S = TypeVar("S", bound=_Used)
+S = TypeVar("S", bound=_HasLock)
 
 
-def _use_of(run: _Used) -> ExclusiveLock:
+def _use_of(run: _HasLock) -> ExclusiveLock:
     return run._use  # pyright: ignore[reportPrivateUsage]
 
 
@@ -92,11 +92,13 @@ def single_threaded(method: Callable[Concatenate[S, P], R]) -> Callable[Concaten
 
 def until_stopped(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """Restrict a method to one thread at a time, and to the time before `stop()`."""
-    call, alone = f"{method.__name__}()", single_threaded(method)
+    call = f"{method.__name__}()"
 
     @functools.wraps(method)
     def guarded(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        _use_of(self).raise_if_stopped(call)
-        return alone(self, *args, **kwargs)
+        lock = _use_of(self)
+        lock.raise_if_stopped(call)
+        with lock.hold(call):
+            return method(self, *args, **kwargs)
 
     return guarded
