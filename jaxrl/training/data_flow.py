@@ -72,14 +72,10 @@ class Learning(Protocol):
     """Pure functions that a training step consists of, for one module or for several.
 
     Attributes:
-        samples: Whether rows come from environments; if not, all are recorded.
         has_buffer: Whether updates draw from a buffer.
         batch_use: Whether an update needs the batch that was sampled, may be given it, or draws from a
             buffer alone.
     """
-
-    @property
-    def samples(self) -> bool: ...
 
     @property
     def has_buffer(self) -> bool: ...
@@ -186,18 +182,6 @@ def finish_update(
     return take_behaviour(after, keep_behaviour(before, is_kept=True)), summary
 
 
-def train_on_batch(
-    learning: Learning, state: TrainState, data: RolloutBatch
-) -> tuple[TrainState, Summary]:
-    """Run the training step of every algorithm on a batch that was recorded elsewhere."""
-    received, batch, sampled = receive_batch(learning, state, data)
-    if learning.has_buffer:
-        received = learning.add_to_buffer(received, batch)
-    batch = None if learning.batch_use == "none" else batch
-    after, updated = update_learner(learning, received, batch)
-    return take_behaviour(after, state), sampled.merge(updated).add_train_batch()
-
-
 @pytree
 class _RepeatCarry:
     state: TrainState
@@ -223,9 +207,9 @@ class TracedDataFlow:
     ) -> None:
         self._learning, self._collect, self._state = learning, collect, state
         self._summary = learning.make_empty_summary(state) if summary is None else summary
-        self.has_updated = False
+        self.has_sampled = self.has_updated = False
         self.sampled: list[RolloutBatch] = []
-        """Batches that were sampled, as they were recorded."""
+        """Batches that were sampled outside of `repeat`, as they were recorded."""
 
     @property
     def progress(self) -> Progress:
@@ -238,6 +222,7 @@ class TracedDataFlow:
                 "update()."
             )
         sampled, data = self._collect(self._state)
+        self.has_sampled = True
         self.sampled.append(data)
         self._state, batch, summary = receive_batch(self._learning, sampled, data)
         self._summary = self._summary.merge(summary)
@@ -252,6 +237,8 @@ class TracedDataFlow:
         self.has_updated = True
         self._state, summary = update_learner(self._learning, self._state, batch, num_updates)
         self._summary = self._summary.merge(summary)
+        if summary.modules:
+            return {m: own.metrics for m, own in summary.modules.items() if own.metrics}
         return summary.metrics
 
     def sync_weights(self) -> None:
@@ -277,7 +264,7 @@ class TracedDataFlow:
         def run(carry: _RepeatCarry) -> _RepeatCarry:
             flow = TracedDataFlow(self._learning, self._collect, carry.state, carry.summary)
             body(flow)
-            self.sampled += flow.sampled
+            self.has_sampled |= flow.has_sampled
             self.has_updated |= flow.has_updated
             return _RepeatCarry(state=flow._state, summary=flow._summary)
 
@@ -301,7 +288,7 @@ class TracedDataFlow:
         Raises:
             ConfigError: If it neither sampled nor updated.
         """
-        if not (self.sampled or self.has_updated):
+        if not (self.has_sampled or self.has_updated):
             raise ConfigError(
                 "compiled_training_step() neither sampled nor updated anything, so training would "
                 "never end: call sample(), update(batch) and sync_weights() of its argument."
@@ -343,3 +330,13 @@ def take_behaviour(state: TrainState, source: TrainState | None) -> TrainState:
         }
         return replace(state, modules=modules)
     return replace(state, behaviour=None if source is None else source.behaviour)
+
+
+def train_on_batch(
+    learning: Learning, state: TrainState, data: RolloutBatch
+) -> tuple[TrainState, Summary]:
+    """Run the training step of every algorithm on a batch that was recorded elsewhere."""
+    flow = TracedDataFlow(learning, lambda state: (state, data), state)
+    flow.run_default_step(1)
+    after, summary = flow.finish()
+    return take_behaviour(after, state), summary

@@ -204,7 +204,7 @@ class CompiledLoop:
             if len(sampled) != 1:
                 raise ConfigError(
                     "output records the batch of each training step, but compiled_training_step() "
-                    f"sampled {len(sampled)}: call sample() once in it, or leave output unset."
+                    f"sampled {len(sampled)} outside of repeat(): call sample() once in it, or leave output unset."
                 )
             (data,) = sampled
             return after, summary.merge(own), _select_rows(data.rollout)

@@ -136,11 +136,6 @@ class MultiLearning:
         return {m: step.make_actor_state(state.modules[m]) for m, step in self.steps.items()}
 
     @property
-    def samples(self) -> bool:
-        """True: rows come from environments."""
-        return True
-
-    @property
     def batch_use(self) -> BatchUse:
         """Use of the sampled batch in an update; with it, modules without rows are not updated."""
         has_buffers = all(self.steps[m].has_buffer for m in self.trained)

@@ -213,11 +213,6 @@ class OfflineRunner(TrainStep, CompiledLoop):
         return jax.jit(self.init, inline=True)
 
     @property
-    def samples(self) -> bool:
-        """False: all rows are recorded."""
-        return False
-
-    @property
     def has_buffer(self) -> bool:
         """True: updates draw from the dataset."""
         return True

@@ -168,11 +168,6 @@ class TrainStep:
         return () if self.circular is None else self.circular.init(jax.eval_shape(kept))
 
     @property
-    def samples(self) -> bool:
-        """True: rows come from environments."""
-        return True
-
-    @property
     def has_buffer(self) -> bool:
         """True if updates draw from a buffer instead of using each batch as it is."""
         return self.replay is not None or self.circular is not None
