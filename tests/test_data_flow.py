@@ -154,8 +154,10 @@ class Collecting(Algorithm):
         flow.sync_weights()
 
 
+@pytest.mark.allow_key_reuse
 def test_a_loop_may_sample() -> None:
     with make(Collecting, "DQN").build() as algorithm:
+        jax.jit(algorithm.runner.train_batch)(algorithm.state)  # nothing leaves the loop
         result = algorithm.train()
     assert result["num_env_steps_sampled_lifetime"] % (3 * 128) == 0
     assert np.isfinite(result["learners"]["default_policy"]["total_loss"])
