@@ -14,20 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
-from jaxrl.assembly.assemble import log_assembly
-from jaxrl.assembly.env import get_jax_env, set_env_params
+from jaxrl.assembly.env import change_env_params
 from jaxrl.assembly.offline import check_statistics_may_change
 from jaxrl.assembly.opponents import describe_opponents
-from jaxrl.assembly.replay import (
-    describe_buffer,
-    restore_empty_buffer,
-    select_expected_state,
-    select_saved_state,
-)
 from jaxrl.callbacks import CallbackList
 from jaxrl.compat.lookup import RLlibNames, answer_arguments, is_defined_by_user, load
 from jaxrl.config.imports import TrustSpec
-from jaxrl.config.placement import resolve_placement
+from jaxrl.config.placement import describe_idle_settings, resolve_placement
 from jaxrl.config.serialize import get_config_class_path
 from jaxrl.config.stop import (
     StopCriteria,
@@ -183,11 +176,14 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         self._assembly, self._devices, self._placement_reason = parts.assemble(
             config, trials, should_train=not read_only
         )
-        self._notes += [*measured, *trials.notes, *describe_buffer(self._assembly)]
-        self._notes += describe_opponents(self._assembly)
+        self._notes += [*measured, *trials.notes, *self._assembly.describe_buffers()]
+        self._notes += describe_opponents(self._assembly.pool)
         if self._assembly.is_in_graph and not config.evaluation_settings.evaluation_num_env_runners:
             self._callbacks.check_no_host_hooks(has_several_agents=config.is_multi_agent)
-        log_assembly(config, self._assembly, [self._placement_reason, *self._notes])
+        made = self._assembly.made
+        placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
+        idle = describe_idle_settings(config, placement)
+        self._assembly.log(config.algo_name, idle, [self._placement_reason, *self._notes])
         self._nonfinite = NonfiniteMonitor(config.fault_tolerance_settings)
         self._should_stop: Callable[[], bool] = lambda: False
         self._start(parts)
@@ -303,7 +299,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
     @property
     def env_params(self) -> PyTree:
         """Current environment parameters as NumPy arrays, in the form `runner.init` accepts."""
-        get_jax_env(self._assembly, "env_params")
+        self._assembly.require_jax_env("env_params")
         return to_host(self.state.env_params)
 
     @single_threaded
@@ -322,7 +318,9 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
             UnknownNameError: If a parameter does not exist.
             EnvError: If the structure, a shape or a type differs, or a space would change.
         """
-        self.state = set_env_params(self._assembly, self.state, params, fields)
+        made, state = self._assembly.require_jax_env("set_env_params()"), self.state
+        changed = change_env_params(made, state.env_params, params, fields)
+        self.state = replace(state, env_params=changed)
 
     @property
     def devices(self) -> list[Device]:
@@ -930,7 +928,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
     def _get_full_state(self) -> TrainState:
         """Return the TrainState including environment states, even if host runners keep them."""
         self._record.decide()
-        return self._loop.full_state(select_saved_state(self._assembly, self.state))
+        return self._loop.full_state(self._assembly.select_saved_state(self.state))
 
     @single_threaded
     def set_state(self, state: Mapping[str, Any], component: str | None = None) -> None:
@@ -960,7 +958,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         leaves = {name: leaf for name, leaf in saved.items() if name not in envs}
         before = self.state
         has_own_step = type(self).training_step is not Algorithm.training_step
-        template = select_expected_state(self._assembly, before, leaves, has_own_step=has_own_step)
+        template = self._assembly.select_expected_state(before, leaves, has_own_step=has_own_step)
         check_fits(template, leaves, prefixes)
         if component is not None:
             filled = ckpt.fill(before, leaves, prefixes)
@@ -969,7 +967,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
             check_data(self._learners.fingerprint, data)
             self._loop.check_counts(counts)
             filled = ckpt.fill(template, leaves, prefixes)
-            self.state = restore_empty_buffer(self._assembly, filled, before)
+            self.state = self._assembly.restore_empty_buffer(filled, before)
             self._record.host = restored
             self._loop.restore(partial(host.restore_part, envs), counts)
             if has_own_step:

@@ -178,7 +178,14 @@ class OwnRunParts:
         self, config: "AlgorithmConfig", trials: DeviceTrials, *, should_train: bool
     ) -> tuple[Assembly, list[Device], str]:
         assembly = assemble_run(config, should_train=should_train)
-        devices, why = choose_devices(config, assembly, trials)
+        devices, why = choose_devices(
+            config.learners_settings,
+            assembly.plan,
+            config.preferred_devices,
+            is_in_graph=assembly.is_in_graph,
+            compiles=config.debugging_settings.compiles,
+            trials=trials,
+        )
         check_memory(assembly, devices)
         return assembly, devices, why
 

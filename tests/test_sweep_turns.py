@@ -9,7 +9,6 @@ import pytest
 from jaxrl.assembly.assemble import assemble
 from jaxrl.config.markers import grid
 from jaxrl.errors import ConfigError
-from jaxrl.runners.placement import compute_state_bytes, estimate_required_bytes
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps import grouping
 from tests.helpers import assert_close, slow_but, small
@@ -67,12 +66,12 @@ def test_a_copy_may_come_from_another_turn() -> None:
 
 def test_lanes_at_once_follow_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assembly = assemble(small())
-    states = compute_state_bytes(assembly)
-    work = estimate_required_bytes(assembly) - states
+    states, work = assembly.state_bytes, assembly.batch_bytes
 
     def at_once(number: int, memory: int | None, most: int | None = None, devices: int = 1) -> int:
         monkeypatch.setattr(grouping, "get_memory_limit", lambda device: memory)
-        return grouping.compute_lanes_per_turn(number, assembly, jax.devices("cpu")[:devices], most)
+        own = jax.devices("cpu")[:devices]
+        return grouping.compute_lanes_per_turn(number, states, work, own, most)
 
     assert at_once(10, None) == 10
     assert at_once(10, 10 * (states + work)) == 10

@@ -42,10 +42,11 @@ from jaxrl.assembly.replay import make_replay_buffer, resolve_sequence_length
 from jaxrl.buffers.circular import CircularBuffer
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
+from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.compat import lookup
 from jaxrl.config.batch_plan import BatchPlan, OfflinePlan, ReplayPlan
-from jaxrl.config.placement import describe_idle_settings, resolve_placement
+from jaxrl.config.placement import resolve_placement
 from jaxrl.config.settings.offline import Storage
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import Auto
@@ -53,6 +54,8 @@ from jaxrl.config.teams import make_named_env
 from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
 from jaxrl.core.dependence import find_dependence
 from jaxrl.core.hparams import PerLane, replace_with_traced
+from jaxrl.core.space_arrays import count_bytes
+from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
@@ -77,13 +80,14 @@ from jaxrl.offline.held_out import EpisodeSplit
 from jaxrl.runtime.commands import is_command
 from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache
 from jaxrl.runtime.program import Program
-from jaxrl.training.data_flow import CompiledStep
+from jaxrl.training.data_flow import CompiledStep, keep_behaviour, take_behaviour
 from jaxrl.training.episode_stats import EpisodeRecord
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.offline import MixedRunner, MixedTrainStep, OfflineRunner
+from jaxrl.training.opponents import OpponentPool
 from jaxrl.training.rollout import PolicyStep, RolloutWorker, make_blank_rollout
-from jaxrl.training.train_state import RolloutBatch
+from jaxrl.training.train_state import RolloutBatch, TrainState
 from jaxrl.training.train_step import Experience, TrainStep
 
 if TYPE_CHECKING:
@@ -304,6 +308,8 @@ def _warn_of_shape(shape: tuple[int, ...]) -> None:
 
 PolicyStepT = TypeVar("PolicyStepT", bound=PolicyStep)
 
+logger = logging.getLogger("jaxrl")
+
 MIN_RING_SIZE = 128
 MAX_SAVED_BUFFER_BYTES = 2**30
 """Maximum size in bytes of a replay buffer that checkpoints store by default."""
@@ -338,15 +344,52 @@ class Assembly:
     episode_split: EpisodeSplit = dataclasses.field(default_factory=EpisodeSplit)
 
     @functools.cached_property
+    def state_shapes(self) -> TrainState:
+        """Shapes and types of the state, with environments if they are in the compiled program."""
+        if self.is_in_graph:  # The program needs the same trace.
+            init, params = self.in_graph_runner.jitted_init, self.jax_env.params
+            return jax.eval_shape(init, jax.random.key(0), params)
+        init = partial(self.train_step.init_without_envs, total_envs=self.plan.total_envs)
+        return jax.eval_shape(init, jax.random.key(0))
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the state in bytes."""
+        return _count_bytes(self.state_shapes)
+
+    @property
+    def learner_bytes(self) -> int:
+        """Size of parameters and optimizer states in bytes."""
+        return sum(_count_bytes(part.state_shapes.learner) for part in self.parts.values())
+
+    @functools.cached_property
+    def batch_bytes(self) -> int:
+        """Lower bound in bytes of what one train batch needs beside the state."""
+        if not self.is_in_graph:  # observations and their successors
+            plan = self.plan
+            rows = plan.num_envs * plan.rollout_fragment_length
+            rows = plan.train_batch_size if self.is_offline else rows
+            return 2 * count_bytes(self.made.spaces[0]) * rows
+        runner = self.in_graph_runner
+
+        def batch(state: TrainState) -> PyTree:
+            actor, worker = runner.make_actor_state(state), runner.rollout_worker
+            rollout = make_blank_rollout(worker, actor, runner.num_steps, runner.num_envs)
+            if runner.replay is not None:
+                return rollout
+            seen = worker.preprocess_rollout(state.connectors.obs, rollout)
+            return rollout, runner.on_policy_learner.prepare(state.learner, seen, state.progress)[0]
+
+        return _count_bytes(jax.eval_shape(batch, self.state_shapes))
+
+    @functools.cached_property
     def buffer_bytes(self) -> int:
         """Size of the replay buffer in bytes over all devices."""
-        if not self.is_in_graph:
-            return self.compute_buffer_bytes(self.train_step.experience)
-        # The program needs the same trace.
-        init, params = self.in_graph_runner.jitted_init, self.jax_env.params
-        return _count_bytes(jax.eval_shape(init, jax.random.key(0), params).buffer)
+        if self.is_in_graph:
+            return _count_bytes(self.state_shapes.buffer)
+        return self._compute_buffer_bytes(self.train_step.experience)
 
-    def compute_buffer_bytes(self, experience: Experience) -> int:
+    def _compute_buffer_bytes(self, experience: Experience) -> int:
         """Return the size in bytes of another buffer for the same run."""
         train_step = dataclasses.replace(self.train_step, experience=experience)
 
@@ -354,6 +397,19 @@ class Assembly:
             return train_step.init_buffer(train_step.init_without_envs(key, self.plan.total_envs))
 
         return _count_bytes(jax.eval_shape(empty, jax.random.key(0)))
+
+    def find_capacity(self, limit: int) -> int:
+        """Return the largest capacity of the replay buffer, in whole rollouts, of `limit` bytes."""
+        replay, steps = self.replay, self.plan.rollout_fragment_length
+        assert replay is not None
+        unit = self.plan.num_envs * steps
+        low, high = 0, replay.length * replay.num_envs // unit
+        while low < high:  # bisection, because the tree of priorities grows in jumps
+            middle = (low + high + 1) // 2
+            other = dataclasses.replace(replay, length=middle * steps)
+            fits = self._compute_buffer_bytes(other) <= limit
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low * unit
 
     @property
     def should_save_buffer(self) -> bool:
@@ -382,6 +438,11 @@ class Assembly:
     def parts(self) -> "Mapping[str, Assembly]":
         """Assemblies with a learner: that of each of several modules, or this one, named ''."""
         return {"": self}
+
+    @property
+    def pool(self) -> OpponentPool | None:
+        """Opponents that are drawn; None without."""
+        return None
 
     @property
     def module_buffers(self) -> Mapping[str, AnyReplayBuffer]:
@@ -457,6 +518,124 @@ class Assembly:
         """Environment of a run whose environments are in the compiled program."""
         assert isinstance(self.made, MadeEnv)
         return self.made
+
+    def require_jax_env(self, what: str) -> MadeEnv:
+        """Return the environment of a run, which must be part of the compiled program.
+
+        Args:
+            what: Property or method that requires it, for the message.
+
+        Raises:
+            ConfigError: If it is stepped on the host.
+        """
+        if not self.is_in_graph:
+            raise ConfigError(
+                f"{what} requires an environment in the compiled program, but {self.made.id} is stepped "
+                "by runners on the host: call a method of your environment on each runner with "
+                "env_runner_group.foreach_env_runner(...)."
+            )
+        return self.jax_env
+
+    # --- checkpoints ---
+
+    def select_saved_state(self, state: TrainState) -> TrainState:
+        """Return the state that checkpoints store."""
+        modules = {m: self.parts[m].select_saved_state(own) for m, own in state.modules.items()}
+        state = replace(state, modules=modules)
+        is_left_out = self.replay is not None and not self.should_save_buffer
+        return replace(state, buffer=()) if is_left_out else state
+
+    def select_expected_state(
+        self, state: TrainState, leaves: Mapping[str, Any], *, has_own_step: bool
+    ) -> TrainState:
+        """Return the part of a state to look up among saved leaves.
+
+        The replay buffer is left out if none was saved.
+
+        Args:
+            state: Current state.
+            leaves: Saved leaves by name.
+            has_own_step: Whether the run has a training step of its own, in between whose steps the
+                weights that act may differ from the learner's.
+        """
+        if has_own_step and self.is_in_graph and self.compiled_step is None:
+            is_kept = any("behaviour" in name.split(".")[:3] for name in leaves)
+            state = keep_behaviour(take_behaviour(state, None), is_kept=is_kept)
+        return self._drop_missing_buffers(state, leaves, "")
+
+    def _drop_missing_buffers(
+        self, state: TrainState, leaves: Mapping[str, Any], prefix: str
+    ) -> TrainState:
+        modules = {
+            m: self.parts[m]._drop_missing_buffers(own, leaves, f"modules.{m}.")
+            for m, own in state.modules.items()
+        }
+        state = replace(state, modules=modules)
+        has_buffer = any(name.startswith(f"{prefix}buffer.") for name in leaves)
+        return state if has_buffer or self.replay is None else replace(state, buffer=())
+
+    def restore_empty_buffer(self, restored: TrainState, before: TrainState) -> TrainState:
+        """Return a restored state with an empty replay buffer, if it needs one that was not saved.
+
+        Args:
+            restored: Result of `select_expected_state`, filled with the saved leaves.
+            before: Current state of the run, the memory of whose buffer the empty one reuses.
+        """
+        modules = {
+            m: self.parts[m].restore_empty_buffer(own, before.modules[m])
+            for m, own in restored.modules.items()
+        }
+        restored = replace(restored, modules=modules)
+        replay, buffer = self.replay, before.buffer
+        if (
+            replay is None
+            or isinstance(restored.buffer, ReplayState)
+            or not jax.tree.leaves(buffer)
+        ):
+            return restored
+        logger.warning(
+            "The checkpoint has no replay buffer: learning resumes once %d transitions are in the "
+            "buffer again.",
+            replay.min_rows_to_learn,
+        )
+        places = jax.tree.map(lambda leaf: leaf.sharding, buffer)
+        empty = jax.jit(replay.clear, donate_argnums=0, out_shardings=places)
+        return replace(restored, buffer=empty(buffer))
+
+    # --- messages ---
+
+    def describe_buffers(self) -> list[str]:
+        """Return a sentence on each replay buffer's size and whether checkpoints store it."""
+        notes: list[str] = []
+        for name, part in self.parts.items():
+            if (replay := part.replay) is None:
+                continue
+            capacity, size = replay.length * replay.num_envs, part.buffer_bytes
+            where = " in host memory" if replay.in_host_memory else ""
+            stored = "store it" if part.should_save_buffer else "do not store it"
+            notes.append(
+                f"Replay buffer{f' of {name}' if name else ''}: {capacity} transitions of "
+                f"{size / capacity:.0f} bytes, {size / 2**20:.2f} MiB{where}; checkpoints {stored} "
+                f"(store_buffer_in_checkpoints={part.store_buffer!r})."
+            )
+        return notes
+
+    def log(self, algo_name: str, warnings: Iterable[str], notes: Iterable[str]) -> None:
+        """Log the environment, the batch arithmetic, adapted defaults, and the given sentences."""
+        made, plan = self.made, self.plan
+        logger.info("%s on %s; %s", algo_name, made.id, plan.describe())
+        for note in (*([] if plan.rounding is None else [plan.rounding]), *warnings):
+            logger.warning(note)
+        for note in (*made.notes, *plan.notes, *notes):
+            logger.info(note)
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
+        observation_space, action_space = made.spaces
+        logger.debug("observation space %s", observation_space)
+        logger.debug("action space %s", action_space)
+        params = self.make_abstract_params()
+        for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+            logger.debug("parameter %s is %s%s", jax.tree_util.keystr(path), leaf.dtype, leaf.shape)
 
 
 def assemble(config: "AlgorithmConfig") -> Assembly:
@@ -741,27 +920,3 @@ def make_vector_env(config: "AlgorithmConfig", made: MadeEnv) -> VectorEnv:
     mode = made.env.reset_mode if setting == "auto" else setting
     is_checked = not config.environment_settings.disable_env_checking
     return VectorEnv(made.env, mode, obs_space=made.spaces[0] if is_checked else None)
-
-
-logger = logging.getLogger("jaxrl")
-
-
-def log_assembly(config: "AlgorithmConfig", assembly: "Assembly", notes: Iterable[str]) -> None:
-    """Log the environment, the batch arithmetic, adapted defaults, and the given notes."""
-    made, plan = assembly.made, assembly.plan
-    logger.info("%s on %s; %s", config.algo_name, made.id, plan.describe())
-    if plan.rounding is not None:
-        logger.warning(plan.rounding)
-    placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
-    for note in describe_idle_settings(config, placement):
-        logger.warning(note)
-    for note in (*made.notes, *plan.notes, *notes):
-        logger.info(note)
-    if not logger.isEnabledFor(logging.DEBUG):
-        return
-    observation_space, action_space = made.spaces
-    logger.debug("observation space %s", observation_space)
-    logger.debug("action space %s", action_space)
-    params = assembly.make_abstract_params()
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        logger.debug("parameter %s is %s%s", jax.tree_util.keystr(path), leaf.dtype, leaf.shape)

@@ -17,7 +17,6 @@ from jaxrl.assembly.offline import open_config_data
 from jaxrl.config.curriculum import parse_curriculum
 from jaxrl.connectors.pipelines import Offers
 from jaxrl.core.spaces import is_same_space
-from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_spaces import to_runner_space
 from jaxrl.envs.base import JaxEnv
@@ -30,10 +29,8 @@ from jaxrl.envs.space_checks import check_space
 from jaxrl.envs.wrappers import HasTimeLimit
 from jaxrl.errors import ConfigError, EnvError
 from jaxrl.training.report import to_host
-from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.assembly.assemble import Assembly
     from jaxrl.config.base import AlgorithmConfig
 
 
@@ -167,18 +164,6 @@ def make_offers(env: EnvToInspect) -> Offers:
     return {"env": lambda: env, "spaces": lambda: get_rllib_spaces(spaces), "device": lambda: None}
 
 
-def set_env_params(
-    assembly: "Assembly", state: TrainState, params: PyTree, fields: Mapping[str, Any]
-) -> TrainState:
-    """Return a state with other parameters; see `change_env_params`.
-
-    Raises:
-        ConfigError: If the environment is stepped on the host.
-    """
-    made = get_jax_env(assembly, "set_env_params()")
-    return replace(state, env_params=change_env_params(made, state.env_params, params, fields))
-
-
 def change_env_params(
     made: MadeEnv, current: PyTree, params: PyTree, fields: Mapping[str, Any]
 ) -> PyTree:
@@ -230,25 +215,6 @@ def make_task_params(made: MadeEnv, task: object, what: str) -> PyTree:
     params = override_params(made.id, made.params, values, given_in=what)
     _check_compiled_properties(made, params, what)
     return params
-
-
-def get_jax_env(assembly: "Assembly", what: str) -> MadeEnv:
-    """Return the environment of a run, which must be part of the compiled program.
-
-    Args:
-        assembly: Functions of the run.
-        what: Property or method that requires it, for the message.
-
-    Raises:
-        ConfigError: If it is stepped on the host.
-    """
-    if not assembly.is_in_graph:
-        raise ConfigError(
-            f"{what} requires an environment in the compiled program, but {assembly.made.id} is stepped "
-            "by runners on the host: call a method of your environment on each runner with "
-            "env_runner_group.foreach_env_runner(...)."
-        )
-    return assembly.jax_env
 
 
 def can_share_program(made: MadeEnv | MadeMultiEnv, other: MadeEnv | MadeMultiEnv) -> bool:

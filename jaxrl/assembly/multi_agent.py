@@ -1,6 +1,7 @@
 """Assembly of a run of several agents: a module, its connectors and its learner for each id."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -116,6 +117,11 @@ class MultiAgentAssembly(Assembly):
     def mapping(self) -> Mapping[str, str]:
         """Module of each agent; DRAWN where it is drawn, VARIES where it depends on the copy."""
         return merge_patterns(self.agent_rows.patterns)
+
+    @functools.cached_property
+    def batch_bytes(self) -> int:
+        """Lower bound in bytes of what one train batch needs beside the state of the run."""
+        return sum(own.state_bytes + own.batch_bytes for own in self.modules.values())
 
     @property
     def replay(self) -> None:

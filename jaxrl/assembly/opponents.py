@@ -25,6 +25,7 @@ from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.league import LeaguePlayers, Standing, find_version, weigh_draws
 from jaxrl.training.opponents import MAX_ID_BYTES, OpponentKind, OpponentPool, list_names
 from jaxrl.training.rollout import PolicyStep
+from jaxrl.training.train_step import TrainStep
 
 if TYPE_CHECKING:
     import gymnasium
@@ -180,7 +181,7 @@ def _check_learners(
     """Raise ConfigError if learners cannot be copied, or hyperparameters cannot change."""
     if isinstance(league, League) or league.pbt is None:
         return
-    states = {m: _describe_learner(modules[m]) for m in league.learners}
+    states = {m: _describe_learner(modules[m].train_step) for m in league.learners}
     learned = {m: replace(own, hparams={}) for m, own in states.items()}
     first, *others = league.learners
     policies = {m: modules[m].policy_step for m in league.learners}
@@ -199,10 +200,10 @@ def _check_learners(
         check_mutable(mutations, states[m])
 
 
-def _describe_learner(assembly: Assembly) -> LearnerState:
+def _describe_learner(train_step: TrainStep) -> LearnerState:
     """Return the shapes of a module's learner state."""
-    step = replace_per_lane(assembly.train_step)
-    init = partial(step.init_without_envs, total_envs=assembly.plan.total_envs)
+    step = replace_per_lane(train_step)
+    init = partial(step.init_without_envs, total_envs=step.num_envs)
     return jax.eval_shape(init, jax.random.key(0)).learner
 
 
@@ -318,10 +319,8 @@ def check_drawn_spaces(made: MadeMultiEnv, agents: list[str]) -> None:
                 )
 
 
-def describe_opponents(assembly: Assembly) -> list[str]:
+def describe_opponents(pool: OpponentPool | None) -> list[str]:
     """Return a note on the memory of the opponents of a run; none without."""
-    worker = getattr(assembly.train_step, "rollout_worker", None)
-    pool = getattr(worker, "pool", None)
     if pool is None:
         return []
     stacks = [k for k in pool.kinds if pool.draws and k.capacity - len(k.learners) > 1]

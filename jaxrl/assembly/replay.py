@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -18,7 +17,7 @@ from jaxrl.buffers.hindsight import (
     Hindsight,
 )
 from jaxrl.buffers.host import HostBuffer
-from jaxrl.buffers.replay import PackedReplayBuffer, Prioritization, ReplayBuffer, ReplayState
+from jaxrl.buffers.replay import PackedReplayBuffer, Prioritization, ReplayBuffer
 from jaxrl.buffers.sequence import AnyReplayBuffer, SequenceReplayBuffer
 from jaxrl.config.batch_plan import BatchPlan, ReplayPlan, divisors
 from jaxrl.config.settings.replay import (
@@ -30,7 +29,6 @@ from jaxrl.config.settings.replay import (
     resolve_buffer_settings,
 )
 from jaxrl.connectors.pipelines import LearnerPipeline
-from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
 from jaxrl.envs.contract import check_flag, check_reward, describe_type, trace_abstractly
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
@@ -40,12 +38,9 @@ from jaxrl.errors import ConfigError, EnvError, summarize_exception
 from jaxrl.modules.encoder_module import EncoderModule
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.ops.schedules import Schedule
-from jaxrl.training.data_flow import keep_behaviour, take_behaviour
 from jaxrl.training.rollout import PolicyStep
-from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.assembly.assemble import Assembly
     from jaxrl.config.base import AlgorithmConfig
 
 
@@ -456,100 +451,3 @@ def resolve_sequence_length(plan: BatchPlan, module: RLModule) -> int | None:
             f"multiple of {rows}, and rollout_fragment_length to a multiple of {min(most, steps)}."
         )
     return length
-
-
-def select_saved_state(assembly: "Assembly", state: TrainState) -> TrainState:
-    """Return the state that checkpoints store."""
-    modules = {
-        name: select_saved_state(assembly.parts[name], own) for name, own in state.modules.items()
-    }
-    state = replace(state, modules=modules)
-    if assembly.replay is not None and not assembly.should_save_buffer:
-        return replace(state, buffer=())
-    return state
-
-
-def select_expected_state(
-    assembly: "Assembly", state: TrainState, leaves: Mapping[str, Any], *, has_own_step: bool
-) -> TrainState:
-    """Return the part of a state to look up among saved leaves.
-
-    The replay buffer is left out if none was saved.
-
-    Args:
-        assembly: Assembly of the run.
-        state: Current state.
-        leaves: Saved leaves by name.
-        has_own_step: Whether the run has a training step of its own, in between whose steps the
-            weights that act may differ from the learner's.
-    """
-    if has_own_step and assembly.is_in_graph and assembly.compiled_step is None:
-        is_kept = any("behaviour" in name.split(".")[:3] for name in leaves)
-        state = keep_behaviour(take_behaviour(state, None), is_kept=is_kept)
-    return _drop_missing_buffers(assembly, state, leaves, "")
-
-
-def _drop_missing_buffers(
-    assembly: "Assembly", state: TrainState, leaves: Mapping[str, Any], prefix: str
-) -> TrainState:
-    modules = {
-        name: _drop_missing_buffers(assembly.parts[name], own, leaves, f"modules.{name}.")
-        for name, own in state.modules.items()
-    }
-    state = replace(state, modules=modules)
-    has_buffer = any(name.startswith(prefix + _PREFIX) for name in leaves)
-    if has_buffer or assembly.replay is None:
-        return state
-    return replace(state, buffer=())
-
-
-def restore_empty_buffer(
-    assembly: "Assembly", restored: TrainState, before: TrainState
-) -> TrainState:
-    """Return a restored state with an empty replay buffer, if it needs one that was not saved.
-
-    Args:
-        assembly: Assembly of the run.
-        restored: Result of `expected`, filled with the saved leaves.
-        before: Current state of the run, the memory of whose buffer the empty one reuses.
-    """
-    modules = {
-        name: restore_empty_buffer(assembly.parts[name], own, before.modules[name])
-        for name, own in restored.modules.items()
-    }
-    restored = replace(restored, modules=modules)
-    replay, buffer = assembly.replay, before.buffer
-    if replay is None or isinstance(restored.buffer, ReplayState) or not jax.tree.leaves(buffer):
-        return restored
-    logger.warning(
-        "The checkpoint has no replay buffer: learning resumes once %d transitions are in the "
-        "buffer again.",
-        replay.min_rows_to_learn,
-    )
-    places = jax.tree.map(lambda leaf: leaf.sharding, buffer)
-    empty = jax.jit(replay.clear, donate_argnums=0, out_shardings=places)
-    return replace(restored, buffer=empty(buffer))
-
-
-def describe_buffer(assembly: "Assembly") -> list[str]:
-    """Return a sentence on each replay buffer's size and whether checkpoints store it."""
-    return [
-        note
-        for name, part in assembly.parts.items()
-        for note in _describe_buffer(part, f" of {name}" if name else "")
-    ]
-
-
-def _describe_buffer(assembly: "Assembly", of_whom: str) -> list[str]:
-    replay = assembly.replay
-    if replay is None:
-        return []
-    capacity = replay.length * replay.num_envs
-    where = " in host memory" if replay.in_host_memory else ""
-    stored = "store it" if assembly.should_save_buffer else "do not store it"
-    note = (
-        f"Replay buffer{of_whom}: {capacity} transitions of {assembly.buffer_bytes / capacity:.0f} bytes, "
-        f"{assembly.buffer_bytes / 2**20:.2f} MiB{where}; checkpoints {stored} "
-        f"(store_buffer_in_checkpoints={assembly.store_buffer!r})."
-    )
-    return [note]

@@ -843,7 +843,7 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
                 "new_agent_to_module_mapping_fn=...), which chooses who plays."
             )
         assembly = self._assembly
-        pool = assembly.pool if isinstance(assembly, MultiAgentAssembly) else None
+        pool = assembly.pool
         if pool is None:
             raise ConfigError(
                 f"{call} needs a mapping that draws opponents, such as mapping=Seats('main', Draw()) "

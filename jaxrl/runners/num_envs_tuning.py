@@ -20,13 +20,11 @@ import jax
 import numpy as np
 
 import jaxrl
-from jaxrl.assembly.assemble import Assembly, assemble
+from jaxrl.assembly.assemble import assemble
 from jaxrl.config.batch_plan import BatchPlan, choose_num_devices, divisors, find_nearest
 from jaxrl.config.serialize import serialize_for_display
 from jaxrl.core.keys import make_key
-from jaxrl.core.types import Device
 from jaxrl.errors import ConfigError
-from jaxrl.runners.placement import choose_devices
 from jaxrl.runtime.compilation_cache import get_cache_file
 from jaxrl.runtime.measurements import add_entries, describe_machine, read_entries
 from jaxrl.training.sharding import make_runner_programs
@@ -148,7 +146,9 @@ def prepare_run(config: "AlgorithmConfig", num_devices: int) -> TimedRun:
     """Compile and warm up a run of rollouts and updates together."""
     assembly = assemble(config)
     runner, made = assembly.in_graph_runner, assembly.jax_env
-    devices = _select_devices(config, assembly, num_devices)
+    index = config.learners_settings.local_device_idx
+    first = 0 if index is None else index
+    devices = jax.local_devices()[first : first + num_devices]
     key = make_key(config.debugging_settings.run_seed)
     shapes = jax.eval_shape(runner.jitted_init, key, made.params)
     compiled = make_runner_programs(runner, shapes, devices, max_retraces=None, jit=True)
@@ -244,12 +244,6 @@ def _other_num_devices(config: "AlgorithmConfig", measured: int) -> Iterator[int
         available = len(jax.local_devices())
         counts = divisors(config.plan().num_shards)
         yield from (n for n in counts if n <= available and n != measured)
-
-
-def _select_devices(config: "AlgorithmConfig", assembly: Assembly, number: int) -> list[Device]:
-    if config.learners_settings.local_device_idx is not None:
-        return choose_devices(config, assembly)[0]
-    return jax.local_devices()[:number]
 
 
 def _describe_choice(

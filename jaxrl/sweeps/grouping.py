@@ -31,7 +31,6 @@ from jaxrl.runtime.devices import warn_about_unused_cores
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
 
-from jaxrl.runners.placement import compute_state_bytes, estimate_required_bytes
 from jaxrl.runtime.devices import get_memory_limit
 from jaxrl.sweeps.lanes import change_settings, count_slots
 
@@ -311,7 +310,8 @@ def check_lane(lane: Lane) -> None:
 
 def compute_lanes_per_turn(
     num_lanes: int,
-    assembly: Assembly,
+    states: int,
+    work: int,
     devices: Sequence[Device],
     max_lanes: int | None = None,
     *,
@@ -324,7 +324,8 @@ def compute_lanes_per_turn(
 
     Args:
         num_lanes: Total number of lanes.
-        assembly: Functions of one lane.
+        states: Size in bytes of the state of one lane.
+        work: Size in bytes of what a train batch of one lane needs beside it.
         devices: Devices among which the lanes are divided.
         max_lanes: Maximum number of lanes per turn; None for no limit.
         shared_bytes: Size in bytes of what all lanes share, on each device.
@@ -339,8 +340,7 @@ def compute_lanes_per_turn(
         return sizes[0]
     total = limit * (1 if devices[0].platform == "cpu" else len(devices))
     total = max(0, total - shared_bytes * len(devices))
-    states = compute_state_bytes(assembly)
-    work = max(1, estimate_required_bytes(assembly) - states)
+    work = max(1, work)
     for size in sizes:
         slots = count_slots(size, len(devices))
         if -(-num_lanes // size) * slots * states + slots * work <= total:

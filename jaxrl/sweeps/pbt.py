@@ -1,14 +1,9 @@
 """Checks of population based training (Jaderberg et al. 2017) between lanes."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import jax
-
-from jaxrl.assembly.assemble import Assembly
-from jaxrl.config.markers import Marker
-from jaxrl.config.pbt import DEFAULT_METRIC, PopulationBasedTraining, check_mutable
+from jaxrl.config.pbt import DEFAULT_METRIC, PopulationBasedTraining
 from jaxrl.config.sweep import Lane
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import (
@@ -107,20 +102,3 @@ def _check_metric(metric: str, config: "AlgorithmConfig") -> None:
             f"returns in an environment, or metric='{held_out[0]}{DEFAULT_MODULE}/total_eval_loss', "
             "mode='min' and evaluation(offline_evaluation_interval=1) to compare losses."
         )
-
-
-def check_mutations(mutations: Mapping[str, Marker], assembly: Assembly) -> None:
-    """Raise if the scheduler mutates a setting that is not a traced number; see `check_mutable`.
-
-    Args:
-        mutations: Markers of the settings that change, by name.
-        assembly: Functions of the run whose learner state has the hyperparameters.
-
-    Raises:
-        ConfigError: If a mutated setting cannot change during training.
-    """
-    if mutations:
-        for part in assembly.parts.values():
-            total = part.plan.total_envs
-            make = partial(part.train_step.init_without_envs, total_envs=total)
-            check_mutable(mutations, jax.eval_shape(make, jax.random.key(0)).learner)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.compat.lookup import answer_arguments
 from jaxrl.config.imports import Trust, TrustSpec
-from jaxrl.config.pbt import get_mutations, make_scheduler
+from jaxrl.config.pbt import check_mutable, get_mutations, make_scheduler
 from jaxrl.config.serialize import decode_numbers, deserialize_config, encode_numbers
 from jaxrl.config.stop import parse_fit_criteria, warn_of_missing
 from jaxrl.config.sweep import Lane
@@ -35,7 +35,7 @@ from jaxrl.sweeps.grouping import (
 )
 from jaxrl.sweeps.lane_group import LaneData, LaneGroup, LaneRun, read_lane_data
 from jaxrl.sweeps.lanes import choose_lane_devices
-from jaxrl.sweeps.pbt import check_mutations, check_population
+from jaxrl.sweeps.pbt import check_population
 from jaxrl.sweeps.points import SweepPoint, check_mode, group_points
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ class Population(SweepRuns):
         varying = {*group.find_varying_settings(), *self._mutations}
         assembly = group.assemble(varying)
         check_can_be_lanes(config, assembly, varying)
-        check_mutations(self._mutations, assembly)
+        for part in assembly.parts.values() if self._mutations else ():
+            check_mutable(self._mutations, part.state_shapes.learner)
         devices, max_lanes = (
             select_devices(config),
             self.config.sweep_settings.max_lanes_per_program,
@@ -94,7 +95,12 @@ class Population(SweepRuns):
         data = read_lane_data(config, assembly, devices[0])
         shared_bytes = 0 if data is None else data.num_bytes
         size = compute_lanes_per_turn(
-            len(group.lanes), assembly, devices, max_lanes, shared_bytes=shared_bytes
+            len(group.lanes),
+            assembly.state_bytes,
+            assembly.batch_bytes,
+            devices,
+            max_lanes,
+            shared_bytes=shared_bytes,
         )
         if data is not None:
             data = self._data.place(data, choose_lane_devices(devices, size))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.assembly.assemble import assemble, log_assembly
+from jaxrl.assembly.assemble import assemble
 from jaxrl.loggers.python_log import set_log_level
 from tests.helpers import small
 
@@ -89,7 +89,7 @@ def test_levels_say_what_was_built_compiled_and_saved(
 def test_what_adapted_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     set_log_level("INFO")
     config = PPOConfig().environment("CartPole-v1").training(train_batch_size=4000, num_sgd_iter=4)
-    log_assembly(config, assemble(config), ["Two devices."])
+    assemble(config).log(config.algo_name, [], ["Two devices."])
     said = "\n".join(caplog.messages)
     assert "minibatch_size: 125 instead of the default 128" in said
     assert "num_sgd_iter" not in said  # announced once, when the run is prepared
