@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,7 +34,7 @@ from jaxrl.runners.episode_tracker import (
 )
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import NoHooks, RunnerHooks
-from jaxrl.runners.host_policy import HostPolicy, PrevStep
+from jaxrl.runners.host_policy import ONE_AGENT, HostPolicy, PrevStep
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.env_runner import make_multi_env_runner
 from jaxrl.runners.protocols import make_policies
@@ -120,7 +120,8 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         if explore not in self._policies:
             debugging = self.config.debugging_settings
             self._policies[explore] = HostPolicy(
-                self.policy_step,
+                {DEFAULT_MODULE: self.policy_step},
+                ONE_AGENT,
                 self.env_index,
                 explore=explore,
                 max_retraces=debugging.max_retraces,
@@ -164,7 +165,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
     def set_weights(self, weights: Weights) -> None:
         """Set the weights to act with, and the task if they come with one."""
         self._weights = weights
-        self._policy.set_actor(weights.actor)
+        self._policy.set_actor({DEFAULT_MODULE: weights.actor})
         self.weights_version = weights.version
         if weights.task is not None:
             self.set_task(weights.task)
@@ -180,7 +181,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         )
         if policy is not before:
             if self._weights is not None:
-                policy.set_actor(self._weights.actor)
+                policy.set_actor({DEFAULT_MODULE: self._weights.actor})
             policy.set_carry(before.carry)
             self._policy = policy
         if random_actions and self._drawn is None:
@@ -193,7 +194,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         lookback = self.config.env_runners_settings.episode_lookback_horizon
         tracker = EpisodeTracker(self, NoHooks(), lookback)
         if self._obs is not None:
-            tracker.resume_episodes(self._policy.unflatten_obs(self._obs), self._episode_length)
+            tracker.resume_episodes(self._unflatten_obs(self._obs), self._episode_length)
         return tracker
 
     def sample_fragment(self, num_steps: int) -> Fragment:
@@ -220,7 +221,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
             if rows.length == rows.capacity:
                 self._check_episode_length(rows.length - num_steps)
                 count = self._transition_count + np.uint32(rows.length)
-                self._policy.begin_fragment(self._env_keys, count, num_steps, self._last)
+                self._policy.begin_fragment(self._env_keys, count, num_steps, self._prev)
                 rows.grow(num_steps)
             self._step(rows)
             done = self._last.is_first & ~self._last.paused & (rows.length >= num_steps)
@@ -264,22 +265,34 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         self._begin_episodes_if_due()
         assert self._obs is not None
         carry = self._policy.begin_fragment(
-            self._env_keys, self._transition_count, num_steps, self._last
+            self._env_keys, self._transition_count, num_steps, self._prev
         )
         self._env_seconds, self._faults = 0.0, []
-        rows = FragmentBuilder(
-            num_steps, self._obs, self._policy.num_words, self._policy.flatten_obs
-        )
+        rows = FragmentBuilder(num_steps, self._obs, self._policy.num_words, self._flatten_obs)
         return PartialFragment(
-            rows=rows, carry_in=carry, is_first=self._last.is_first, start_time=begin
+            rows=rows,
+            carry_in=carry[DEFAULT_MODULE],
+            is_first=self._last.is_first,
+            start_time=begin,
         )
+
+    @property
+    def _prev(self) -> dict[str, PrevStep]:
+        """Reward and flags that the policy takes with an observation."""
+        return {DEFAULT_MODULE: self._last}
+
+    def _flatten_obs(self, obs: PyTree) -> list[Any]:
+        return self._policy.flatten_obs({DEFAULT_MODULE: obs})
+
+    def _unflatten_obs(self, leaves: Sequence[Any]) -> PyTree:
+        return self._policy.unflatten_obs(leaves)[DEFAULT_MODULE]
 
     def _step(self, rows: FragmentBuilder) -> None:
         """Act once in every environment and add the results to `rows`."""
         last = self._last
-        words = self._policy.act(rows.get_current_obs(), last)
+        words = self._policy.act(rows.get_current_obs(), self._prev)
         if self._random is None:
-            action, chosen = self._policy.unpack_env_action(words), None
+            action, chosen = self._policy.unpack_env_action(words)[DEFAULT_MODULE], None
         else:
             action, chosen = self._random.draw()
         track = functools.partial(self._track, words, chosen) if self.tracker is not None else None
@@ -300,7 +313,9 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         assert self.tracker is not None
         begin = time.perf_counter()
         outputs = (
-            self._policy.unpack_recorded(words) if chosen is None else {Columns.ACTIONS: chosen}
+            self._policy.unpack_recorded(words)[DEFAULT_MODULE]
+            if chosen is None
+            else {Columns.ACTIONS: chosen}
         )
         self.tracker.add_step(outputs, step, self._last.paused)
         self._env_seconds -= time.perf_counter() - begin
@@ -326,11 +341,9 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
     def _make_fragment(self, part: PartialFragment, taken: Int[np.ndarray, " B"]) -> Fragment:
         """Build the fragment and advance each environment's transition count by `taken`."""
         rows = part.rows
-        recorded = self._policy.unpack_recorded(rows.words[: rows.length])
+        recorded = self._policy.unpack_recorded(rows.words[: rows.length])[DEFAULT_MODULE]
         recorded = jax.tree.map(np.ascontiguousarray, recorded)
-        rollout = rows.build_rollout(
-            self._policy.unflatten_obs, recorded, part.is_first, part.carry_in
-        )
+        rollout = rows.build_rollout(self._unflatten_obs, recorded, part.is_first, part.carry_in)
         record = rows.build_record(
             self._transition_count, self._episode_return, self._episode_length
         )
@@ -370,11 +383,11 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         obs = self.vector.reset(seeds)
         self._obs = self._cast_obs(obs)
         if self.tracker is not None:
-            self.tracker.start_episodes(self._policy.unflatten_obs(self._obs))
+            self.tracker.start_episodes(self._unflatten_obs(self._obs))
 
     def _cast_obs(self, obs: PyTree) -> list[np.ndarray]:
         """Return the leaves of observations, cast to the types of the module's input."""
-        leaves = zip(self._policy.flatten_obs(obs), self._policy.obs_shapes, strict=True)
+        leaves = zip(self._flatten_obs(obs), self._policy.obs_shapes, strict=True)
         return [np.array(leaf, shape.dtype) for leaf, shape in leaves]
 
     def get_state(self) -> dict[str, PyTree]:
@@ -391,8 +404,8 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
             "reward": self._last.reward.copy(),
             "episode_return": self._episode_return.copy(),
             "episode_length": self._episode_length.copy(),
-            "obs": self._policy.unflatten_obs(self._obs),
-            "carry": self._policy.carry,
+            "obs": self._unflatten_obs(self._obs),
+            "carry": self._policy.carry[DEFAULT_MODULE],
             "env": self.vector.get_state(),
         }
 
@@ -424,11 +437,9 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
         )
         self._episode_return = np.array(state["episode_return"], np.float32)
         self._episode_length = np.array(state["episode_length"], np.int32)
-        self._policy.set_carry(state["carry"])
+        self._policy.set_carry({DEFAULT_MODULE: state["carry"]})
         if self.tracker is not None:
-            self.tracker.resume_episodes(
-                self._policy.unflatten_obs(self._obs), self._episode_length
-            )
+            self.tracker.resume_episodes(self._unflatten_obs(self._obs), self._episode_length)
 
     def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None:
         """Start new episodes in all environments with another seed and other indices."""

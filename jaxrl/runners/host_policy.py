@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +14,22 @@ from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.struct import pytree, where_rows
-from jaxrl.core.types import Columns, Device, Keys, PyTree
+from jaxrl.core.types import Columns, Device, Keys, Progress, PyTree
+from jaxrl.envs.multi.base import Entry
 from jaxrl.envs.vector import derive_transition_keys
 from jaxrl.errors import ConfigError
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.modules.rl_module import make_zeros
+from jaxrl.runners.module_groups import (
+    ModuleGroup,
+    describe_function,
+    make_groups,
+    stack,
+    stack_traced,
+)
 from jaxrl.runtime.program import Program
+from jaxrl.training.agent_rows import AgentRows
+from jaxrl.training.multi_rollout import act_on_zeros
 from jaxrl.training.rollout import RECORDED_COLUMNS, ActorCarry, ActorState, PolicyStep
 
 
@@ -32,40 +45,78 @@ class PrevStep:
     paused: Bool[np.ndarray, " B"]
 
 
-class HostPolicy:
-    """Compiled part of a runner: a module and its connectors for `B` environments.
+def make_blank_prev(rows: int) -> PrevStep:
+    """Return the reward and flags of rows that have not begun an episode."""
+    return PrevStep(
+        reward=np.zeros(rows, np.float32),
+        is_first=np.ones(rows, np.bool_),
+        paused=np.zeros(rows, np.bool_),
+    )
 
-    The random draws of a whole fragment are made by one call, from the same keys as in the compiled
-    loop. A step returns a single array, fetched in one transfer, which begins with the actions for
-    the environments.
+
+PrevSteps: TypeAlias = Mapping[str, PrevStep]
+"""Rewards and flags of every group's rows."""
+Carries: TypeAlias = dict[str, ActorCarry]
+"""Carry of every group's rows."""
+
+
+ONE_AGENT = AgentRows(
+    entries=(Entry(key="agent_0", agents=("agent_0",)),), patterns=({"agent_0": DEFAULT_MODULE},)
+)
+"""Rows of environments of a single agent: one each, of the module `DEFAULT_MODULE`."""
+
+
+class HostPolicy:
+    """Compiled part of a runner: modules and their connectors for the agents of `B` environments.
+
+    Observations, rewards with flags (`PrevStep`), carries and outputs are dictionaries by group of
+    equal modules, of rows `[R, ...]` as `ModuleGroup` orders them; a single agent has the one group
+    `DEFAULT_MODULE`, whose rows are the environments. The modules of a group are computed as one
+    batch. The random draws of a whole fragment are made by one call, from the same keys as in the
+    compiled loop. A step returns a single array, fetched in one transfer, which begins with the
+    actions for the environments.
 
     Args:
-        policy_step: Module and connectors.
+        policies: Module and connectors by id.
+        rows: Agents in the rows of modules.
         env_index: Global indices of the environments.
         explore: Whether to sample actions instead of taking the mode.
+        hparams: Shapes of the hyperparameters of each module, if there are several.
+        critics: Description of what is recorded for a module's central critic, of those that have one.
         max_retraces: Maximum number of retraces, see `Program`.
         jit: Whether to compile; False runs operation by operation.
     """
 
     def __init__(
         self,
-        policy_step: PolicyStep,
+        policies: Mapping[str, PolicyStep],
+        rows: AgentRows,
         env_index: Int[np.ndarray, " B"],
         *,
         explore: bool,
+        hparams: Mapping[str, PyTree] = MappingProxyType({}),
+        critics: Mapping[str, object] = MappingProxyType({}),
         max_retraces: int | None = None,
         jit: bool = True,
     ) -> None:
-        self.policy_step = policy_step
+        self._policies, self._rows = policies, rows
+        self._num_envs, self.explore = len(env_index), explore
+        has_several = jit and len(policies) > 1
+        self.groups = make_groups(
+            {
+                m: self._describe(m, hparams[m], critics.get(m)) if has_several else None
+                for m in policies
+            },
+            {m: len(rows.get_positions(m)) for m in policies},
+            self._num_envs,
+        )
         self.device = get_cpu_device()
         self._sharding = SingleDeviceSharding(self.device)
-        self.explore = explore
-        self._num_envs = len(env_index)
-        self.obs_shapes, self._treedef = jax.tree.flatten(jax.eval_shape(self._make_blank_obs))
+        self.obs_shapes, self._treedef = jax.tree.flatten(jax.eval_shape(self._make_zero_obs))
         self._env_index = jax.device_put(np.asarray(env_index, np.int32), self.device)
         self._step_ranges: dict[int, Array] = {}
         self._step_indices: list[Array] = []
-        self._actor: ActorState | None = None
+        self._actor: dict[str, ActorState] | None = None
         self._read_indices: list[int] = []
         self._read_leaves: list[Array] = []
         self._output_packing: PackedLayout | None = None
@@ -74,42 +125,64 @@ class HostPolicy:
         self._act_program = Program(
             "host_act", self._act, max_retraces=max_retraces, low_latency=True, enabled=jit
         )
+        self._before: Carries = {}
         self.set_carry(None)
-        self._has_carry = bool(jax.tree.leaves(self._carry))
+        self.has_carry = bool(jax.tree.leaves(self._carry))
+        """Whether a module or a connector has memory."""
 
-    def _make_blank_obs(self) -> PyTree:
-        """Return all-zero observations of all environments."""
-        return make_zeros(self.policy_step.observation_space, (self._num_envs,))
+    def _describe(self, m: str, hparams: PyTree, critic: object) -> object:
+        """Return a value that is equal for modules that act by the same function."""
+        policy, rows = self._policies[m], self._num_envs * len(self._rows.get_positions(m))
 
-    def _make_first_carry(self) -> ActorCarry:
-        """Return the carry of episode starts."""
-        return self.policy_step.initial_carry(self._num_envs)
+        def act(actor: ActorState, drawn: PyTree, own: PyTree, index: PyTree) -> PyTree:
+            out = self._act_alone(policy, actor, drawn, own, index)
+            return out, policy.initial_carry(rows)
 
-    def _make_blank_prev(self) -> PrevStep:
-        """Return rewards and flags that are all zero."""
-        none = np.zeros(self._num_envs, np.bool_)
-        return PrevStep(reward=np.zeros(self._num_envs, np.float32), is_first=none, paused=none)
+        def make_arguments() -> tuple[PyTree, ...]:
+            actor = ActorState(
+                params=policy.module.init(jax.random.key(0)),
+                obs_state=policy.obs_pipeline.init(),
+                hparams=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), hparams),
+                progress=Progress.zeros(),
+            )
+            draws = policy.module.draw(jax.random.split(jax.random.key(0), rows))
+            obs = make_zeros(policy.observation_space, (rows,))
+            carry, last = policy.initial_carry(rows), make_blank_prev(rows)
+            return actor, draws, (carry, obs, last), np.zeros(rows, np.int32)
+
+        described = describe_function(act, *jax.eval_shape(make_arguments))
+        return None if described is None else (described, critic)
+
+    def _make_zero_obs(self) -> dict[str, PyTree]:
+        return {
+            g: make_zeros(self._policies[g].observation_space, (group.num_rows,))
+            for g, group in self.groups.items()
+        }
 
     @property
     def programs(self) -> list[Program]:
         """Compiled programs."""
         return [self._draw_program, self._act_program]
 
-    def set_actor(self, actor: ActorState) -> None:
-        """Set the weights and statistics to act with, copied to the device if necessary."""
+    def set_actor(self, actor: Mapping[str, ActorState]) -> None:
+        """Set each module's weights and statistics, copied to the device if necessary."""
         if not all(self._is_on_device(leaf) for leaf in jax.tree.leaves(actor)):
             actor = jax.device_put(actor, self.device)
-        self._actor = self._arrange(actor)
+        stacked = {g: stack([actor[m] for m in own.modules]) for g, own in self.groups.items()}
+        if len(stacked) < len(actor):
+            stacked = jax.device_put(stacked, self.device)
+        self._actor = stacked
         self._select_read_leaves()
 
     def get_actor(self, module_id: str) -> ActorState | None:
         """Return the weights and statistics of a module to act with, None before some were set."""
-        del module_id  # there is one
-        return self._actor
-
-    def _arrange(self, actor: PyTree) -> PyTree:
-        """Return the weights and statistics in the form that a step takes."""
-        return actor
+        if self._actor is None:
+            return None
+        own = next(group for group in self.groups.values() if module_id in group.modules)
+        if own.is_single:
+            return self._actor[own.id]
+        index = own.modules.index(module_id)
+        return jax.tree.map(lambda x: x[index], self._actor[own.id])
 
     def _is_on_device(self, leaf: object) -> bool:
         return isinstance(leaf, jax.Array) and leaf.sharding == self._sharding
@@ -118,15 +191,39 @@ class HostPolicy:
         """Replace the indices of the environments, of which there are as many as before."""
         self._env_index = jax.device_put(np.asarray(env_index, np.int32), self.device)
 
-    def set_carry(self, carry: ActorCarry | None) -> None:
+    def set_carry(self, carry: Carries | None) -> None:
         """Set the carry to continue from; None for the carry of episode starts."""
-        new = self._make_first_carry() if carry is None else carry
-        self._carry = jax.device_put(new, self.device)
+        if carry is None:
+            carry = {
+                g: self._policies[g].initial_carry(group.num_rows)
+                for g, group in self.groups.items()
+            }
+        self._carry: Carries = jax.device_put(carry, self.device)
 
     @property
-    def carry(self) -> ActorCarry:
+    def carry(self) -> Carries:
         """Carry after the latest action, in NumPy."""
         return jax.tree.map(np.asarray, self._carry)
+
+    @property
+    def carry_before(self) -> Carries:
+        """Carry before the latest action, in NumPy."""
+        return jax.tree.map(np.asarray, self._before)
+
+    def make_blank_obs(self) -> dict[str, PyTree]:
+        """Return all-zero observations of every group's rows, in NumPy."""
+        return self.unflatten_obs([np.zeros(x.shape, x.dtype) for x in self.obs_shapes])
+
+    def make_blank_outputs(self) -> dict[str, PyTree]:
+        """Return what each group records at a step, all-zero, in NumPy."""
+
+        def record(group: ModuleGroup) -> PyTree:
+            policy = self._policies[group.id]
+            carry = policy.initial_carry(group.num_rows)
+            return _select_recorded(act_on_zeros(policy, carry, group.num_rows))
+
+        shapes = {g: jax.eval_shape(partial(record, own)) for g, own in self.groups.items()}
+        return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
 
     def flatten_obs(self, obs: PyTree) -> list[Any]:
         """Return the leaves of observations, in the order of `obs_shapes`."""
@@ -137,8 +234,8 @@ class HostPolicy:
         return self._treedef.unflatten(leaves)
 
     def begin_fragment(
-        self, key: Keys, count: UInt32[np.ndarray, " B"], num_steps: int, prev_step: PrevStep
-    ) -> ActorCarry:
+        self, key: Keys, count: UInt32[np.ndarray, " B"], num_steps: int, prev_step: PrevSteps
+    ) -> Carries:
         """Make the random draws for the next `num_steps` calls of `act`.
 
         Args:
@@ -158,7 +255,7 @@ class HostPolicy:
         if num_steps not in self._step_ranges:
             steps = np.arange(num_steps, dtype=np.uint32)
             self._step_ranges[num_steps] = jax.device_put(steps, self.device)
-        used = prev_step if self._has_carry else None
+        used = prev_step if self.has_carry else None
         self._draws, self._carry = self._draw_program(
             key, count, self._step_ranges[num_steps], self._carry, used
         )
@@ -173,9 +270,9 @@ class HostPolicy:
         self._compiled_act = self._act_program.get_executable(*self._make_arguments(obs, prev_step))
         return start
 
-    def act(self, obs: list[np.ndarray], prev_step: PrevStep) -> UInt32[np.ndarray, "B width"]:
+    def act(self, obs: list[np.ndarray], prev_step: PrevSteps) -> UInt32[np.ndarray, "B width"]:
         """Compute a step's outputs, packed into words, for the leaves of the observations."""
-        words, self._carry = self._compiled_act(*self._make_arguments(obs, prev_step))
+        words, self._before, self._carry = self._compiled_act(*self._make_arguments(obs, prev_step))
         self._t += 1
         return np.asarray(words)
 
@@ -185,21 +282,23 @@ class HostPolicy:
         assert self._output_packing is not None
         return self._output_packing.num_words
 
-    def unpack_env_action(self, words: UInt32[np.ndarray, "B width"]) -> PyTree:
+    def unpack_env_action(self, words: UInt32[np.ndarray, "B width"]) -> dict[str, PyTree]:
         """Unpack the actions for the environments, as a copy that environments may write to."""
         assert self._action_packing is not None
         return self._action_packing.unpack(words[:, : self._action_packing.num_words].copy())
 
-    def unpack_recorded(self, words: UInt32[np.ndarray, "*batch width"]) -> dict[str, PyTree]:
-        """Unpack the module's actions and the other recorded outputs, by column."""
+    def unpack_recorded(
+        self, words: UInt32[np.ndarray, "*batch B width"]
+    ) -> dict[str, dict[str, PyTree]]:
+        """Unpack modules' actions and the other recorded outputs `[*batch, R, ...]`, by column."""
         assert self._output_packing is not None
         return self._output_packing.unpack(words)[1]
 
-    def _make_arguments(self, obs: list[np.ndarray], last: PrevStep) -> tuple[Any, ...]:
-        used, t = last if self._has_carry else None, self._step_indices[self._t]
+    def _make_arguments(self, obs: list[np.ndarray], last: PrevSteps) -> tuple[Any, ...]:
+        used, t = last if self.has_carry else None, self._step_indices[self._t]
         return (self._read_leaves, self._draws, t, self._carry, obs, used, self._env_index)
 
-    def _find_read_leaves(self, obs: list[np.ndarray], last: PrevStep) -> None:
+    def _find_read_leaves(self, obs: list[np.ndarray], last: PrevSteps) -> None:
         """Find the actor leaves that a step reads; passing the others would double its cost.
 
         Acting needs no parameters of the value function, and few hyperparameters if any.
@@ -217,7 +316,7 @@ class HostPolicy:
         leaves = jax.tree.leaves(self._actor)
         self._read_leaves = [leaves[i] for i in self._read_indices]
 
-    def _rebuild_actor(self, read: list[Array]) -> ActorState:
+    def _rebuild_actor(self, read: list[Array]) -> dict[str, ActorState]:
         """Rebuild the actor from the leaves that a step reads, with zeros for the others."""
         leaves, structure = jax.tree.flatten(self._actor)
         filled: list[Any] = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -230,72 +329,110 @@ class HostPolicy:
         key: Keys,
         count: UInt32[Array, " B"],
         steps: UInt32[Array, " T"],
-        carry: ActorCarry,
-        last: PrevStep | None,
-    ) -> tuple[PyTree, ActorCarry]:
+        carry: Carries,
+        last: PrevSteps | None,
+    ) -> tuple[PyTree, Carries]:
         action_key = derive_transition_keys(key, count, steps)[0]
-        return self._draw_rows(action_key), self._advance(carry, last)
 
-    def _draw_rows(self, action_key: Keys) -> PyTree:
-        """Make the module's random draws, given the keys `[T, B]` of transitions."""
-        return jax.vmap(self.policy_step.module.draw)(action_key)
+        def draw(m: str) -> PyTree:
+            return jax.vmap(self._policies[m].module.draw)(self._rows.derive_keys(action_key, m))
 
-    def _advance(self, carry: ActorCarry, last: PrevStep | None) -> ActorCarry:
-        """Advance the carry by the reward and flag of an observation (idempotent)."""
+        draws = {
+            g: stack_traced((draw(m) for m in group.modules), axis=1)
+            for g, group in self.groups.items()
+        }
+        return draws, self._advance(carry, last)
+
+    def _advance(self, carry: Carries, last: PrevSteps | None) -> Carries:
+        """Advance the carry by the rewards and flags of observations (idempotent)."""
         if last is None:
             return carry
-        return self.policy_step.advance(carry, jnp.asarray(last.reward), jnp.asarray(last.is_first))
+        return {
+            g: group.map(partial(_advance_alone, self._policies[g]), carry[g], last[g])
+            for g, group in self.groups.items()
+        }
 
     def _act(
         self,
         read: list[Array],
         draws: PyTree,
         t: Int[Array, ""],
-        carry: ActorCarry,
+        carry: Carries,
         obs: list[Array],
-        last: PrevStep | None,
+        last: PrevSteps | None,
         env_index: Int[Array, " B"],
-    ) -> tuple[UInt32[Array, "B width"], ActorCarry]:
+    ) -> tuple[UInt32[Array, "B width"], Carries, Carries]:
+        """Return packed outputs, and the carry before and after the step."""
         assert self._output_packing is not None
         actor = self._rebuild_actor(read)
-        outputs, carry = self._step(actor, draws, t, carry, obs, last, env_index)
-        return self._output_packing.pack(outputs), carry
+        outputs, after = self._step(actor, draws, t, carry, obs, last, env_index)
+        before = {} if last is None else self._advance(carry, last)
+        return self._output_packing.pack(outputs), before, after
 
     def _step(
         self,
-        actor: ActorState,
+        actor: dict[str, ActorState],
         draws: PyTree,
         t: Int[Array, ""],
-        carry: ActorCarry,
+        carry: Carries,
         obs: list[Array],
-        last: PrevStep | None,
+        last: PrevSteps | None,
         env_index: Int[Array, " B"],
-    ) -> tuple[tuple[PyTree, dict[str, PyTree]], ActorCarry]:
-        def now(x: Array) -> Array:
-            return jax.lax.dynamic_index_in_dim(x, t, keepdims=False)
+    ) -> tuple[tuple[dict[str, PyTree], dict[str, PyTree]], Carries]:
+        seen = jax.tree.map(jnp.asarray, self.unflatten_obs(obs))
+        drawn = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, t, keepdims=False), draws)
+        actions: dict[str, PyTree] = {}
+        recorded: dict[str, PyTree] = {}
+        after: Carries = {}
+        for g, group in self.groups.items():
+            flags = None if last is None else jax.tree.map(jnp.asarray, last[g])
+            rows = carry[g], seen[g], flags
+            index = stack_traced(self._rows.number(env_index, m) for m in group.modules)
+            act = partial(self._act_alone, self._policies[g])
+            if group.is_single:
+                out = act(actor[g], drawn[g], rows, index)
+            else:
+                split = jax.tree.map(group.split, rows)
+                out = jax.vmap(act)(actor[g], drawn[g], split, index)
+                out = jax.tree.map(group.merge, out)
+            actions[g], recorded[g], after[g] = out
+        return (actions, recorded), after
 
-        carry = self._advance(carry, last)
-        starts = jnp.zeros((self._num_envs,), bool) if last is None else jnp.asarray(last.is_first)
-        out = self.policy_step.act(
-            actor,
-            jax.tree.map(jnp.asarray, self.unflatten_obs(obs)),
-            carry,
-            starts,
-            env_index,
-            jax.tree.map(now, draws),
-            self.explore,
-        )
-        action = out[Columns.ACTIONS]
-        recorded = {Columns.ACTIONS: action, **{name: out[name] for name in RECORDED_COLUMNS}}
-        after = out[Columns.STATE_OUT]
-        if last is not None:
-            after = where_rows(jnp.asarray(last.paused), carry, after)
-        return (self.policy_step.action_pipeline(action), recorded), after
+    def _act_alone(
+        self,
+        policy: PolicyStep,
+        actor: ActorState,
+        drawn: PyTree,
+        rows: tuple[ActorCarry, PyTree, PrevStep | None],
+        index: Int[Array, " rows"],
+    ) -> PyTree:
+        """Act with one module: return actions, what is recorded, and the carry after it."""
+        carry, obs, last = rows
+        if last is None:
+            starts = jnp.zeros(index.shape, bool)
+            out = policy.act(actor, obs, carry, starts, index, drawn, self.explore)
+            after = out[Columns.STATE_OUT]
+        else:
+            before = _advance_alone(policy, carry, last)
+            starts = jnp.asarray(last.is_first)
+            out = policy.act(actor, obs, before, starts, index, drawn, self.explore)
+            after = where_rows(jnp.asarray(last.paused), before, out[Columns.STATE_OUT])
+        return policy.action_pipeline(out[Columns.ACTIONS]), _select_recorded(out), after
 
     def _init_layouts(self) -> None:
-        arguments = self._make_arguments(self.obs_shapes, self._make_blank_prev())[1:]
+        last = {g: make_blank_prev(group.num_rows) for g, group in self.groups.items()}
+        arguments = self._make_arguments(self.obs_shapes, last)[1:]
         outputs, _ = jax.eval_shape(self._step, self._actor, *arguments)
-        self._output_packing, self._action_packing = PackedLayout(outputs), PackedLayout(outputs[0])
+        self._output_packing = PackedLayout(outputs, self._num_envs)
+        self._action_packing = PackedLayout(outputs[0], self._num_envs)
+
+
+def _advance_alone(policy: PolicyStep, carry: ActorCarry, last: PrevStep) -> ActorCarry:
+    return policy.advance(carry, jnp.asarray(last.reward), jnp.asarray(last.is_first))
+
+
+def _select_recorded(out: dict[str, Any]) -> dict[str, PyTree]:
+    return {name: out[name] for name in (Columns.ACTIONS, *RECORDED_COLUMNS)}
 
 
 def get_cpu_device() -> Device:
@@ -315,32 +452,36 @@ def get_cpu_device() -> Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Leaf:
-    """Position of a leaf `[B, *shape]` in the words of a row, and its types."""
+    """Position of a leaf `[B * width, *shape]` in the words of an environment, and its types."""
 
     start: int
     stop: int
+    width: int
     shape: tuple[int, ...]
     packed: np.dtype[Any]
     dtype: np.dtype[Any]
 
 
 class PackedLayout:
-    """Layout of a tree of arrays `[B, ...]` in a single array of 32-bit words `[B, width]`.
+    """Layout of a tree of arrays `[R, ...]` in a single array of 32-bit words `[B, words]`.
 
-    Values are stored bit by bit. Types of fewer than 32 bits take a word per value.
+    Each environment has the same number of rows of a leaf, which are neighbors. Values are stored
+    bit by bit. Types of fewer than 32 bits take a word per value.
     """
 
-    def __init__(self, shapes: PyTree) -> None:
-        """Compute the layout from the result of `jax.eval_shape` for a tree."""
+    def __init__(self, shapes: PyTree, num_envs: int) -> None:
+        """Compute the layout from the result of `jax.eval_shape` for a tree of `B` environments."""
+        self._num_envs = num_envs
         leaves, self._treedef = jax.tree.flatten(shapes)
         self._leaves: list[_Leaf] = []
         start = 0
         for leaf in leaves:
             dtype, shape = np.dtype(leaf.dtype), tuple(leaf.shape[1:])
             packed = _widen(dtype)
-            stop = start + math.prod(shape) * packed.itemsize // 4
+            width = leaf.shape[0] // num_envs
+            stop = start + width * math.prod(shape) * packed.itemsize // 4
             self._leaves.append(
-                _Leaf(start=start, stop=stop, shape=shape, packed=packed, dtype=dtype)
+                _Leaf(start=start, stop=stop, width=width, shape=shape, packed=packed, dtype=dtype)
             )
             start = stop
         self.num_words = start
@@ -350,15 +491,16 @@ class PackedLayout:
         parts: list[Array] = []
         for leaf, spec in zip(jax.tree.leaves(tree), self._leaves, strict=True):
             words = jax.lax.bitcast_convert_type(jnp.asarray(leaf, spec.packed), jnp.uint32)
-            parts.append(words.reshape(leaf.shape[0], spec.stop - spec.start))
+            parts.append(words.reshape(self._num_envs, spec.stop - spec.start))
         return jnp.concatenate(parts, axis=1)
 
-    def unpack(self, words: UInt32[np.ndarray, "*batch width"]) -> PyTree:
+    def unpack(self, words: UInt32[np.ndarray, "*batch B words"]) -> PyTree:
         """Unpack words into a NumPy tree with the same batch axes, which may share their memory."""
-        batch = words.shape[:-1]
+        *batch, num_envs, _ = words.shape
         leaves: list[np.ndarray] = []
         for spec in self._leaves:
-            leaf = words[..., spec.start : spec.stop].view(spec.packed).reshape(*batch, *spec.shape)
+            leaf = words[..., spec.start : spec.stop].view(spec.packed)
+            leaf = leaf.reshape(*batch, num_envs * spec.width, *spec.shape)
             leaves.append(leaf if spec.packed == spec.dtype else leaf.astype(spec.dtype))
         return jax.tree.unflatten(self._treedef, leaves)
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.runners import host_policy
 from jaxrl.runners.fragment import Fragment
-from jaxrl.runners.multi import policy
-from jaxrl.runners.multi.slots import ModuleGroup, describe_function, make_groups
+from jaxrl.runners.module_groups import ModuleGroup, describe_function, make_groups
 from tests.multi_agent.host_envs import Duel
 from tests.multi_agent.test_host_training import make_config
 
@@ -73,7 +73,7 @@ def test_what_is_recorded_together_is_what_each_module_records(
 ) -> None:
     groups, together, state = sample()
     assert groups == ["one"]
-    monkeypatch.setattr(policy, "describe_function", lambda *_: None)
+    monkeypatch.setattr(host_policy, "describe_function", lambda *_: None)
     alone_groups, alone, alone_state = sample()
     assert alone_groups == ["one", "two"]
     for one, other in ((together.rollout, alone.rollout), (state, alone_state)):

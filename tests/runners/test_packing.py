@@ -23,7 +23,7 @@ def test_every_type_comes_back() -> None:
         "float16": np.array([np.inf, -1.5, 0.1], np.float16),
         "nan": np.array([np.nan, -0.0, np.inf], np.float32),
     }
-    packing = PackedLayout(jax.eval_shape(lambda: jax.tree.map(jnp.asarray, tree)))
+    packing = PackedLayout(jax.eval_shape(lambda: jax.tree.map(jnp.asarray, tree)), num_envs=3)
     words = np.asarray(jax.jit(packing.pack)(tree))
     assert words.shape == (3, packing.num_words)
     assert packing.num_words == 1 + 4 + 1 + 2 + 1 + 2 + 1 + 1

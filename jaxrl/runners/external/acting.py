@@ -15,10 +15,11 @@ from jaxtyping import Int
 from jaxrl.core.types import Device, Keys, PyTree
 from jaxrl.errors import JaxrlError
 from jaxrl.external.frames import Arrays, Kind, LinkError, encode
+from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runners.env_keys import make_env_keys
 from jaxrl.runners.external.schema import Schema
 from jaxrl.runners.fragment import Weights
-from jaxrl.runners.host_policy import HostPolicy, PrevStep
+from jaxrl.runners.host_policy import ONE_AGENT, HostPolicy, PrevStep
 from jaxrl.runtime.program import Program
 from jaxrl.training.rollout import PolicyStep
 
@@ -227,20 +228,21 @@ class ActingThread:
             paused=np.zeros(size, np.bool_),
         )
         policy.set_env_index(slots % self._num_envs)
-        policy.set_carry(self._stack_carries(padded))
+        policy.set_carry({DEFAULT_MODULE: self._stack_carries(padded)})
         counts = np.asarray([self._counts[int(slot)] for slot in slots], np.uint32)
-        before = policy.begin_fragment(self._get_keys(slots, policy.device), counts, 1, prev)
+        keys = self._get_keys(slots, policy.device)
+        before = policy.begin_fragment(keys, counts, 1, {DEFAULT_MODULE: prev})
         obs = [np.stack([row.obs[i] for row in padded]) for i in range(len(rows[0].obs))]
-        words = policy.act(obs, prev)
-        recorded = dict(policy.unpack_recorded(words))
+        words = policy.act(obs, {DEFAULT_MODULE: prev})
+        recorded = dict(policy.unpack_recorded(words)[DEFAULT_MODULE])
         schema, action = self._schema, recorded.pop("actions")
         columns = {
-            **schema.env_action.flatten(policy.unpack_env_action(words)),
+            **schema.env_action.flatten(policy.unpack_env_action(words)[DEFAULT_MODULE]),
             **schema.module_action.flatten(action),
             **schema.extras.flatten(recorded),
-            **schema.state.flatten(before),
+            **schema.state.flatten(before[DEFAULT_MODULE]),
         }
-        after = policy.carry
+        after = policy.carry[DEFAULT_MODULE]
         self.num_calls += 1
         for i, row in enumerate(rows):
             episode = row.episode
@@ -269,9 +271,10 @@ class ActingThread:
         policy, latest = self.policies.get((size, explore), (None, None))
         if policy is None:
             indices = np.zeros(size, np.int32)
-            policy = HostPolicy(self._schema.policy_step, indices, explore=explore, **self._options)
+            policies = {DEFAULT_MODULE: self._schema.policy_step}
+            policy = HostPolicy(policies, ONE_AGENT, indices, explore=explore, **self._options)
         if latest is not weights:
-            policy.set_actor(weights.actor)
+            policy.set_actor({DEFAULT_MODULE: weights.actor})
             self.policies[size, explore] = policy, weights
         return policy
 

@@ -26,6 +26,7 @@ from jaxrl.runners.episode_sampling import RandomActions
 from jaxrl.runners.episode_tracker import EnvsView, announce_envs, is_tracking
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hooks import NoHooks, RunnerHooks
+from jaxrl.runners.host_policy import HostPolicy, PrevStep
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.modules import (
     build_rollouts,
@@ -35,9 +36,9 @@ from jaxrl.runners.multi.modules import (
     split_steps,
 )
 from jaxrl.runners.multi.parts import MultiRunnerParts
-from jaxrl.runners.multi.policy import CriticScenes, MultiHostPolicy
 from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
 from jaxrl.runners.multi.rows import CompletedRows, RowStep
+from jaxrl.runners.multi.scenes import CriticScenes
 from jaxrl.runners.multi.slots import AgentSlots
 from jaxrl.runners.multi.state import AgentStepArrays, count_pending_rows, move_places
 from jaxrl.runners.multi.tracker import MultiEpisodeTracker
@@ -138,11 +139,11 @@ class MultiEnvRunner(MultiRunnerParts):
 
     def _make_policy(
         self, config: "AlgorithmConfig", policy_step: MultiPolicyStep, explore: bool
-    ) -> MultiHostPolicy:
+    ) -> HostPolicy:
         """Make what acts, without weights."""
         debugging = config.debugging_settings
         critics = {} if self._scenes is None else self._scenes.make_blank()
-        return MultiHostPolicy(
+        return HostPolicy(
             policy_step.policies,
             policy_step.rows,
             self.env_index,
@@ -176,7 +177,7 @@ class MultiEnvRunner(MultiRunnerParts):
         self._replace_policy(policy, config, policy_step)
 
     def _replace_policy(
-        self, policy: MultiHostPolicy, config: "AlgorithmConfig", policy_step: MultiPolicyStep
+        self, policy: HostPolicy, config: "AlgorithmConfig", policy_step: MultiPolicyStep
     ) -> None:
         """Act by another policy, which has all modules of the one before, in ongoing episodes."""
         before, members = get_modules_state(self._policy, self._groups), self._slots.members
@@ -205,7 +206,7 @@ class MultiEnvRunner(MultiRunnerParts):
     def set_weights(self, weights: Weights) -> None:
         """Set the weights of all modules to act with."""
         self._weights = weights
-        self._policy.set_actor(weights.actor)
+        self._policy.set_actor(cast("Any", weights.actor))
         self.weights_version = weights.version
 
     def _set_acting(self, explore: bool | None, random_actions: bool) -> None:
@@ -215,7 +216,7 @@ class MultiEnvRunner(MultiRunnerParts):
         policy = self._policies[wanted]
         if policy is not self._policy:
             if self._weights is not None:
-                policy.set_actor(self._weights.actor)
+                policy.set_actor(cast("Any", self._weights.actor))
             self._replace_policy(policy, self.config, self.policy_step)
         self._random = self._make_random_actions() if random_actions else {}
 
@@ -254,11 +255,8 @@ class MultiEnvRunner(MultiRunnerParts):
     def _begin_fragment(self, num_steps: int) -> _Part:
         begin = time.perf_counter()
         self._begin_episodes_if_due()
-        carry = cast(
-            "Any",
-            self._policy.begin_fragment(
-                self._env_keys, self._transition_count, num_steps, self._make_prev()
-            ),
+        carry = self._policy.begin_fragment(
+            self._env_keys, self._transition_count, num_steps, self._make_prev()
         )
         self._env_seconds, self._faults = 0.0, []
         rows = {
@@ -273,15 +271,15 @@ class MultiEnvRunner(MultiRunnerParts):
             start_time=begin,
         )
 
-    def _make_prev(self) -> PyTree:
+    def _make_prev(self) -> dict[str, PrevStep]:
         return {m: own.make_prev(self._paused) for m, own in self._groups.items()}
 
     def _step(self, t: int, part: _Part) -> None:
         """Act once in every environment and add the results to the fragment."""
         obs = [leaf for own in self._groups.values() for leaf in own.obs]
-        words = self._policy.act(obs, self._make_prev() if self._policy.has_carry else None)
+        words = self._policy.act(obs, self._make_prev() if self._policy.has_carry else {})
         acted = {m: own.get_active(self._paused) for m, own in self._groups.items()}
-        chosen, outputs = self._policy.unpack_env_action(words), self._policy.unpack_rows(words)
+        chosen, outputs = self._policy.unpack_env_action(words), self._policy.unpack_recorded(words)
         actions = self._slots.split_actions(chosen, acted)
         self._begin_rows(part, acted, outputs)
         if self._random:
@@ -301,12 +299,9 @@ class MultiEnvRunner(MultiRunnerParts):
     ) -> tuple[list[dict[str, PyTree]], dict[str, PyTree]]:
         """Return random actions of the environments, and of the modules as their only output."""
         drawn = {g: own.draw() for g, own in self._random.items()}
-        by_env = {
-            g: jax.tree.map(lambda x: x.reshape(self.num_envs, -1, *x.shape[1:]), action)
-            for g, (action, _) in drawn.items()
-        }
+        chosen = {g: action for g, (action, _) in drawn.items()}
         outputs: dict[str, PyTree] = {g: {Columns.ACTIONS: own} for g, (_, own) in drawn.items()}
-        return self._slots.split_actions(by_env, acted), outputs
+        return self._slots.split_actions(chosen, acted), outputs
 
     def _track(self, steps: Mapping[int, CopyStep]) -> None:
         """Call the hooks of steps, whose time is not that of the environments."""

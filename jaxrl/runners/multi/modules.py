@@ -1,7 +1,6 @@
 """Rows and states of modules, which a runner of several agents keeps by group of equal modules."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
 import jax
 import numpy as np
@@ -9,13 +8,14 @@ from jaxtyping import Bool
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
-from jaxrl.runners.multi.policy import MultiHostPolicy, with_central
+from jaxrl.runners.host_policy import HostPolicy
 from jaxrl.runners.multi.rows import CompletedRows
+from jaxrl.runners.multi.scenes import with_central
 from jaxrl.runners.multi.state import GroupState
 
 
 def make_group_states(
-    policy: MultiHostPolicy, central: Mapping[str, np.ndarray], *, is_fixed: bool
+    policy: HostPolicy, central: Mapping[str, np.ndarray], *, is_fixed: bool
 ) -> dict[str, GroupState]:
     """Return the rows of every group, of no agent yet.
 
@@ -25,7 +25,7 @@ def make_group_states(
         is_fixed: Whether agents are always played by the same modules.
     """
     obs, outputs = policy.make_blank_obs(), policy.make_blank_outputs()
-    carry: PyTree = policy.carry
+    carry = policy.carry
     return {
         g: GroupState(
             jax.tree.leaves(obs[g]),
@@ -41,10 +41,10 @@ def make_group_states(
 
 
 def get_modules_state(
-    policy: MultiHostPolicy, states: Mapping[str, GroupState]
+    policy: HostPolicy, states: Mapping[str, GroupState]
 ) -> dict[str, dict[str, PyTree]]:
     """Return rows and carries by module, as arrays `[B, agents, ...]`."""
-    carries: PyTree = policy.carry
+    carries = policy.carry
     found: dict[str, dict[str, PyTree]] = {"modules": {}, "carry": {}}
     for g, group in policy.groups.items():
         carry = jax.tree.map(
@@ -56,7 +56,7 @@ def get_modules_state(
 
 
 def set_modules_state(
-    policy: MultiHostPolicy, states: Mapping[str, GroupState], found: Mapping[str, PyTree]
+    policy: HostPolicy, states: Mapping[str, GroupState], found: Mapping[str, PyTree]
 ) -> None:
     """Restore what `get_modules_state` returned."""
     carry: dict[str, PyTree] = {}
@@ -64,11 +64,11 @@ def set_modules_state(
         states[g].set_state(group.join_state(found["modules"]))
         own = group.join_state(found["carry"])
         carry[g] = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), own)
-    policy.set_carry(cast("Any", carry))
+    policy.set_carry(carry)
 
 
 def build_rollouts(
-    policy: MultiHostPolicy,
+    policy: HostPolicy,
     states: Mapping[str, GroupState],
     rows: Mapping[str, CompletedRows],
 ) -> dict[str, PyTree]:
@@ -87,7 +87,7 @@ def build_rollouts(
 
 
 def split_steps(
-    policy: MultiHostPolicy, steps: Mapping[str, Sequence[Bool[np.ndarray, " R"]]]
+    policy: HostPolicy, steps: Mapping[str, Sequence[Bool[np.ndarray, " R"]]]
 ) -> dict[str, Bool[np.ndarray, "T R"]]:
     """Return flags of steps by module, given those of each step by group."""
     return {

@@ -8,7 +8,8 @@ from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.modules.rl_module import RLModule
 from jaxrl.runners.episode_sampling import EpisodeSampler
-from jaxrl.runners.multi.policy import CriticScenes, MultiHostPolicy
+from jaxrl.runners.host_policy import HostPolicy
+from jaxrl.runners.multi.scenes import CriticScenes
 from jaxrl.runners.multi.slots import AgentSlots
 from jaxrl.runners.multi.tracker import MultiEpisodeTracker
 from jaxrl.runtime.program import Program
@@ -18,7 +19,7 @@ class MultiRunnerParts(EpisodeSampler[MultiAgentEpisode, MultiEpisodeTracker]):
     """Base class of a runner of several agents, with what callbacks and trackers read."""
 
     module: dict[str, RLModule]
-    _policy: MultiHostPolicy
+    _policy: HostPolicy
     _scenes: CriticScenes | None
     _slots: AgentSlots
 
