@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 import jax
 import numpy as np
 
+from jaxrl.assembly.assemble import Assembly, assemble_run
+from jaxrl.assembly.device_trial import DeviceTrials, open_device_trials
 from jaxrl.assembly.env import change_env_params
 from jaxrl.assembly.offline import check_statistics_may_change
 from jaxrl.assembly.opponents import describe_opponents
@@ -41,7 +43,7 @@ from jaxrl.errors import (
     mark_has_checkpoint_path,
 )
 from jaxrl.estimation.held_out import open_estimated, open_held_out, resolve_explore
-from jaxrl.evaluation.evaluation import run_custom_evaluation
+from jaxrl.evaluation.evaluation import Evaluation, run_custom_evaluation
 from jaxrl.evaluation.host import EvaluationRunners
 from jaxrl.export.methods import ExportMethods
 from jaxrl.loggers import RunFolder
@@ -55,16 +57,18 @@ from jaxrl.policy.league import OpponentMethods
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.recording import RecordingMethods
 from jaxrl.policy.weight_methods import attach_policies, attach_writer
-from jaxrl.run_parts import OwnRunParts, RunParts
+from jaxrl.run_parts import OwnActingState, SharedParts
 from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 from jaxrl.runners.counts import DATA, check_data
 from jaxrl.runners.data_flow import DispatchedDataFlow, check_updates_alone, raise_without_progress
+from jaxrl.runners.factories import make_learner_group, make_loop
 from jaxrl.runners.hooks import AlgorithmHooks
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
+from jaxrl.runners.in_graph_loop import OwnDispatches
 from jaxrl.runners.learner_group import LearnerGroup
 from jaxrl.runners.learner_steps import StepBatch
 from jaxrl.runners.num_envs_tuning import resolve_num_envs
-from jaxrl.runners.placement import resolve_microbatch_size
+from jaxrl.runners.placement import check_memory, choose_devices, resolve_microbatch_size
 from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
@@ -144,7 +148,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         *,
         run_folder: RunFolder | None = None,
         read_only: bool = False,
-        _parts: RunParts | None = None,
+        _parts: SharedParts | None = None,
     ) -> None:
         """Initialize the run; call `config.build()` or `from_checkpoint` instead.
 
@@ -153,7 +157,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
             run_folder: Folder of the run to continue; None creates one on the first write.
             read_only: Whether to skip the check that a run folder can be created, and the
                 start of runners, which only training needs.
-            _parts: Factory of the parts that lanes of a sweep share; None makes the run's own.
+            _parts: Parts that lanes of a sweep share; None makes the run's own.
         """
         if type(self) is not Algorithm and config.algo_class is None:
             config = config.copy(copy_frozen=False)
@@ -166,15 +170,18 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         if not read_only:
             Recorder(config, run_folder).check_writable()
         config, measured = resolve_num_envs(config)
-        parts = OwnRunParts() if _parts is None else _parts
-        config = resolve_microbatch_size(config, trials := parts.open_device_trials(config))
+        self._parts = _parts
+        trials = open_device_trials(config) if _parts is None else DeviceTrials(None)
+        config = resolve_microbatch_size(config, trials)
         config.freeze()
         self.config = config
         self._record = RunRecord(config, run_folder)
         self._recorder, self.metrics = self._record.recorder, self._record.metrics
         self._callbacks = CallbackList(config.callbacks_settings)
-        self._assembly, self._devices, self._placement_reason = parts.assemble(
-            config, trials, should_train=not read_only
+        self._assembly, self._devices, self._placement_reason = (
+            self._assemble(trials, should_train=not read_only)
+            if _parts is None
+            else (_parts.assembly, _parts.devices, _parts.placement_reason)
         )
         self._notes += [*measured, *trials.notes, *self._assembly.describe_buffers()]
         self._notes += describe_opponents(self._assembly.pool)
@@ -186,10 +193,11 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         self._assembly.log(config.algo_name, idle, [self._placement_reason, *self._notes])
         self._nonfinite = NonfiniteMonitor(config.fault_tolerance_settings)
         self._should_stop: Callable[[], bool] = lambda: False
-        self._start(parts)
+        self._start()
         try:
-            self._connect(parts)
-            parts.attach(self._record, self._load)
+            self._connect()
+            if _parts is not None:
+                _parts.attach(self._record, self._loop, self._load)
             if not read_only:
                 self._loop.prepare()
                 if config.evaluation_settings.evaluation_interval:
@@ -201,18 +209,41 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
                 self._loop.stop()  # a folder that is recorded to is free again
             raise
 
-    def _start(self, parts: RunParts) -> None:
-        config, assembly, callbacks = self.config, self._assembly, self._callbacks
+    def _assemble(
+        self, trials: DeviceTrials, *, should_train: bool
+    ) -> tuple[Assembly, list[Device], str]:
+        """Return the functions of the run, its devices and the reason for choosing them."""
+        config = self.config
+        assembly = assemble_run(config, should_train=should_train)
+        devices, why = choose_devices(
+            config.learners_settings,
+            assembly.plan,
+            config.preferred_devices,
+            is_in_graph=assembly.is_in_graph,
+            compiles=config.debugging_settings.compiles,
+            trials=trials,
+        )
+        check_memory(assembly, devices)
+        return assembly, devices, why
+
+    def _start(self) -> None:
+        config, assembly, devices = self.config, self._assembly, self._devices
+        parts, callbacks = self._parts, self._callbacks
         self._keys = PurposeKeys(config.debugging_settings.run_seed)
-        hooks = AlgorithmHooks(callbacks, self)
-        self._evaluation = parts.make_evaluation(config, assembly, hooks, self._get_evaluation_key)
-        self._held_out = open_held_out(config, assembly, self._devices, parts.shared)
-        self._learners = parts.make_learner_group(config, assembly, self._devices)
-        self._loop = parts.make_loop(config, assembly, self._learners, callbacks, self)
+        hooks, dispatches, shared = AlgorithmHooks(callbacks, self), OwnDispatches(), {}
+        if parts is None:
+            self._evaluation = Evaluation(config, assembly, hooks)
+            self._learners = make_learner_group(config, assembly, devices)
+        else:
+            make = partial(parts.make_evaluation, self._get_evaluation_key)
+            self._evaluation = Evaluation(config, assembly, hooks, make)
+            self._learners, dispatches, shared = parts.learners, parts.dispatches, parts.objects
+        self._held_out = open_held_out(config, assembly, devices, shared)
+        self._loop = make_loop(config, assembly, self._learners, callbacks, self, dispatches)
         self._batches_to_run = 1
         self._count_fit_iterations_left: Callable[[], int] = lambda: sys.maxsize
 
-    def _connect(self, parts: RunParts) -> None:
+    def _connect(self) -> None:
         """Make what follows from the learners, the first ones or those of changed modules."""
         config, assembly = self.config, self._assembly
         attach_writer(self, self._learners)
@@ -221,7 +252,11 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         self._evaluation.log_to(self._record.evaluation_metrics)
         self._totals = self._make_totals()
         self._flow = DispatchedDataFlow(config, assembly.train_step, self._learners, self._loop)
-        self._acting = parts.make_acting_state(config, assembly, self._learners, self._devices)
+        if self._parts is None:
+            actor = assembly.make_actor_program(config.debugging_settings.compiles)
+            self._acting = OwnActingState(self._learners, actor, len(self._devices))
+        else:
+            self._acting = self._parts.acting
         self._actions = make_actions(
             config, assembly, self._acting, self._keys, self._record, self._use
         )

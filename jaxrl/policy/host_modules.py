@@ -36,7 +36,6 @@ from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.modules.rl_module import is_module_class
 from jaxrl.policy.weight_methods import WeightMethods
-from jaxrl.run_parts import OwnRunParts, RunParts
 from jaxrl.runners.hooks import AlgorithmHooks
 from jaxrl.runners.host_loop import HostLoop
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
@@ -125,7 +124,7 @@ class HostModuleMethods(WeightMethods):
 
         @property
         def env_runner_group(self) -> object: ...
-        def _connect(self, parts: RunParts) -> None: ...
+        def _connect(self) -> None: ...
         def _get_evaluation_key(self, iteration: int) -> Key: ...
 
     @property
@@ -364,7 +363,6 @@ class HostModuleMethods(WeightMethods):
             old.rollout_fragment_length,
         )
         rows = self._assembly.agent_rows  # pyright: ignore[reportAttributeAccessIssue]
-        parts = OwnRunParts()
         learning: object = assembly.train_step
         assert isinstance(learning, MultiTrainStep)
         key = make_key(config.debugging_settings.run_seed)
@@ -380,10 +378,10 @@ class HostModuleMethods(WeightMethods):
         self.config, self._assembly, self._learners = config, assembly, learners
         self._evaluation.stop()
         hooks = AlgorithmHooks(self._callbacks, self)
-        self._evaluation = parts.make_evaluation(config, assembly, hooks, self._get_evaluation_key)
+        self._evaluation = Evaluation(config, assembly, hooks)
         if not has_new_mapping and config.multi_agent_settings.policy_mapping_fn is not None:
             self._evaluation.set_mapping_fn(evaluated_by)
-        self._connect(parts)
+        self._connect()
         logger.info(
             "The modules are now %s, of which %s learn.",
             ", ".join(plan.agents.modules),  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,7 +10,7 @@ from jaxrl.runners.curriculum import Curriculum
 from jaxrl.runners.hooks import DISPATCH_HOOKS, AlgorithmHooks, RunnerHooks
 from jaxrl.runners.host_loop import HostLoop
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup
-from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
+from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup, Loop
 from jaxrl.runners.recording import AgentsRecorder, Recorder, RolloutRecorder
@@ -47,15 +47,16 @@ def make_loop(
     learners: LearnerGroup,
     callbacks: RunnerHooks,
     algorithm: object,
+    dispatches: DispatchStrategy,
 ) -> Loop:
     """Create the training loop: dispatches of the compiled program, or the host loop."""
     if assembly.is_offline:
         from jaxrl.runners.offline import OfflineLoop
 
-        return OfflineLoop(config, assembly, learners, AlgorithmHooks(callbacks, algorithm))
+        hooks = AlgorithmHooks(callbacks, algorithm)
+        return OfflineLoop(config, assembly, learners, hooks, dispatches)
     if assembly.is_in_graph:
-        own = OwnDispatches()
-        return make_in_graph_loop(config, assembly, learners, callbacks, algorithm, own)
+        return _make_in_graph_loop(config, assembly, learners, callbacks, algorithm, dispatches)
     hooks = AlgorithmHooks(callbacks, algorithm)
     recorder = _make_host_recorder(config, assembly)
     loop_class = HostLoop
@@ -95,7 +96,7 @@ def make_recorder(
     return RolloutRecorder(config, assembly)
 
 
-def make_in_graph_loop(
+def _make_in_graph_loop(
     config: "AlgorithmConfig",
     assembly: Assembly,
     learners: LearnerGroup,

@@ -37,7 +37,7 @@ from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.host_loop import HostLoop
 from jaxrl.runners.host_memory import get_host_device
 from jaxrl.runners.in_graph_group import InGraphLearnerGroup, ProgramInputs
-from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop, OwnDispatches
+from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
 from jaxrl.runtime.program import Program
@@ -508,11 +508,10 @@ class OfflineLoop(InGraphLoop):
         assembly: Assembly,
         learners: LearnerGroup,
         hooks: RunnerHooks,
-        strategy: DispatchStrategy | None = None,
+        strategy: DispatchStrategy,
     ) -> None:
         runner = CompiledEnvRunner(config, assembly)
         curriculum = Curriculum(config, is_jax_env=False)
-        strategy = OwnDispatches() if strategy is None else strategy
         super().__init__(learners, 1, 1, hooks, strategy, runner, curriculum)
         assert isinstance(assembly.plan, OfflinePlan)
         self._batches_per_iteration = assembly.plan.batches_per_iteration

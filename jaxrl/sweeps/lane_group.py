@@ -17,7 +17,6 @@ from jaxtyping import Array
 
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.assembly.device_trial import DeviceTrials
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.config.multi_agent import get_module_overrides
 from jaxrl.config.sweep import Lane
@@ -29,17 +28,15 @@ from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv, MadeMultiEnv
 from jaxrl.errors import ConfigError, DivergenceError, mark_has_checkpoint_path
 from jaxrl.evaluation.compiled import JaxEvaluation
-from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.recorder import RunRecord
 from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE
-from jaxrl.run_parts import ActingState, LoadLeaves
-from jaxrl.runners.factories import make_in_graph_loop
+from jaxrl.run_parts import LoadLeaves, SharedParts
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.hooks import AlgorithmHooks, RunnerHooks
 from jaxrl.runners.in_graph_loop import InGraphLoop
 from jaxrl.runners.learner_group import LearnerGroup
-from jaxrl.runners.offline import OfflineLoop, read_dataset
+from jaxrl.runners.offline import read_dataset
+from jaxrl.runners.protocols import Loop
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
 from jaxrl.runtime.program import Program
@@ -569,98 +566,6 @@ class LaneActingState:
         return self._cache[1]
 
 
-class LaneParts:
-    """Parts of a lane's Algorithm: those of its group.
-
-    Args:
-        group: Group of the lane.
-        slot: Position of the lane in the group.
-        made: Environment of the lane.
-
-    Attributes:
-        learner: Learner of the lane.
-        shared: Objects by name that all lanes of the group share.
-        dispatches: Dispatches of the group, as the lane consumes them.
-        loop: Loop of the lane's Algorithm, available once that is built.
-        record: Record of it.
-        load: Function that restores a checkpoint into it.
-    """
-
-    loop: InGraphLoop
-    record: RunRecord
-    load: LoadLeaves
-
-    def __init__(
-        self, group: LaneGroup, slot: int, made: MadeEnv | MadeMultiEnv | MadeHostEnv
-    ) -> None:
-        self._group, self._slot, self._made = group, slot, made
-        self.learner, self.shared = LaneLearner(group, slot), group.shared
-        self.dispatches = LaneDispatches(self.learner)
-
-    def open_device_trials(self, config: "AlgorithmConfig") -> DeviceTrials:
-        del config  # lanes share the devices of their program
-        return DeviceTrials(None)
-
-    def assemble(
-        self, config: "AlgorithmConfig", trials: DeviceTrials, *, should_train: bool
-    ) -> tuple[Assembly, list[Device], str]:
-        del config, trials, should_train
-        number = self._group.num_lanes
-        why = f"Lane {self._slot} of {number} in one program."
-        assembly = self._group.assembly
-        if assembly.is_offline:  # no state has the parameters of the lane's environment
-            assembly = dataclasses.replace(assembly, made=self._made)
-        return assembly, self._group.devices[:1], why
-
-    def make_evaluation(
-        self,
-        config: "AlgorithmConfig",
-        assembly: Assembly,
-        hooks: RunnerHooks,
-        make_key: Callable[[int], Key],
-    ) -> Evaluation:
-        def make_compiled(evaluation: JaxEvaluation) -> LaneEvaluation:
-            return LaneEvaluation(evaluation, self._group, self._slot, make_key)
-
-        return Evaluation(config, assembly, hooks, make_compiled)
-
-    def make_learner_group(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
-    ) -> LearnerGroup:
-        del config, assembly, devices
-        return self.learner
-
-    def make_loop(
-        self,
-        config: "AlgorithmConfig",
-        assembly: Assembly,
-        learners: LearnerGroup,
-        callbacks: RunnerHooks,
-        algorithm: object,
-    ) -> InGraphLoop:
-        if assembly.is_offline:
-            hooks = AlgorithmHooks(callbacks, algorithm)
-            self.loop = OfflineLoop(config, assembly, self.learner, hooks, self.dispatches)
-        else:
-            self.loop = make_in_graph_loop(
-                config, assembly, learners, callbacks, algorithm, self.dispatches
-            )
-        return self.loop
-
-    def make_acting_state(
-        self,
-        config: "AlgorithmConfig",
-        assembly: Assembly,
-        learners: LearnerGroup,
-        devices: list[Device],
-    ) -> ActingState:
-        del config, assembly, learners, devices
-        return LaneActingState(self._group, self._slot)
-
-    def attach(self, record: RunRecord, load: LoadLeaves) -> None:
-        self.record, self.load = record, load
-
-
 class LaneRun:
     """One lane of a group: its Algorithm, and the lane's place in the group.
 
@@ -690,14 +595,38 @@ class LaneRun:
     ) -> None:
         self._group, self._slot = group, slot
         self._num_updates = 0
-        self._parts = LaneParts(group, slot, made)
+        self._learner = LaneLearner(group, slot)
+        self._dispatches = LaneDispatches(self._learner)
         self.current_values: dict[str, Any] = {}
-        self.algorithm = Algorithm(config, run_folder=run_folder, _parts=self._parts)
+        assembly = group.assembly
+        if assembly.is_offline:  # no state has the parameters of the lane's environment
+            assembly = dataclasses.replace(assembly, made=made)
+        parts = SharedParts(
+            assembly=assembly,
+            devices=group.devices[:1],
+            placement_reason=f"Lane {slot} of {group.num_lanes} in one program.",
+            learners=self._learner,
+            dispatches=self._dispatches,
+            acting=LaneActingState(group, slot),
+            make_evaluation=self._make_evaluation,
+            attach=self._attach,
+            objects=group.shared,
+        )
+        self.algorithm = Algorithm(config, run_folder=run_folder, _parts=parts)
         self._set_values(values)
+
+    def _make_evaluation(
+        self, make_key: Callable[[int], Key], evaluation: JaxEvaluation
+    ) -> LaneEvaluation:
+        return LaneEvaluation(evaluation, self._group, self._slot, make_key)
+
+    def _attach(self, record: RunRecord, loop: Loop, load: LoadLeaves) -> None:
+        assert isinstance(loop, InGraphLoop)
+        self._record, self._loop, self._load = record, loop, load
 
     def _set_values(self, values: Mapping[str, Any]) -> None:
         self.current_values = dict(values)
-        self._parts.dispatches.reported_values = {
+        self._dispatches.reported_values = {
             name: value
             for name, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
@@ -706,11 +635,11 @@ class LaneRun:
     @property
     def last_iteration(self) -> int:
         """Iteration of the latest result; 0 before the first."""
-        return self._parts.record.last_iteration
+        return self._record.last_iteration
 
     def rewind_to(self, iteration: int) -> None:
         """Label the current state with an earlier iteration; a resume discards later results."""
-        self._parts.record.iteration = iteration
+        self._record.iteration = iteration
 
     # --- training ---
 
@@ -726,15 +655,15 @@ class LaneRun:
             hparams: New values of training settings, by name.
             salt: Data to fold into this lane's keys.
         """
-        self._parts.learner.copy_member(source.algorithm.state, hparams, salt)
+        self._learner.copy_member(source.algorithm.state, hparams, salt)
         values = {**source.current_values, **hparams}
         self._update_config(values)
         self._set_values(values)
         self._num_updates = source._num_updates
-        self._parts.record.copy_progress(source._parts.record)
-        self._parts.loop.curriculum.copy_state(source._parts.loop.curriculum)
-        logged = source._parts.loop.metrics_logger.get_state()
-        self._parts.loop.metrics_logger.set_state(logged)
+        self._record.copy_progress(source._record)
+        self._loop.curriculum.copy_state(source._loop.curriculum)
+        logged = source._loop.metrics_logger.get_state()
+        self._loop.metrics_logger.set_state(logged)
 
     def _update_config(self, numbers: Mapping[str, Any]) -> None:
         """Copy the state's hyperparameters into the config stored with checkpoints."""
@@ -771,7 +700,7 @@ class LaneRun:
 
     def keep_checkpoint(self) -> None:
         """Protect this iteration's checkpoint from removal until another one is protected."""
-        self._parts.record.recorder.protect_checkpoint(self.algorithm.iteration)
+        self._record.recorder.protect_checkpoint(self.algorithm.iteration)
 
     def resume_from(
         self, checkpoint: Path, values: Mapping[str, Any] | None, overrides: Mapping[str, Any]
@@ -791,9 +720,9 @@ class LaneRun:
             settings = metadata["config"]["settings"]
             config = self.algorithm.config
             leaves = host.apply_overrides(leaves, current, config, overrides, settings)
-        self._parts.learner.should_set_counters = True
-        self._parts.load(checkpoint, metadata, leaves)
-        self._parts.learner.should_set_counters = False
+        self._learner.should_set_counters = True
+        self._load(checkpoint, metadata, leaves)
+        self._learner.should_set_counters = False
         if values is not None:
             self._update_config(values)
             self._set_values(values)
