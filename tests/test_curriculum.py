@@ -261,9 +261,9 @@ def test_lanes_have_stages_of_their_own(tmp_path: Path) -> None:
             assert params_of(lane) == (9.8, 12.0, 0.7)
         end = [lane.get_state()["train_state"] for lane in lanes]
         source, target = sweep._runs
-        source._parts.loop.curriculum._stage = 0
+        source._loop.curriculum._stage = 0
         target.exploit(source, {}, 1)
-        assert target._parts.loop.curriculum.describe()["curriculum"]["stage"] == 0
+        assert target._loop.curriculum.describe()["curriculum"]["stage"] == 0
     with Population.from_checkpoint(saved) as again:
         for _ in range(2):
             again.train()
