@@ -5,7 +5,8 @@ from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from jaxrl.compat.imports import install_import_hooks, refuse_foreign_name
-from jaxrl.core.algorithms import ALGORITHMS
+from jaxrl.core.algorithms import ALGORITHMS, TRAINABLES
+from jaxrl.core.version import __version__
 
 if TYPE_CHECKING:
     from jaxrl.algorithm import Algorithm
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from jaxrl.policy.policy import Policy
     from jaxrl.sweeps.population import Population
     from jaxrl.sweeps.trials import Trials
-
-__version__ = "0.1.0"
 
 install_import_hooks()
 
@@ -121,9 +120,6 @@ _MODULES = {
     "register_env": "jaxrl.envs.registry",
 }
 
-
-TRAINABLES = tuple(sorted(ALGORITHMS))
-"""Names of the algorithms as Trainables of Ray Tune; accessing one of them imports Ray."""
 _MODULES.update(dict.fromkeys(TRAINABLES, "jaxrl.tune"))
 _MODULES.update(dict.fromkeys(_CONFIG_CLASSES, "jaxrl.algorithms"))
 

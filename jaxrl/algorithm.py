@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import jax
 import numpy as np
@@ -93,6 +93,7 @@ from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.estimation.estimate import EstimateReport
     from jaxrl.offline.recorded import Source
 
@@ -144,7 +145,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         *,
         run_folder: RunFolder | None = None,
         read_only: bool = False,
@@ -174,7 +175,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         trials = open_device_trials(config) if _parts is None else DeviceTrials(None)
         config = resolve_microbatch_size(config, trials)
         config.freeze()
-        self.config = config
+        self.config = cast("AlgorithmConfig", config)
         self._record = RunRecord(config, run_folder)
         self._recorder, self.metrics = self._record.recorder, self._record.metrics
         self._callbacks = CallbackList(config.callbacks_settings)

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import jax
 
-import jaxrl
 from jaxrl.algorithm import TRAINABLE_METHODS, Algorithm
-from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.registry import get_algorithm_config_class
+from jaxrl.config.base import AlgorithmConfig, get_algorithm_config_class
 from jaxrl.config.serialize import find_missing, serialize_for_display, serialize_restorable
+from jaxrl.core.algorithms import TRAINABLES
 from jaxrl.envs.registry import get_registered_env, register_env
 from jaxrl.errors import ConfigError
 from jaxrl.loggers.recorder import SaveSchedule
@@ -422,9 +421,9 @@ def _make_trainable(name: str) -> type[AlgorithmTrainable]:
     )
 
 
-globals().update({name: _make_trainable(name) for name in jaxrl.TRAINABLES})
+globals().update({name: _make_trainable(name) for name in TRAINABLES})
 
 # Inside a trial's process, the registrations of the process that called Tune stay unchanged.
 if not (ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE):
-    for _name in jaxrl.TRAINABLES:
+    for _name in TRAINABLES:
         ray.tune.register_trainable(_name, globals()[_name])

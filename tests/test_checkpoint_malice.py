@@ -17,10 +17,11 @@ from jaxrl.algorithm import Algorithm
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.callbacks import Callbacks
 from jaxrl.cli.app import app
+from jaxrl.config.base import get_algorithm_config
 from jaxrl.config.coerce import accepts_objects
 from jaxrl.config.fields import Setting
 from jaxrl.config.names import GROUP_METHODS
-from jaxrl.config.registry import get_algorithm_config, list_algorithms
+from jaxrl.config.registry import list_algorithms
 from jaxrl.config.serialize import REGISTERED_DATACLASSES, deserialize_config
 from jaxrl.config.sweep import make_lanes
 from jaxrl.envs.registry import make_any

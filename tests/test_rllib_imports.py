@@ -10,7 +10,7 @@ import jaxrl
 from jaxrl.callbacks import Callbacks
 from jaxrl.compat.rllib import connectors as pieces
 from jaxrl.compat.rllib.imports import ALGORITHM_ADVICE, RLLIB_ALGORITHMS
-from jaxrl.config.registry import get_algorithm_config
+from jaxrl.config.base import get_algorithm_config
 from jaxrl.connectors import FrameStacking, SingleAgentObservationPreprocessor
 from jaxrl.core.types import Columns
 from jaxrl.envs.context import EnvContext

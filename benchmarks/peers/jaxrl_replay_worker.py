@@ -8,8 +8,7 @@ from typing import Any
 from benchmarks.peers.jaxrl_worker import AlgorithmPeer, serve_jaxrl
 from benchmarks.peers.protocol import Request
 from benchmarks.settings import ReplaySetting, make_replay_settings
-from jaxrl.config.base import AlgorithmConfig
-from jaxrl.config.registry import get_algorithm_config_class
+from jaxrl.config.base import AlgorithmConfig, get_algorithm_config_class
 
 
 class JaxrlReplayPeer(AlgorithmPeer):

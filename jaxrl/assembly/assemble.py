@@ -91,11 +91,11 @@ from jaxrl.training.train_state import RolloutBatch, TrainState
 from jaxrl.training.train_step import Experience, TrainStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.training.multi_learning import MultiLearning
 
 
-def get_compiled_step(config: "AlgorithmConfig") -> CompiledStep | None:
+def get_compiled_step(config: "Config") -> CompiledStep | None:
     """Return the training step of the config's own Algorithm, if it has one for the program.
 
     Raises:
@@ -149,7 +149,7 @@ def check_learner(runner: TrainStep) -> None:
         ) from error
 
 
-def check_learner_class(config: "AlgorithmConfig") -> None:
+def check_learner_class(config: "Config") -> None:
     """Raise if `learner_class` is no subclass of the algorithm's Learner.
 
     Raises:
@@ -213,7 +213,7 @@ LARGE_IMAGE = 1024
 
 
 def make_module(
-    config: "AlgorithmConfig", obs_pipeline: ObservationPipeline, action_pipeline: ActionPipeline
+    config: "Config", obs_pipeline: ObservationPipeline, action_pipeline: ActionPipeline
 ) -> RLModule:
     """Make and check the module of the config's spec for the spaces between the pipelines."""
     spec = config.get_rl_module_spec(obs_pipeline.spaces[-1], action_pipeline.module_space)
@@ -638,7 +638,7 @@ class Assembly:
             logger.debug("parameter %s is %s%s", jax.tree_util.keystr(path), leaf.dtype, leaf.shape)
 
 
-def assemble(config: "AlgorithmConfig") -> Assembly:
+def assemble(config: "Config") -> Assembly:
     """Build and check a run's functions, without compiling anything.
 
     Raises:
@@ -686,9 +686,7 @@ def assemble(config: "AlgorithmConfig") -> Assembly:
     return _make_assembly(config, made, acting, train_step)
 
 
-def _make_mixed_step(
-    config: "AlgorithmConfig", made: AnyMadeEnv, acting: PolicyStep
-) -> MixedTrainStep:
+def _make_mixed_step(config: "Config", made: AnyMadeEnv, acting: PolicyStep) -> MixedTrainStep:
     """Make the train step of a run that learns from recorded data, too, and samples on the host."""
     plan = config.plan()
     assert isinstance(plan, ReplayPlan)
@@ -703,13 +701,13 @@ def _make_mixed_step(
     return step
 
 
-def with_sequences(config: "AlgorithmConfig", policy_step: PolicyStepT) -> PolicyStepT:
+def with_sequences(config: "Config", policy_step: PolicyStepT) -> PolicyStepT:
     """Return the policy step with a module that learns from sequences of the plan's length."""
     length = resolve_sequence_length(config.plan(), policy_step.module)
     return dataclasses.replace(policy_step, module=policy_step.module.with_sequence_length(length))
 
 
-def assemble_run(config: "AlgorithmConfig", *, should_train: bool) -> Assembly:
+def assemble_run(config: "Config", *, should_train: bool) -> Assembly:
     """Assemble a run, with the cache of programs that were compiled for it before.
 
     Args:
@@ -731,7 +729,7 @@ def assemble_run(config: "AlgorithmConfig", *, should_train: bool) -> Assembly:
 
 
 def _make_assembly(
-    config: "AlgorithmConfig", made: AnyMadeEnv, acting: PolicyStep, train_step: TrainStep
+    config: "Config", made: AnyMadeEnv, acting: PolicyStep, train_step: TrainStep
 ) -> Assembly:
     if config.learners_settings.learner_class is not None:
         check_learner(train_step)
@@ -749,7 +747,7 @@ def _count_bytes(shapes: PyTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
-def get_buffer_limits(config: "AlgorithmConfig") -> dict[str, Any]:
+def get_buffer_limits(config: "Config") -> dict[str, Any]:
     """Return the fields of an Assembly that limit a replay buffer; none without one."""
     training = config.training_settings
     if not isinstance(training, OffPolicyTraining):
@@ -761,7 +759,7 @@ def get_buffer_limits(config: "AlgorithmConfig") -> dict[str, Any]:
 
 
 def make_train_step_fields(
-    config: "AlgorithmConfig",
+    config: "Config",
     made: AnyMadeEnv,
     policy_step: PolicyStep,
     *,
@@ -805,13 +803,13 @@ def make_train_step_fields(
     }
 
 
-def compute_ring_size(config: "AlgorithmConfig") -> int:
+def compute_ring_size(config: "Config") -> int:
     """Return the number of latest episodes that each shard keeps."""
     return max(MIN_RING_SIZE, config.reporting_settings.metrics_num_episodes_for_smoothing)
 
 
 def _make_experience(
-    config: "AlgorithmConfig", plan: BatchPlan, acting: PolicyStep, storage: Storage
+    config: "Config", plan: BatchPlan, acting: PolicyStep, storage: Storage
 ) -> Experience:
     """Make the source of rows for gradient steps without replay."""
     if isinstance(plan, OfflinePlan):
@@ -824,7 +822,7 @@ def _make_experience(
     )
 
 
-def _make_circular(config: "AlgorithmConfig") -> CircularBuffer | None:
+def _make_circular(config: "Config") -> CircularBuffer | None:
     """Make the buffer of train batches; None if only the newest batch is learned from."""
     use = config.training_settings.batch_use
     size, iterations = use.num_batches, use.iterations_per_batch
@@ -841,14 +839,14 @@ def _make_circular(config: "AlgorithmConfig") -> CircularBuffer | None:
 
 
 def _make_learner_pipeline(
-    config: "AlgorithmConfig", made: AnyMadeEnv, acting: PolicyStep
+    config: "Config", made: AnyMadeEnv, acting: PolicyStep
 ) -> LearnerPipeline:
     settings = config.environment_settings
     clip = settings.resolve_clip_rewards(is_atari_id=made.is_atari)
     return make_learner_pipeline(config, acting, clip)
 
 
-def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
+def make_env(config: "Config") -> AnyMadeEnv:
     """Make and check the config's environment, comparing its spaces with the declared ones."""
     settings = config.environment_settings
     if settings.env is None and config.env_runners_settings.placement == "external":
@@ -878,7 +876,7 @@ def make_env(config: "AlgorithmConfig") -> AnyMadeEnv:
     return made
 
 
-def _check_can_pause(config: "AlgorithmConfig", made: MadeHostEnv) -> None:
+def _check_can_pause(config: "Config", made: MadeHostEnv) -> None:
     """Raise ConfigError if whole episodes are asked for of environments that step together."""
     runners = config.env_runners_settings
     mode = made.resolve_mode(runners.gym_env_vectorize_mode)
@@ -895,7 +893,7 @@ def format_space(space: gymnasium.Space[Any]) -> str:
     return " ".join(str(space).split())
 
 
-def make_policy_step(config: "AlgorithmConfig", made: AnyMadeEnv) -> PolicyStep:
+def make_policy_step(config: "Config", made: AnyMadeEnv) -> PolicyStep:
     """Make the pipelines for an environment's spaces, and the module that fits between them."""
     observation_space, action_space = made.spaces
     trained = config.environment_settings.observation_space if config.in_evaluation else None
@@ -914,7 +912,7 @@ def make_policy_step(config: "AlgorithmConfig", made: AnyMadeEnv) -> PolicyStep:
     return step.fit(observation_space)
 
 
-def make_vector_env(config: "AlgorithmConfig", made: MadeEnv) -> VectorEnv:
+def make_vector_env(config: "Config", made: MadeEnv) -> VectorEnv:
     """Make the vector of JAX environments."""
     setting = config.environment_settings.reset_mode
     mode = made.env.reset_mode if setting == "auto" else setting

@@ -34,7 +34,7 @@ from jaxrl.runtime.program import FAST_COMPILE_OPTIONS, compile_with_options
 from jaxrl.training.sharding import DEVICE_AXIS, REPLICATED, SHARDED, shard_over_devices
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 ALWAYS_FASTER_ROWS = 512
 """Number of rows per core from which sharing them was faster on every tested machine."""
@@ -134,7 +134,7 @@ class DeviceTrials:
         return speedup
 
 
-def open_device_trials(config: "AlgorithmConfig") -> DeviceTrials:
+def open_device_trials(config: "Config") -> DeviceTrials:
     """Return the trials of this machine, stored next to the config's compiled programs.
 
     Nothing is measured for a config whose choices were recorded.

@@ -31,10 +31,10 @@ from jaxrl.errors import ConfigError, EnvError
 from jaxrl.training.report import to_host
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
-def make_data_env(config: "AlgorithmConfig") -> MadeHostEnv:
+def make_data_env(config: "Config") -> MadeHostEnv:
     """Make the description of an environment that only its recorded data are there of."""
     settings = config.environment_settings
     spaces = settings.observation_space, settings.action_space
@@ -60,7 +60,7 @@ def make_data_env(config: "AlgorithmConfig") -> MadeHostEnv:
     )
 
 
-def make_external_env(config: "AlgorithmConfig") -> MadeHostEnv:
+def make_external_env(config: "Config") -> MadeHostEnv:
     """Make the description of environments in simulators, from the declared spaces."""
     settings = config.environment_settings
 
@@ -272,7 +272,7 @@ def _place_like(old: PyTree, new: PyTree) -> PyTree:
     return jax.device_put(typed, old.sharding)
 
 
-def prepare_first_task(config: "AlgorithmConfig", made: AnyMadeEnv) -> AnyMadeEnv:
+def prepare_first_task(config: "Config", made: AnyMadeEnv) -> AnyMadeEnv:
     """Return the training environment with the task of its first stage, if it has stages.
 
     Raises:
@@ -330,7 +330,7 @@ def is_same_task(task: PyTree, other: PyTree) -> bool:
     return structure == other_structure and all(map(np.array_equal, leaves, others))
 
 
-def _check_takes_tasks(config: "AlgorithmConfig", made: AnyMadeEnv, name: str) -> None:
+def _check_takes_tasks(config: "Config", made: AnyMadeEnv, name: str) -> None:
     if isinstance(made, MadeEnv):
         if not param_names(made.params):
             raise ConfigError(

@@ -49,7 +49,7 @@ from jaxrl.training.rollout import PolicyStep
 from jaxrl.training.train_step import TrainStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -206,7 +206,7 @@ def make_module_env(
     return MadeEnv(env=_AgentEnv(made, first, ids), params=params, id=made.id)
 
 
-def assemble_multi_agent(config: "AlgorithmConfig") -> MultiAgentAssembly:
+def assemble_multi_agent(config: "Config") -> MultiAgentAssembly:
     """Build and check the functions of a run of several agents, without compiling anything.
 
     Raises:
@@ -288,7 +288,7 @@ def _make_drawn_env(made: MadeMultiEnv, rows: AgentRows, *, everywhere: bool) ->
 
 
 def _make_pool(
-    config: "AlgorithmConfig",
+    config: "Config",
     env: MadeEnv | None,
     rows: AgentRows,
     plan: MultiAgentPlan,
@@ -313,7 +313,7 @@ def _make_rows(plan: MultiAgentPlan, made: AnyMadeMulti) -> AgentRows:
     return AgentRows(entries=entries, patterns=agents.players, slots=slots)
 
 
-def make_multi_policy_step(config: "AlgorithmConfig", made: AnyMadeMulti) -> MultiPolicyStep:
+def make_multi_policy_step(config: "Config", made: AnyMadeMulti) -> MultiPolicyStep:
     """Make the modules of a run with their connectors, as runners on the host act with them.
 
     Raises:
@@ -336,7 +336,7 @@ def make_multi_policy_step(config: "AlgorithmConfig", made: AnyMadeMulti) -> Mul
     return MultiPolicyStep(policies=policies, rows=rows, views=views, sharing=sharing)
 
 
-def make_multi_vector_env(config: "AlgorithmConfig", made: MadeMultiEnv) -> MultiVectorEnv:
+def make_multi_vector_env(config: "Config", made: MadeMultiEnv) -> MultiVectorEnv:
     """Make the vector of JAX environments of several agents."""
     setting = config.environment_settings.reset_mode
     mode = made.env.reset_mode if setting == "auto" else setting
@@ -346,7 +346,7 @@ def make_multi_vector_env(config: "AlgorithmConfig", made: MadeMultiEnv) -> Mult
     return MultiVectorEnv(made.env, mode, acting=find_acting(made), obs_spaces=spaces)
 
 
-def make_multi_agent_env(config: "AlgorithmConfig") -> AnyMadeMulti:
+def make_multi_agent_env(config: "Config") -> AnyMadeMulti:
     """Make and check the environment of a config for several agents.
 
     Runners check one in Python.
@@ -364,7 +364,7 @@ def make_multi_agent_env(config: "AlgorithmConfig") -> AnyMadeMulti:
     return made
 
 
-def make_multi_host_env(config: "AlgorithmConfig") -> MadeMultiHostEnv:
+def make_multi_host_env(config: "Config") -> MadeMultiHostEnv:
     """Make the environment of a config for several agents that is written in Python."""
     made = make_agents_env(config.environment_settings, config.multi_agent_settings)
     assert isinstance(made, MadeMultiHostEnv)
@@ -372,7 +372,7 @@ def make_multi_host_env(config: "AlgorithmConfig") -> MadeMultiHostEnv:
 
 
 def _assemble_or_explain(
-    config: "AlgorithmConfig", made: AnyMadeMulti, rows: AgentRows, module: str
+    config: "Config", made: AnyMadeMulti, rows: AgentRows, module: str
 ) -> tuple[Assembly, AgentView]:
     """Assemble a module; an error begins with its name if there are several."""
     try:
@@ -384,7 +384,7 @@ def _assemble_or_explain(
 
 
 def _assemble_module(
-    config: "AlgorithmConfig", made: AnyMadeMulti, rows: AgentRows, module: str
+    config: "Config", made: AnyMadeMulti, rows: AgentRows, module: str
 ) -> tuple[Assembly, AgentView]:
     """Assemble a module, with what its agents observe."""
     own = config.get_module_config(module)
@@ -427,9 +427,7 @@ def _assemble_module(
     return assembly, view
 
 
-def _make_view(
-    config: "AlgorithmConfig", made: AnyMadeMulti, rows: AgentRows, module: str
-) -> AgentView:
+def _make_view(config: "Config", made: AnyMadeMulti, rows: AgentRows, module: str) -> AgentView:
     """Return what the agents of a module observe, and what its critic sees.
 
     Raises:
@@ -468,7 +466,7 @@ def _make_learner_step(policy_step: PolicyStep, view: AgentView) -> PolicyStep:
     return dataclasses.replace(policy_step, obs_pipeline=CentralPipeline(own.connectors, own.space))
 
 
-def _check_policy_spaces(config: "AlgorithmConfig", view: MadeEnv, module: str) -> None:
+def _check_policy_spaces(config: "Config", view: MadeEnv, module: str) -> None:
     """Raise if a PolicySpec declares spaces that the module's agents do not have."""
     policies = config.multi_agent_settings.policies
     spec = policies.get(module) if isinstance(policies, Mapping) else None
@@ -489,9 +487,7 @@ def _check_policy_spaces(config: "AlgorithmConfig", view: MadeEnv, module: str) 
             )
 
 
-def _make_sharing(
-    config: "AlgorithmConfig", made: AnyMadeMulti, rows: AgentRows
-) -> np.ndarray | None:
+def _make_sharing(config: "Config", made: AnyMadeMulti, rows: AgentRows) -> np.ndarray | None:
     """Return the matrix that shares rewards; None without.
 
     Raises:

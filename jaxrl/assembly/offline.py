@@ -43,7 +43,7 @@ from jaxrl.runtime.devices import get_host_memory_limit, get_memory_limit
 from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 BLOCK_ROWS = 2**16
 """Maximum number of rows of one call of a compiled function."""
@@ -358,7 +358,7 @@ def get_sources(settings: OfflineDataSettings) -> list[Source]:
 
 
 def open_config_data(
-    config: "AlgorithmConfig",
+    config: "Config",
     spaces: Spaces | None = None,
 ) -> list[RecordedData]:
     """Open the recorded data of a config, by source, without reading their rows.
@@ -387,7 +387,7 @@ def open_config_data(
     return opened
 
 
-def find_reference(config: "AlgorithmConfig") -> ReferenceReturns | None:
+def find_reference(config: "Config") -> ReferenceReturns | None:
     """Return the returns that scores are normalized with; None if the recorded data do not say."""
     if not (config.is_offline or config.is_mixed):
         return None
@@ -417,7 +417,7 @@ def get_fingerprint(
 
 
 def make_mixed_sampler(
-    config: "AlgorithmConfig", plan: ReplayPlan, policy_step: PolicyStep
+    config: "Config", plan: ReplayPlan, policy_step: PolicyStep
 ) -> DatasetSampler:
     """Make the draws of the recorded rows that are learned from beside those of a replay buffer.
 
@@ -443,7 +443,7 @@ def make_mixed_sampler(
 
 
 def _get_source_sizes(
-    config: "AlgorithmConfig", num_rows: int, length: int = 1, num_shards: int = 1
+    config: "Config", num_rows: int, length: int = 1, num_shards: int = 1
 ) -> tuple[int, ...]:
     """Return the number of samples per gradient step of each recorded source; empty without shares.
 
@@ -454,7 +454,7 @@ def _get_source_sizes(
 
 
 def make_dataset_sampler(
-    config: "AlgorithmConfig", plan: OfflinePlan, policy_step: PolicyStep, storage: Storage
+    config: "Config", plan: OfflinePlan, policy_step: PolicyStep, storage: Storage
 ) -> DatasetSampler:
     """Make the draws of rows from the recorded data.
 
@@ -503,7 +503,7 @@ def make_dataset_sampler(
 
 
 def load_dataset(
-    config: "AlgorithmConfig",
+    config: "Config",
     data: Sequence[RecordedData],
     policy_step: PolicyStep,
     learner_pipeline: LearnerPipeline,
@@ -671,9 +671,7 @@ def select_parts(
         yield part
 
 
-def count_recorded_batches(
-    config: "AlgorithmConfig", rows: Iterable[tuple[PolicyStep, int]]
-) -> int:
+def count_recorded_batches(config: "Config", rows: Iterable[tuple[PolicyStep, int]]) -> int:
     """Return the maximum number of train batches whose rollouts one dispatch records; 0 for none.
 
     Args:
@@ -746,7 +744,7 @@ def measure_data(data: Sequence[RecordedData]) -> DataSize:
     return DataSize(num_steps=steps, num_bytes=steps * data[0].step_bytes)
 
 
-def choose_storage(config: "AlgorithmConfig", spaces: Spaces) -> ChosenStorage:
+def choose_storage(config: "Config", spaces: Spaces) -> ChosenStorage:
     """Choose where the rows of a config's recorded data are.
 
     Raises:
@@ -772,7 +770,7 @@ def choose_storage(config: "AlgorithmConfig", spaces: Spaces) -> ChosenStorage:
     return chosen
 
 
-def _choose_by_size(config: "AlgorithmConfig", spaces: Spaces) -> ChosenStorage:
+def _choose_by_size(config: "Config", spaces: Spaces) -> ChosenStorage:
     settings = config.offline_data_settings
     try:
         size = measure_data(open_config_data(config, spaces))
@@ -809,7 +807,7 @@ def get_host_limit() -> int | None:
 
 
 def limit_dataset_size(
-    config: "AlgorithmConfig", data: Sequence[RecordedData], storage: Storage, device: Device
+    config: "Config", data: Sequence[RecordedData], storage: Storage, device: Device
 ) -> Callable[[EpisodePart], None]:
     """Check the size of a dataset before it is read, and return the function that counts its parts.
 
@@ -851,9 +849,7 @@ def limit_dataset_size(
     return count
 
 
-def _make_size_error(
-    config: "AlgorithmConfig", size: str, storage: Storage, limit: int
-) -> ConfigError:
+def _make_size_error(config: "Config", size: str, storage: Storage, limit: int) -> ConfigError:
     settings = config.offline_data_settings
     if storage == "stream":
         split = config.evaluation_settings.offline_evaluation_split
@@ -879,7 +875,7 @@ def find_missing_package() -> str | None:
     return None
 
 
-def _check_packages(config: "AlgorithmConfig") -> None:
+def _check_packages(config: "Config") -> None:
     missing = find_missing_package()
     if missing is not None:
         raise ConfigError(
@@ -889,7 +885,7 @@ def _check_packages(config: "AlgorithmConfig") -> None:
 
 
 def check_stream_pipelines(
-    config: "AlgorithmConfig", policy_step: PolicyStep, learner_pipeline: LearnerPipeline
+    config: "Config", policy_step: PolicyStep, learner_pipeline: LearnerPipeline
 ) -> None:
     """Check that rows can pass the connectors in a stream, where not all of them are there at once.
 

@@ -30,7 +30,7 @@ from jaxrl.training.train_step import TrainStep
 if TYPE_CHECKING:
     import gymnasium
 
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 def check_opponent_id(module: str) -> None:
@@ -76,7 +76,7 @@ def sort_kinds(kinds: Sequence[OpponentKind]) -> tuple[OpponentKind, ...]:
 
 
 def make_league_players(
-    config: "AlgorithmConfig",
+    config: "Config",
     agents: AgentMapping,
     kinds: Sequence[OpponentKind],
     modules: Mapping[str, Assembly],
@@ -176,7 +176,7 @@ def _check_room(capacity: int, ids: Sequence[str], learners: Sequence[str]) -> N
 
 
 def _check_learners(
-    config: "AlgorithmConfig", league: SeveralLearners, modules: Mapping[str, Assembly]
+    config: "Config", league: SeveralLearners, modules: Mapping[str, Assembly]
 ) -> None:
     """Raise ConfigError if learners cannot be copied, or hyperparameters cannot change."""
     if isinstance(league, League) or league.pbt is None:
@@ -208,7 +208,7 @@ def _describe_learner(train_step: TrainStep) -> LearnerState:
 
 
 def make_opponent_pool(
-    config: "AlgorithmConfig",
+    config: "Config",
     env: MadeEnv,
     rows: AgentRows,
     plan: MultiAgentPlan,
@@ -264,7 +264,7 @@ def make_opponent_pool(
 
 
 def _check_league(
-    config: "AlgorithmConfig",
+    config: "Config",
     agents: AgentMapping,
     kinds: list[OpponentKind],
     modules: Mapping[str, Assembly],
@@ -338,7 +338,7 @@ def count_bytes(policy: PolicyStep) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _check_id(config: "AlgorithmConfig", module: str) -> None:
+def _check_id(config: "Config", module: str) -> None:
     check_opponent_id(module)
     training = config.get_name_table().group_by_setting
     for name in get_module_overrides(config.multi_agent_settings, module):
@@ -350,7 +350,7 @@ def _check_id(config: "AlgorithmConfig", module: str) -> None:
 
 
 def _find_learner_kinds(
-    config: "AlgorithmConfig",
+    config: "Config",
     agents: AgentMapping,
     env: MadeEnv,
     modules: Mapping[str, Assembly],
@@ -373,15 +373,13 @@ def _find_learner_kinds(
     return kinds
 
 
-def _make_opponent_config(
-    config: "AlgorithmConfig", plan: MultiAgentPlan, module: str
-) -> "AlgorithmConfig":
+def _make_opponent_config(config: "Config", plan: MultiAgentPlan, module: str) -> "Config":
     sizes = compute_module_sizes(config, plan.agents, plan, DRAWN, plan.num_shards)
     return make_module_config(config, plan.agents, module, sizes)
 
 
 def _add_opponent(
-    own: "AlgorithmConfig",
+    own: "Config",
     env: MadeEnv,
     trained: Collection[str],
     kinds: list[OpponentKind],

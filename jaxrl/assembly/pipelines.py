@@ -38,13 +38,13 @@ from jaxrl.modules.rl_module import ACTION_MASK, has_action_mask
 from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 ClipRewardsSetting = bool | float | tuple[float, float] | None
 
 
 def make_action_pipeline(
-    config: "AlgorithmConfig", action_space: gymnasium.Space[Any], offers: Offers | None = None
+    config: "Config", action_space: gymnasium.Space[Any], offers: Offers | None = None
 ) -> ActionPipeline:
     """Make the pipeline from the module's actions to the environment's actions.
 
@@ -82,7 +82,7 @@ def make_action_pipeline(
 
 
 def make_observation_pipeline(
-    config: "AlgorithmConfig",
+    config: "Config",
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
     offers: Offers | None = None,
@@ -136,7 +136,7 @@ def make_observation_pipeline(
     return pipeline
 
 
-def _prev_connectors(config: "AlgorithmConfig") -> tuple[ObservationConnector, ...]:
+def _prev_connectors(config: "Config") -> tuple[ObservationConnector, ...]:
     """Return the connector for previous actions and rewards, if the model settings need it."""
     settings = resolve_default_model_config(config)
     actions, rewards = (0, 0) if settings is None else settings.num_prev_actions_and_rewards
@@ -146,7 +146,7 @@ def _prev_connectors(config: "AlgorithmConfig") -> tuple[ObservationConnector, .
 
 
 def make_learner_pipeline(
-    config: "AlgorithmConfig", policy_step: PolicyStep, clip_rewards: ClipRewardsSetting
+    config: "Config", policy_step: PolicyStep, clip_rewards: ClipRewardsSetting
 ) -> LearnerPipeline:
     """Make the pipeline that recorded rollouts pass through before learning.
 
@@ -225,7 +225,7 @@ def _is_done_by_runners(piece: object, observations: ObservationPipeline) -> boo
     )
 
 
-def _raise_if_unused(config: "AlgorithmConfig", switch: str, **uses: bool) -> None:
+def _raise_if_unused(config: "Config", switch: str, **uses: bool) -> None:
     """Raise for settings that have no effect because `switch=False` leaves out their connector."""
     for name, is_wanted in uses.items():
         if is_wanted and name in config.explicit:

@@ -41,7 +41,7 @@ from jaxrl.ops.schedules import Schedule
 from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 _TYPE = "replay_buffer_config['type']='hindsight'"
@@ -50,7 +50,7 @@ _KEY = "replay_buffer_config['compute_reward']"
 
 
 def make_hindsight(
-    config: "AlgorithmConfig",
+    config: "Config",
     settings: HindsightSettings | None,
     made: AnyMadeEnv,
     acting: PolicyStep,
@@ -96,9 +96,7 @@ def make_hindsight(
     )
 
 
-def _check_config(
-    config: "AlgorithmConfig", acting: PolicyStep, learner_pipeline: LearnerPipeline
-) -> None:
+def _check_config(config: "Config", acting: PolicyStep, learner_pipeline: LearnerPipeline) -> None:
     """Raise if rows are not single steps, or not stored as the environment gave them."""
     n_step = config.training_settings.n_step
     if parse_n_step(n_step) != (1, 1):
@@ -124,7 +122,7 @@ def _check_config(
         )
 
 
-def _check_no_tasks(config: "AlgorithmConfig", made: MadeEnv) -> None:
+def _check_no_tasks(config: "Config", made: MadeEnv) -> None:
     """Raise for tasks of environments whose parameters the learner does not have."""
     for name in ("curriculum", "env_task_fn"):
         if (value := config[name]) is not None:
@@ -197,7 +195,7 @@ _PREFIX = "buffer."
 
 
 def make_replay_buffer(
-    config: "AlgorithmConfig",
+    config: "Config",
     plan: ReplayPlan,
     made: AnyMadeEnv,
     policy_step: PolicyStep,
@@ -259,7 +257,7 @@ def make_replay_buffer(
 
 
 def _choose_buffer_class(
-    config: "AlgorithmConfig", settings: BufferSettings, module: RLModule, *, in_graph: bool
+    config: "Config", settings: BufferSettings, module: RLModule, *, in_graph: bool
 ) -> type[ReplayBuffer]:
     """Return the class of the storage.
 
@@ -302,7 +300,7 @@ def _describe_host_storage(settings: BufferSettings) -> str:
     return f"replay_buffer_config['type']={settings.host_class.__name__}"
 
 
-def make_host_buffer(config: "AlgorithmConfig") -> HostBuffer | None:
+def make_host_buffer(config: "Config") -> HostBuffer | None:
     """Make the buffer of a user's class with RLlib's methods; None if there is none.
 
     Raises:
@@ -331,7 +329,7 @@ def _period(rows: int, length: int) -> int:
 
 
 def check_whole_sequences(
-    config: "AlgorithmConfig",
+    config: "Config",
     train_batch_size: int,
     num_shards: int,
     length: int | None,
@@ -369,7 +367,7 @@ def check_whole_sequences(
         )
 
 
-def _check_sequences(config: "AlgorithmConfig", plan: ReplayPlan, length: int | None) -> None:
+def _check_sequences(config: "Config", plan: ReplayPlan, length: int | None) -> None:
     training = config.training_settings
     has_memory = length is not None
     check_whole_sequences(

@@ -11,11 +11,11 @@ import jaxrl
 from jaxrl.assembly.assemble import make_env
 from jaxrl.bench.job import METRICS, Job
 from jaxrl.bench.peers import find_peers_folder, get_checkout, get_peer_algorithms
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.base import AlgorithmConfig, get_algorithm_config
 from jaxrl.config.datasets import PREFIX, iter_sources
 from jaxrl.config.load import load_experiment, parse_text
 from jaxrl.config.multi_agent import has_several_agents, make_agents_env, resolve_agents
-from jaxrl.config.registry import get_algorithm_config, resolve_config_path
+from jaxrl.config.registry import resolve_config_path
 from jaxrl.config.serialize import serialize_config
 from jaxrl.config.sweep import is_sweep
 from jaxrl.core.seeds import check_seed

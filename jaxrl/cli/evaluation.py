@@ -17,8 +17,9 @@ from jaxrl import metrics
 from jaxrl.cli import terminal
 from jaxrl.cli.experiments import parse_steps
 from jaxrl.cli.records import find_run, open_checkpoint, open_policy, resolve_checkpoint
+from jaxrl.config.base import get_algorithm_config_class
 from jaxrl.config.imports import SCRIPT_OPTION
-from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.registry import list_algorithms
 from jaxrl.config.serialize import deserialize_config
 from jaxrl.config.settings.run import WITHOUT_CALLBACKS
 from jaxrl.envs.registry import find_imports

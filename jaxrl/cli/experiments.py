@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.base import AlgorithmConfig, get_algorithm_config
 from jaxrl.config.load import (
     RLLIB_PARAMS,
     Experiment,
@@ -13,11 +13,7 @@ from jaxrl.config.load import (
     parse_yaml_value,
 )
 from jaxrl.config.markers import replace_at_path
-from jaxrl.config.registry import (
-    find_shipped_configs,
-    get_algorithm_config,
-    resolve_config_path,
-)
+from jaxrl.config.registry import find_shipped_configs, resolve_config_path
 from jaxrl.config.stop import parse_stop
 from jaxrl.errors import ConfigError
 from jaxrl.runs.results import ENV_STEPS, TRAINED_STEPS

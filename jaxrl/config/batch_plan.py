@@ -25,7 +25,7 @@ from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 DEFAULT_NUM_ENVS = 16
 MAX_SHARDS = 8
@@ -128,7 +128,7 @@ class BatchSizeError(ConfigError):
         self.suggestions = suggestions
 
 
-def plan_batches(config: "AlgorithmConfig") -> BatchPlan:
+def plan_batches(config: "Config") -> BatchPlan:
     """Return the exact sizes of a config's train batch and its parts.
 
     Raises:
@@ -145,7 +145,7 @@ def plan_batches(config: "AlgorithmConfig") -> BatchPlan:
     return make_plan(make_batch_request(config), get_rows_per_sample(config))
 
 
-def refuse_markers(config: "AlgorithmConfig") -> None:
+def refuse_markers(config: "Config") -> None:
     """Raise if settings hold search markers, which a sweep or Ray Tune must resolve first."""
     if config.sweep_settings.scheduler is not None:
         raise ConfigError(
@@ -165,7 +165,7 @@ def refuse_markers(config: "AlgorithmConfig") -> None:
             )
 
 
-def _resolve_batch_size(config: "AlgorithmConfig") -> int | None:
+def _resolve_batch_size(config: "Config") -> int | None:
     """Return the train batch size over all learners if one was set explicitly, else None.
 
     Raises:
@@ -282,7 +282,7 @@ SETTING_BY_FIELD = {
 """Setting behind each field of the request."""
 
 
-def make_batch_request(config: "AlgorithmConfig") -> BatchRequest:
+def make_batch_request(config: "Config") -> BatchRequest:
     """Return the explicit sizes of a config; None for those that the plan is free to choose.
 
     Raises:
@@ -754,7 +754,7 @@ class OfflinePlan(BatchPlan):
         return f"{self.updates_per_iteration} updates of {self.train_batch_size} recorded rows"
 
 
-def _plan_replay(config: "AlgorithmConfig") -> ReplayPlan:
+def _plan_replay(config: "Config") -> ReplayPlan:
     """Return the plan of a config with replay; explicit values are never changed."""
     training, runners = config.training_settings, config.env_runners_settings
     if runners.batch_mode != "truncate_episodes":
@@ -808,9 +808,7 @@ def _plan_replay(config: "AlgorithmConfig") -> ReplayPlan:
     )
 
 
-def _check_buffer(
-    config: "AlgorithmConfig", capacity: int, num_envs: int, steps: int
-) -> Iterator[str]:
+def _check_buffer(config: "Config", capacity: int, num_envs: int, steps: int) -> Iterator[str]:
     """Yield sentences on buffer sizes that differ from the settings.
 
     Raises:
@@ -839,7 +837,7 @@ def _check_buffer(
         yield f"{setting}={learning_starts}: {stored}, when the buffer is full."
 
 
-def _count_update_rows(config: "AlgorithmConfig") -> int:
+def _count_update_rows(config: "Config") -> int:
     """Return the number of rows of one update over all learners."""
     whole, learners = (
         config.training_settings.train_batch_size,
@@ -896,7 +894,7 @@ def _count_updates(
     )
 
 
-def _choose_replay_shards(config: "AlgorithmConfig", num_envs: int, rows: int) -> int:
+def _choose_replay_shards(config: "Config", num_envs: int, rows: int) -> int:
     """Return the explicit number of shards, or the largest that fits of 8, 4, 2, 1 per learner."""
     learners = max(1, config.learners_settings.num_learners)
     samples = math.gcd(rows, *count_source_rows(config, rows).values())
@@ -918,7 +916,7 @@ def _choose_replay_shards(config: "AlgorithmConfig", num_envs: int, rows: int) -
     return wanted
 
 
-def _plan_recorded(config: "AlgorithmConfig") -> OfflinePlan:
+def _plan_recorded(config: "Config") -> OfflinePlan:
     """Return the plan of a config that learns from recorded data: gradient steps alone."""
     rows, length = _count_update_rows(config), get_rows_per_sample(config)
     total = config.offline_data_settings.num_updates_per_iteration
@@ -982,7 +980,7 @@ class MultiAgentPlan(BatchPlan):
         return f"{head}, {updates}"
 
 
-def _plan_agents(config: "AlgorithmConfig") -> MultiAgentPlan:
+def _plan_agents(config: "Config") -> MultiAgentPlan:
     """Return the plan of a config for several agents; messages name the module."""
     agents = resolve_agents(config.environment_settings, config.multi_agent_settings)
     replays = isinstance(config.training_settings, OffPolicyTraining)
@@ -1017,7 +1015,7 @@ def _plan_agents(config: "AlgorithmConfig") -> MultiAgentPlan:
     )
 
 
-def _plan_common(config: "AlgorithmConfig", agents: AgentMapping) -> BatchPlan:
+def _plan_common(config: "Config", agents: AgentMapping) -> BatchPlan:
     """Return the plan of environment steps, in which minibatches have no part."""
     request = make_batch_request(config)
     if config.multi_agent_settings.count_steps_by == "agent_steps":
@@ -1027,7 +1025,7 @@ def _plan_common(config: "AlgorithmConfig", agents: AgentMapping) -> BatchPlan:
     return make_plan(request, math.lcm(*map(get_rows_per_sample, configs)))
 
 
-def _plan_common_replay(config: "AlgorithmConfig", agents: AgentMapping) -> BatchPlan:
+def _plan_common_replay(config: "Config", agents: AgentMapping) -> BatchPlan:
     """Return the plan of environment steps between the updates of modules with replay buffers.
 
     With "auto", a rollout is the shortest after which every module has whole updates.
@@ -1069,9 +1067,7 @@ def _plan_common_replay(config: "AlgorithmConfig", agents: AgentMapping) -> Batc
     )
 
 
-def _scale_intensity(
-    config: "AlgorithmConfig", agents: AgentMapping, module: str
-) -> dict[str, Any]:
+def _scale_intensity(config: "Config", agents: AgentMapping, module: str) -> dict[str, Any]:
     """Return the training intensity per row where not all of a module's agents act at a step."""
     training, number = config.training_settings, agents.count_agents(module)
     if not isinstance(training, OffPolicyTraining) or training.training_intensity is None:
@@ -1086,7 +1082,7 @@ def _scale_intensity(
 
 
 def _count_environment_steps(
-    config: "AlgorithmConfig", request: BatchRequest, agents: AgentMapping
+    config: "Config", request: BatchRequest, agents: AgentMapping
 ) -> BatchRequest:
     """Return a request in environment steps, given one in rows of agents.
 
@@ -1117,7 +1113,7 @@ def _count_environment_steps(
     )
 
 
-def _choose_agent_shards(config: "AlgorithmConfig", common: BatchPlan, agents: AgentMapping) -> int:
+def _choose_agent_shards(config: "Config", common: BatchPlan, agents: AgentMapping) -> int:
     """Return the largest number of shards that divides what every module has."""
     period = len(agents.patterns)
     if config.learners_settings.num_shards not in (None, "auto"):
@@ -1134,7 +1130,7 @@ def _choose_agent_shards(config: "AlgorithmConfig", common: BatchPlan, agents: A
 
 
 def _plan_module(
-    config: "AlgorithmConfig",
+    config: "Config",
     agents: AgentMapping,
     common: BatchPlan,
     module: str,
@@ -1150,16 +1146,14 @@ def _plan_module(
         ) from error
 
 
-def make_planned_config(
-    config: "AlgorithmConfig", plan: MultiAgentPlan, module: str
-) -> "AlgorithmConfig":
+def make_planned_config(config: "Config", plan: MultiAgentPlan, module: str) -> "Config":
     """Return the config of a module, with the sizes of its rows, given the plan of the run."""
     sizes = compute_module_sizes(config, plan.agents, plan, module, plan.num_shards)
     return make_module_config(config, plan.agents, module, sizes)
 
 
 def compute_module_sizes(
-    config: "AlgorithmConfig",
+    config: "Config",
     agents: AgentMapping,
     common: BatchPlan,
     module: str,

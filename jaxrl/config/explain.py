@@ -13,11 +13,11 @@ from jaxrl.core.spaces import without_parts
 from jaxrl.learners.gradients import MicrobatchSize, get_num_microbatches
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 def explain(
-    config: "AlgorithmConfig",
+    config: "Config",
     *,
     platform: str | None = None,
     local_device_count: int | None = None,
@@ -68,7 +68,7 @@ def explain(
     return "\n\n".join(blocks)
 
 
-def _format_settings(config: "AlgorithmConfig", plan: BatchPlan) -> str:
+def _format_settings(config: "Config", plan: BatchPlan) -> str:
     lines = [f"{type(config).__name__}, * = set by you"]
     adapted = {
         "train_batch_size": plan.train_batch_size,
@@ -135,7 +135,7 @@ MAX_NAMES = 3
 """Number of agents that are named; more are counted."""
 
 
-def describe_modules(config: "AlgorithmConfig", plan: MultiAgentPlan) -> str:
+def describe_modules(config: "Config", plan: MultiAgentPlan) -> str:
     """Return a table of modules: agents, rows, and the bytes of what they observe.
 
     Rows are those of a train batch, and of the replay buffer where there is one. What a critic of

@@ -10,18 +10,13 @@ from typing import Any, cast
 
 import yaml
 
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.base import AlgorithmConfig, get_algorithm_config
 from jaxrl.config.coerce import MAX_DEPTH, walk_depths
 from jaxrl.config.fields import get_settings
 from jaxrl.config.imports import OWN, Trust
 from jaxrl.config.markers import marker_from_data, replace_at_path
 from jaxrl.config.pbt import make_scheduler
-from jaxrl.config.registry import (
-    find_shipped_configs,
-    get_algorithm_config,
-    list_algorithms,
-    refuse_address,
-)
+from jaxrl.config.registry import find_shipped_configs, list_algorithms, refuse_address
 from jaxrl.config.settings.run import SweepSettings
 from jaxrl.config.stop import StopCriteria, parse_stop
 from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError, did_you_mean

@@ -10,13 +10,13 @@ from jaxrl.errors import ConfigError
 if TYPE_CHECKING:
     import gymnasium
 
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.modules.model_config import DefaultModelConfig
     from jaxrl.modules.rl_module import RLModuleSpec
 
 
 def resolve_module_spec(
-    config: "AlgorithmConfig",
+    config: "Config",
     observation_space: "gymnasium.Space[Any] | None",
     action_space: "gymnasium.Space[Any] | None",
 ) -> "RLModuleSpec":
@@ -31,7 +31,7 @@ def resolve_module_spec(
     )
 
 
-def check_model_config(config: "AlgorithmConfig") -> None:
+def check_model_config(config: "Config") -> None:
     """Check the model settings of a default module; custom modules check their own."""
     from jaxrl.modules.model_config import DefaultModelConfig
 
@@ -41,7 +41,7 @@ def check_model_config(config: "AlgorithmConfig") -> None:
         DefaultModelConfig.from_dict(cast(Mapping[str, Any], settings))
 
 
-def find_renamed_settings(config: "AlgorithmConfig") -> dict[str, str]:
+def find_renamed_settings(config: "Config") -> dict[str, str]:
     """Return the current name of each model setting given under an old name."""
     from jaxrl.modules.model_config import resolve_model_settings
 
@@ -51,7 +51,7 @@ def find_renamed_settings(config: "AlgorithmConfig") -> dict[str, str]:
     return resolve_model_settings(cast(Mapping[str, Any], model_config))[1]
 
 
-def resolve_default_model_config(config: "AlgorithmConfig") -> "DefaultModelConfig | None":
+def resolve_default_model_config(config: "Config") -> "DefaultModelConfig | None":
     """Return the model settings of a default module, or None for a module with its own settings.
 
     Raises:
@@ -68,7 +68,7 @@ def resolve_default_model_config(config: "AlgorithmConfig") -> "DefaultModelConf
     return DefaultModelConfig.from_dict(settings or {})
 
 
-def get_rows_per_sample(config: "AlgorithmConfig") -> int:
+def get_rows_per_sample(config: "Config") -> int:
     """Return the number of rows per replay sample: `max_seq_len` for a stateful module, else 1.
 
     An algorithm may learn from windows of successive rows instead.
@@ -79,7 +79,7 @@ def get_rows_per_sample(config: "AlgorithmConfig") -> int:
     return settings.max_seq_len if settings is not None and settings.is_recurrent else 1
 
 
-def _select_spec(config: "AlgorithmConfig") -> "RLModuleSpec":
+def _select_spec(config: "Config") -> "RLModuleSpec":
     from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModule, RLModuleSpec
 
     settings = config.rl_module_settings
@@ -103,7 +103,7 @@ def _select_spec(config: "AlgorithmConfig") -> "RLModuleSpec":
     return spec
 
 
-def _wrap_network(config: "AlgorithmConfig", network: object) -> "RLModuleSpec":
+def _wrap_network(config: "Config", network: object) -> "RLModuleSpec":
     """Return a spec whose module wraps a network that is not an RLModule."""
     from jaxrl.modules.network_module import make_network_module
     from jaxrl.modules.rl_module import RLModuleSpec

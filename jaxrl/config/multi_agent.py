@@ -43,7 +43,7 @@ from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.modules.rl_module import RLModuleSpec
 
 
@@ -308,7 +308,7 @@ def _find_trained(
 
 
 def make_agent_setup(
-    config: "AlgorithmConfig",
+    config: "Config",
     policies: object,
     spaces: Mapping[str, tuple[Any, Any]],
     module_class: type[Any] | None,
@@ -348,7 +348,7 @@ def make_agent_setup(
     return {module: complete(module) for module in ids}, is_policy_to_train
 
 
-def _find_spaces(config: "AlgorithmConfig", ids: Iterable[str]) -> dict[str, tuple[Any, Any]]:
+def _find_spaces(config: "Config", ids: Iterable[str]) -> dict[str, tuple[Any, Any]]:
     """Return the spaces of the environment for each module; all have those of a single agent's."""
     settings = config.environment_settings
     if settings.env is None or not is_multi_agent_spec(settings.env):
@@ -386,7 +386,7 @@ def is_trained(function: Mapped, module: str) -> bool:
         ) from error
 
 
-def prepare_agents(config: "AlgorithmConfig") -> None:
+def prepare_agents(config: "Config") -> None:
     """Replace functions of ids by what they return, so that a config can be saved and loaded."""
     environment, settings = config.environment_settings, config.multi_agent_settings
     made = make_agents_env(environment, settings)
@@ -411,8 +411,8 @@ def prepare_agents(config: "AlgorithmConfig") -> None:
 
 
 def make_module_config(
-    config: "AlgorithmConfig", agents: AgentMapping, module: str, changes: Mapping[str, Any]
-) -> "AlgorithmConfig":
+    config: "Config", agents: AgentMapping, module: str, changes: Mapping[str, Any]
+) -> "Config":
     """Return the config of one module of a run.
 
     Args:
@@ -472,7 +472,7 @@ def _get_policy(policies: Any, module: str) -> object:
     return spec
 
 
-def _set_module_spec(config: "AlgorithmConfig", module: str, spec: object) -> None:
+def _set_module_spec(config: "Config", module: str, spec: object) -> None:
     """Set the module's own specification, from `policies` or from a MultiRLModuleSpec."""
     from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModuleSpec
 
@@ -519,7 +519,7 @@ def check_module_ids(settings: MultiAgentSettings, spec: object, agents: AgentMa
             )
 
 
-def _to_settings(overrides: "Mapping[str, Any] | AlgorithmConfig | None") -> dict[str, Any]:
+def _to_settings(overrides: "Mapping[str, Any] | Config | None") -> dict[str, Any]:
     """Return overrides as a dictionary, from one or from a config's explicit settings."""
     if overrides is None:
         return {}
@@ -531,7 +531,7 @@ def _to_settings(overrides: "Mapping[str, Any] | AlgorithmConfig | None") -> dic
 _SIZES = ("train_batch_size", "train_batch_size_per_learner")
 
 
-def _check_overrides(config: "AlgorithmConfig", module: str, overrides: Mapping[str, Any]) -> None:
+def _check_overrides(config: "Config", module: str, overrides: Mapping[str, Any]) -> None:
     table = config.get_name_table()
     for name, value in overrides.items():
         group = table.group_by_setting.get(table.find_current_name(name) or "")
@@ -676,11 +676,11 @@ class NewModule:
 
 
 def with_module(
-    config: "AlgorithmConfig",
+    config: "Config",
     agents: AgentMapping,
     new: NewModule,
     mapping_fn: Mapped | None,
-) -> "AlgorithmConfig":
+) -> "Config":
     """Return a config with one more module, not frozen.
 
     Args:
@@ -717,7 +717,7 @@ def with_module(
     return own
 
 
-def _add_spec(config: "AlgorithmConfig", new: NewModule) -> "RLModuleSpec | None":
+def _add_spec(config: "Config", new: NewModule) -> "RLModuleSpec | None":
     """Add the module's specification beside those of others; return it if it is to stand alone."""
     from jaxrl.modules.rl_module import MultiRLModuleSpec
 
@@ -733,16 +733,14 @@ def _add_spec(config: "AlgorithmConfig", new: NewModule) -> "RLModuleSpec | None
     return None
 
 
-def with_trained(config: "AlgorithmConfig", trained: Collection[str]) -> "AlgorithmConfig":
+def with_trained(config: "Config", trained: Collection[str]) -> "Config":
     """Return a config that trains the given modules, not frozen."""
     own = _copy_unfrozen(config)
     own.multi_agent(policies_to_train=sorted(trained))
     return own
 
 
-def with_mapping_fn(
-    config: "AlgorithmConfig", agents: AgentMapping, mapping_fn: Mapped
-) -> "AlgorithmConfig":
+def with_mapping_fn(config: "Config", agents: AgentMapping, mapping_fn: Mapped) -> "Config":
     """Return a config whose modules another function chooses among those of now, not frozen."""
     own = _copy_unfrozen(config)
     choices: dict[str, Player] = dict(list_choices(agents))
@@ -750,7 +748,7 @@ def with_mapping_fn(
     return own
 
 
-def _copy_unfrozen(config: "AlgorithmConfig") -> "AlgorithmConfig":
+def _copy_unfrozen(config: "Config") -> "Config":
     own = config.copy(copy_frozen=False)
     own.live_settings = frozenset()
     return own

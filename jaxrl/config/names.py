@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl.compat import lookup
 from jaxrl.config.fields import Setting, format_value, get_settings
-from jaxrl.config.registry import get_algorithm_config_class
+from jaxrl.config.registry import find_config_class
 from jaxrl.core.algorithms import ALGORITHMS
 from jaxrl.errors import JaxrlError, UnknownNameError, UnknownSettingError, did_you_mean
 
@@ -198,7 +198,7 @@ def _find_other_algorithms(name: str) -> str:
     presets: dict[str, int] = {}
     for algorithm in ALGORITHMS:
         with contextlib.suppress(JaxrlError):  # a registered one that cannot be imported here
-            config = get_algorithm_config_class(algorithm)
+            config = find_config_class(algorithm)
             if name not in config.get_name_table().group_by_setting:
                 continue
             base = next((each for each, owner in owners.items() if issubclass(config, owner)), None)

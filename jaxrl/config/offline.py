@@ -24,7 +24,7 @@ from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 _NO_SAMPLING = "no environment is stepped for training"
@@ -81,7 +81,7 @@ NOT_MIXED_SETTINGS: dict[str, str] = {
 
 
 def count_source_rows(
-    config: "AlgorithmConfig", num_rows: int, length: int = 1, num_shards: int = 1
+    config: "Config", num_rows: int, length: int = 1, num_shards: int = 1
 ) -> dict[str, int]:
     """Return the number of rows of a gradient step that each source has; empty without shares.
 
@@ -139,7 +139,7 @@ def _parse_share(shares: dict[str, float], name: str) -> Fraction:
     return Fraction(share).limit_denominator(MAX_SHARE_DENOMINATOR)
 
 
-def check_offline(config: "AlgorithmConfig") -> None:
+def check_offline(config: "Config") -> None:
     """Check that data are given where they are needed, and settings that need environments are not.
 
     Raises:
@@ -186,7 +186,7 @@ def check_offline(config: "AlgorithmConfig") -> None:
         )
 
 
-def resolve_data_paths(config: "AlgorithmConfig") -> None:
+def resolve_data_paths(config: "Config") -> None:
     """Make the paths of recorded data absolute, which are relative to the working directory.
 
     Names of data sets remain, so that a checkpoint finds them on another machine.
@@ -211,7 +211,7 @@ def _resolve(name: str) -> str:
     return name if is_name else str(Path(name).expanduser().absolute())
 
 
-def _check_mixed(config: "AlgorithmConfig") -> None:
+def _check_mixed(config: "Config") -> None:
     """Raise if recorded data cannot be learned from together with what is sampled."""
     given, name = config.offline_data_settings.input_, config.algo_name
     if config.requires_data or not isinstance(config.training_settings, OffPolicyTraining):
@@ -239,7 +239,7 @@ def _check_mixed(config: "AlgorithmConfig") -> None:
         )
 
 
-def _check_storage(config: "AlgorithmConfig") -> None:
+def _check_storage(config: "Config") -> None:
     """Raise if other settings contradict `dataset_storage`."""
     data = config.offline_data_settings
     storage, num_learners = data.dataset_storage, config.learners_settings.num_learners
@@ -270,7 +270,7 @@ def _check_storage(config: "AlgorithmConfig") -> None:
         check_stream(config)
 
 
-def check_stream(config: "AlgorithmConfig") -> None:
+def check_stream(config: "Config") -> None:
     """Check that the settings are those of a stream.
 
     Raises:
@@ -296,7 +296,7 @@ def check_stream(config: "AlgorithmConfig") -> None:
             )
 
 
-def check_lane_storage(config: "AlgorithmConfig") -> None:
+def check_lane_storage(config: "Config") -> None:
     """Check that the data of one run of a sweep are in its process.
 
     Raises:
@@ -308,7 +308,7 @@ def check_lane_storage(config: "AlgorithmConfig") -> None:
         raise make_stream_lanes_error(config)
 
 
-def make_stream_lanes_error(config: "AlgorithmConfig") -> ConfigError:
+def make_stream_lanes_error(config: "Config") -> ConfigError:
     """Return the error for a sweep of runs whose data are streams."""
     return ConfigError(
         f"A sweep is not supported with {describe_storage(config)}: its runs would share Ray's CPUs "
@@ -317,7 +317,7 @@ def make_stream_lanes_error(config: "AlgorithmConfig") -> ConfigError:
     )
 
 
-def describe_storage(config: "AlgorithmConfig") -> str:
+def describe_storage(config: "Config") -> str:
     """Return the setting that makes a run's data a stream, for messages."""
     storage = config.offline_data_settings.dataset_storage
     if storage != "auto":
@@ -327,7 +327,7 @@ def describe_storage(config: "AlgorithmConfig") -> str:
     return f"dataset_storage='auto', which is 'stream' here ({why})"
 
 
-def _check_output(config: "AlgorithmConfig") -> None:
+def _check_output(config: "Config") -> None:
     """Raise if a run cannot be recorded, or settings of a recording are set without one."""
     data = config.offline_data_settings
     if data.output is None:
@@ -370,7 +370,7 @@ class EstimationMethod:
     fqe: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
-def check_offline_evaluation(config: "AlgorithmConfig") -> None:
+def check_offline_evaluation(config: "Config") -> None:
     """Check the settings of evaluation on held-out episodes.
 
     Raises:
@@ -411,7 +411,7 @@ def check_offline_evaluation(config: "AlgorithmConfig") -> None:
         )
 
 
-def describe_held_out(config: "AlgorithmConfig") -> list[str]:
+def describe_held_out(config: "Config") -> list[str]:
     """Return a sentence on the episodes that are not trained on; none if there are none."""
     settings = config.evaluation_settings
     if not settings.held_out_share:

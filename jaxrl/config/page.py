@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxrl.compat import lookup
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.base import AlgorithmConfig, get_algorithm_config_class
 from jaxrl.config.fields import MAX_COUNT, Setting
 from jaxrl.config.names import GROUP_METHODS
-from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.registry import list_algorithms
 
 _HEAD = """# Settings
 
@@ -26,7 +26,7 @@ def render_settings_page() -> str:
     blocks = [_HEAD]
     base = AlgorithmConfig.get_name_table()
     for attribute, method in GROUP_METHODS.items():
-        group: type[Any] = type(AlgorithmConfig.__dict__[attribute])
+        group: type[Any] = type(getattr(AlgorithmConfig, attribute))
         blocks.append(
             _render_section(f"`{method}()`", group.__doc__, base.groups[attribute].values())
         )

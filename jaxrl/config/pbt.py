@@ -18,7 +18,7 @@ from jaxrl.metrics import (
 )
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.learners.learner import LearnerState
 
 TIME_ATTRS = (TRAINING_ITERATION, NUM_ENV_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_TRAINED_LIFETIME)
@@ -122,13 +122,13 @@ def make_scheduler(
     return PopulationBasedTraining(**{str(name): value for name, value in given.items()})
 
 
-def get_mutations(config: "AlgorithmConfig") -> dict[str, Marker]:
+def get_mutations(config: "Config") -> dict[str, Marker]:
     """Return the settings that a sweep's scheduler changes; see `parse_mutations`."""
     return parse_mutations(config, make_scheduler(config.sweep_settings.scheduler))
 
 
 def parse_mutations(
-    config: "AlgorithmConfig", scheduler: PopulationBasedTraining | None
+    config: "Config", scheduler: PopulationBasedTraining | None
 ) -> dict[str, Marker]:
     """Return the settings that a scheduler changes, each with its parsed distribution.
 

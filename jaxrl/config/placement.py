@@ -8,7 +8,7 @@ from jaxrl.config.settings.runners import ExternalSettings
 from jaxrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 Placement = Literal["in_graph", "host", "ray", "external", "offline"]
 """Place where environments are stepped: in the compiled program, in Python, in Ray actors, or in
@@ -148,7 +148,7 @@ REQUIREMENTS = (
 """Settings that need processes or a placement, with a note where these are missing."""
 
 
-def describe_idle_settings(config: "AlgorithmConfig", placement: Placement) -> list[str]:
+def describe_idle_settings(config: "Config", placement: Placement) -> list[str]:
     """Return a sentence on the explicit settings that have no effect in a placement, if any.
 
     Args:
@@ -172,7 +172,7 @@ def describe_idle_settings(config: "AlgorithmConfig", placement: Placement) -> l
     return [f"Settings without effect in this run: {'; '.join(idle)}."] if idle else []
 
 
-def resolve_placement(config: "AlgorithmConfig", env_id: str, *, is_jax_env: bool) -> Placement:
+def resolve_placement(config: "Config", env_id: str, *, is_jax_env: bool) -> Placement:
     """Return the placement of a run's environments.
 
     Args:
@@ -201,7 +201,7 @@ def resolve_placement(config: "AlgorithmConfig", env_id: str, *, is_jax_env: boo
     return "in_graph"
 
 
-def check_placement(config: "AlgorithmConfig") -> None:
+def check_placement(config: "Config") -> None:
     """Raise ConfigError if settings contradict an explicit placement.
 
     Unlike `resolve_placement`, this does not require the environment.
@@ -219,7 +219,7 @@ def check_placement(config: "AlgorithmConfig") -> None:
     check_in_graph(config)
 
 
-def _check_external(config: "AlgorithmConfig") -> None:
+def _check_external(config: "Config") -> None:
     """Check that spaces are declared, and no setting is set that has no effect with simulators."""
     environment, evaluation = config.environment_settings, config.evaluation_settings
     config.refuse_changed(
@@ -239,7 +239,7 @@ def _check_external(config: "AlgorithmConfig") -> None:
         )
 
 
-def check_in_graph(config: "AlgorithmConfig") -> None:
+def check_in_graph(config: "Config") -> None:
     """Check that no setting is set that has no effect inside the compiled program.
 
     Raises:
@@ -250,7 +250,7 @@ def check_in_graph(config: "AlgorithmConfig") -> None:
     config.refuse_changed(reasons, "with this environment", neutral=_RLLIB_DEFAULTS)
 
 
-def describe_placement(config: "AlgorithmConfig", placement: Placement | None) -> Iterator[str]:
+def describe_placement(config: "Config", placement: Placement | None) -> Iterator[str]:
     """Yield sentences on where environments are stepped, and on remedies if that is slow.
 
     Args:

@@ -1,30 +1,13 @@
 """Registry of algorithms and shipped configs; modules of algorithms are imported on first use."""
 
-import importlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from jaxrl.compat import lookup
 from jaxrl.config.imports import ALGORITHM_CONFIG, OWN, load_object
 from jaxrl.core.algorithms import ALGORITHMS, AlgorithmEntry
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
-
-if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
-
-_RUN_CLASSES = {
-    "algorithm": ("jaxrl.algorithm", "Algorithm"),
-    "population": ("jaxrl.sweeps.population", "Population"),
-    "trials": ("jaxrl.sweeps.trials", "Trials"),
-}
-"""Classes that `AlgorithmConfig.build` makes; they import the config, which names them only."""
-
-
-def load_run_class(kind: Literal["algorithm", "population", "trials"]) -> type[Any]:
-    """Import the class of what a config builds: a run, or a sweep in one of its two forms."""
-    module, name = _RUN_CLASSES[kind]
-    return getattr(importlib.import_module(module), name)
 
 
 def register(name: str, config: str) -> None:
@@ -42,12 +25,8 @@ def list_algorithms() -> list[str]:
     return sorted(ALGORITHMS)
 
 
-def get_algorithm_config_class(name: str) -> "type[AlgorithmConfig]":
-    """Return the config class of an algorithm.
-
-    Raises:
-        UnknownNameError: If no algorithm of this name is registered.
-    """
+def find_config_class(name: str) -> type[Any]:
+    """Import the config class of an algorithm, see `get_algorithm_config_class`."""
     known = {key.lower(): key for key in ALGORITHMS}
     current = known.get(name.lower()) or lookup.load("rllib.imports").find_algorithm(name)
     if current is None:
@@ -57,11 +36,6 @@ def get_algorithm_config_class(name: str) -> "type[AlgorithmConfig]":
         )
     path = ALGORITHMS[current].config  # registered by code in this process
     return load_object(path, "algo", ALGORITHM_CONFIG, trust=OWN)
-
-
-def get_algorithm_config(name: str) -> "AlgorithmConfig":
-    """Return a config of an algorithm with its defaults."""
-    return get_algorithm_config_class(name)()
 
 
 def find_shipped_configs() -> dict[str, Path]:

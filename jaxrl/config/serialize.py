@@ -15,7 +15,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.config import signature
 from jaxrl.config.coerce import MAX_SAVED_DEPTH, accepts_objects, is_deeper
 from jaxrl.config.imports import (
     ALGORITHM,
@@ -31,12 +30,13 @@ from jaxrl.config.imports import (
 )
 from jaxrl.config.markers import Marker
 from jaxrl.config.names import GROUP_METHODS
-from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.registry import find_config_class, list_algorithms
 from jaxrl.config.settings.run import LOCAL_LOGGERS
+from jaxrl.config.signature import compute_digest
 from jaxrl.errors import CheckpointError, ConfigError, JaxrlError, summarize_exception
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.config.names import NameTable
 
 
@@ -50,7 +50,7 @@ RECORDING_SETTINGS = (
 """Settings that say where and how a run is recorded, on which nothing that is trained depends."""
 
 
-def serialize_config(config: "AlgorithmConfig") -> dict[str, Any]:
+def serialize_config(config: "Config") -> dict[str, Any]:
     """Convert a config to plain data: classes and functions as import paths, spaces as bounds.
 
     Raises:
@@ -60,7 +60,7 @@ def serialize_config(config: "AlgorithmConfig") -> dict[str, Any]:
     return _as_data(config, _encode)
 
 
-def serialize_restorable(config: "AlgorithmConfig") -> tuple[dict[str, Any], list[str]]:
+def serialize_restorable(config: "Config") -> tuple[dict[str, Any], list[str]]:
     """Convert a config to plain data, without the settings that cannot be saved.
 
     A mapping function that always gives an agent the same module is replaced by this mapping.
@@ -99,7 +99,7 @@ def _find_fixed_mapping(mapping: object) -> dict[str, str] | None:
     return fixed if len(fixed) == len(values) else None
 
 
-def serialize_for_display(config: "AlgorithmConfig") -> dict[str, Any]:
+def serialize_for_display(config: "Config") -> dict[str, Any]:
     """Convert a config to plain data for display, with the repr of objects without import path."""
 
     def encode(name: str, value: object) -> object:
@@ -122,7 +122,7 @@ def hash_config(data: Mapping[str, Any]) -> str:
     """
     settings = {n: value for n, value in data["settings"].items() if n not in RECORDING_SETTINGS}
     described = {"algo": data["algo"], "algo_class": data.get("algo_class"), "settings": settings}
-    return signature.compute_digest(unify_numbers(described))
+    return compute_digest(unify_numbers(described))
 
 
 def unify_numbers(data: object) -> Any:
@@ -135,7 +135,7 @@ def unify_numbers(data: object) -> Any:
 
 
 def _as_data(
-    config: "AlgorithmConfig", encode: Callable[[str, object], object], *, algo: str | None = None
+    config: "Config", encode: Callable[[str, object], object], *, algo: str | None = None
 ) -> dict[str, Any]:
     return {
         "algo": _find_algo_path(config) or algo or get_config_class_path(config),
@@ -145,7 +145,7 @@ def _as_data(
     }
 
 
-def get_config_class_path(config: "AlgorithmConfig") -> str:
+def get_config_class_path(config: "Config") -> str:
     """Return the import path or registered name of a config's class.
 
     Raises:
@@ -161,9 +161,9 @@ def get_config_class_path(config: "AlgorithmConfig") -> str:
     return path
 
 
-def _find_algo_path(config: "AlgorithmConfig") -> str | None:
+def _find_algo_path(config: "Config") -> str | None:
     cls = type(config)
-    if cls.algo_name in list_algorithms() and (get_algorithm_config_class(cls.algo_name) is cls):
+    if cls.algo_name in list_algorithms() and (find_config_class(cls.algo_name) is cls):
         return cls.algo_name
     return get_import_path(cls)
 
@@ -354,7 +354,7 @@ class _Context:
 
 def deserialize_config(
     data: object, overrides: Mapping[str, Any] | None = None, *, trust: Trust | None = None
-) -> "AlgorithmConfig":
+) -> "Config":
     """Restore a config from the output of `serialize_config`.
 
     Args:
@@ -423,7 +423,7 @@ def find_missing(data: object) -> list[str]:
 
 def _make_config(
     data: Mapping[str, Any], overrides: dict[str, Any], trust: Trust
-) -> "tuple[AlgorithmConfig, list[str]]":
+) -> "tuple[Config, list[str]]":
     """Return the config and the names of the settings that were ignored."""
     algo_class = None if "algo_class" in overrides else data.get("algo_class")
     config = _make_default_config(data["algo"], algo_class, trust)
@@ -462,12 +462,12 @@ def _is_asked_again(mapping: object, overrides: Mapping[str, Any]) -> bool:
     return not any(isinstance(value, list) and len(cast(list[Any], value)) > 1 for value in values)
 
 
-def _make_default_config(algo: object, algo_class: object, trust: Trust) -> "AlgorithmConfig":
+def _make_default_config(algo: object, algo_class: object, trust: Trust) -> "Config":
     """Return a config of the algorithm's class with its defaults."""
     if not isinstance(algo, str):
         raise CheckpointError(f"The saved config is damaged: algo is {algo!r}.")
     if ":" not in algo:
-        cls = get_algorithm_config_class(algo)
+        cls = find_config_class(algo)
     else:
         found = load_object(algo, "algo", ALGORITHM_CONFIG, trust=trust)
         cls = _require_class(found, "algo", ALGORITHM_CONFIG)
@@ -484,7 +484,7 @@ def _require_class(value: object, name: str, kind: ImportKind) -> type[Any]:
     return value
 
 
-def _has_side_effects(name: str | None, value: object, config: "AlgorithmConfig") -> bool:
+def _has_side_effects(name: str | None, value: object, config: "Config") -> bool:
     """Return whether a setting has side effects that its default does not have."""
     if name == "loggers":
         return not isinstance(value, list) or any(sink not in LOCAL_LOGGERS for sink in value)

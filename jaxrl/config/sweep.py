@@ -28,7 +28,7 @@ MAX_LANES = 10_000
 """Maximum number of lanes of a sweep; describing more takes longer than a short run."""
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,14 @@ class Lane:
     point: int
     seed: int
     values: Mapping[str, Any]
-    config: "AlgorithmConfig"
+    config: "Config"
 
     def __str__(self) -> str:
         values = "".join(f", {name}={value!r}" for name, value in self.values.items())
         return f"lane {self.index}: seed {self.seed}{values}"
 
 
-def is_sweep(config: "AlgorithmConfig") -> bool:
+def is_sweep(config: "Config") -> bool:
     """Return whether a config describes a sweep."""
     sweep = config.sweep_settings
     if sweep.seeds is not None or sweep.scheduler is not None or sweep.num_samples > 1:
@@ -62,7 +62,7 @@ def is_sweep(config: "AlgorithmConfig") -> bool:
     return any(True for _ in _find_marked(config))
 
 
-def make_lanes(config: "AlgorithmConfig") -> list[Lane]:
+def make_lanes(config: "Config") -> list[Lane]:
     """Return the lanes of a config: every grid point of every sample, with every seed.
 
     Settings that the scheduler changes and that are not set explicitly are also sampled.
@@ -109,7 +109,7 @@ def make_lanes(config: "AlgorithmConfig") -> list[Lane]:
     ]
 
 
-def _find_marked(config: "AlgorithmConfig") -> Iterator[tuple[SettingPath, Marker]]:
+def _find_marked(config: "Config") -> Iterator[tuple[SettingPath, Marker]]:
     for name, value in config.items():
         if name != "scheduler" or isinstance(value, Marker):  # its markers are mutations
             yield from find_markers(value, (name,))
@@ -128,7 +128,7 @@ def _check_num_lanes(
         )
 
 
-def _get_seeds(config: "AlgorithmConfig") -> list[int] | None:
+def _get_seeds(config: "Config") -> list[int] | None:
     """Return the seeds of every point, or None if `seeds` is not set."""
     seeds, first = config.sweep_settings.seeds, config.debugging_settings.run_seed
     if isinstance(seeds, int):
@@ -137,8 +137,8 @@ def _get_seeds(config: "AlgorithmConfig") -> list[int] | None:
 
 
 def _make_lane_config(
-    config: "AlgorithmConfig", values: Mapping[SettingPath, Any], seed: int, index: int
-) -> "AlgorithmConfig":
+    config: "Config", values: Mapping[SettingPath, Any], seed: int, index: int
+) -> "Config":
     lane = config.copy(copy_frozen=False)
     settings: dict[str, Any] = {}
     for (name, *keys), value in values.items():
@@ -166,7 +166,7 @@ FIXED_SETTINGS = {
 }
 
 
-def _check_can_vary(config: "AlgorithmConfig", path: SettingPath, marker: Marker) -> None:
+def _check_can_vary(config: "Config", path: SettingPath, marker: Marker) -> None:
     name = str(path[0])
     group = config.get_name_table().group_by_setting[name]
     fixed_groups = ("resources_settings", "python_environment_settings", "reporting_settings")

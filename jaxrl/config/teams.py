@@ -15,7 +15,7 @@ from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, make, make_any
 from jaxrl.errors import ConfigError, JaxrlError
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 TEAM = "team"
 """Name of the team of an environment that names none."""
@@ -30,7 +30,7 @@ _PER_MODULE = (
 )
 
 
-def make_team(config: "AlgorithmConfig") -> AnyMadeEnv:
+def make_team(config: "Config") -> AnyMadeEnv:
     """Make the environment of a config with all its agents as one agent.
 
     It observes who acts, the members' last rewards if the algorithm learns from them, and the
@@ -57,7 +57,7 @@ def make_team(config: "AlgorithmConfig") -> AnyMadeEnv:
     return MadeEnv(env=grouped.env, params=grouped.params, id=made.id, notes=made.notes)
 
 
-def _make_host_team(config: "AlgorithmConfig", made: MadeMultiHostEnv) -> MadeHostEnv:
+def _make_host_team(config: "Config", made: MadeMultiHostEnv) -> MadeHostEnv:
     """Make the team of an environment that is written in Python."""
     ((name, _),) = _get_groups(config, made).items()
     create = HostTeamCreator(
@@ -73,7 +73,7 @@ def _make_host_team(config: "AlgorithmConfig", made: MadeMultiHostEnv) -> MadeHo
     return dataclasses.replace(grouped, id=made.id, notes=made.notes)
 
 
-def make_named_env(config: "AlgorithmConfig") -> AnyMadeEnv:
+def make_named_env(config: "Config") -> AnyMadeEnv:
     """Make the environment that a config names: of a single agent, or of a team that is one.
 
     Raises:
@@ -91,7 +91,7 @@ def make_named_env(config: "AlgorithmConfig") -> AnyMadeEnv:
     )
 
 
-def describe_team(config: "AlgorithmConfig") -> list[str]:
+def describe_team(config: "Config") -> list[str]:
     """Return a sentence on who is grouped; none if the environment cannot be made, which raises later."""
     if config.environment_settings.env is None:
         return []
@@ -111,7 +111,7 @@ def describe_team(config: "AlgorithmConfig") -> list[str]:
     return [f"{who}: {how}."]
 
 
-def check_team(config: "AlgorithmConfig") -> None:
+def check_team(config: "Config") -> None:
     """Check the settings of a config whose agents are one team.
 
     Raises:
@@ -154,7 +154,7 @@ def check_team(config: "AlgorithmConfig") -> None:
     _get_groups(config, made)
 
 
-def _get_groups(config: "AlgorithmConfig", made: AnyMadeMulti) -> dict[str, tuple[str, ...]]:
+def _get_groups(config: "Config", made: AnyMadeMulti) -> dict[str, tuple[str, ...]]:
     """Return the only team with its members.
 
     Raises:

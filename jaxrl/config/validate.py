@@ -22,7 +22,7 @@ from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import DEFAULT_MODULE, check_key
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 EVALUATION_OVERRIDES = (
@@ -37,7 +37,7 @@ EVALUATION_OVERRIDES = (
 """Settings that `evaluation_config` may change; all others belong to the trained policy."""
 
 
-def validate(config: "AlgorithmConfig") -> None:
+def validate(config: "Config") -> None:
     """Check the constraints between settings.
 
     Raises:
@@ -67,7 +67,7 @@ def validate(config: "AlgorithmConfig") -> None:
     config.plan()
 
 
-def _check_num_envs_tuning(config: "AlgorithmConfig") -> None:
+def _check_num_envs_tuning(config: "Config") -> None:
     """Raise if num_envs is to be tuned without a compiled program in this process."""
     if config.env_runners_settings.num_envs_per_env_runner != "auto":
         return
@@ -130,7 +130,7 @@ def _check_clipping(clip: object) -> None:
         )
 
 
-def _check_evaluation(config: "AlgorithmConfig") -> None:
+def _check_evaluation(config: "Config") -> None:
     evaluation = config.evaluation_settings
     envs, duration = evaluation.evaluation_num_envs, evaluation.evaluation_duration
     if duration == "auto":
@@ -179,7 +179,7 @@ def _check_auto_duration(evaluation: EvaluationSettings) -> None:
         )
 
 
-def _check_overrides(config: "AlgorithmConfig", overrides: dict[str, object]) -> None:
+def _check_overrides(config: "Config", overrides: dict[str, object]) -> None:
     try:
         for name, value in config.resolve(overrides).items():
             if name not in EVALUATION_OVERRIDES:
@@ -298,7 +298,7 @@ _SUPPORTED = (
 )
 
 
-def _check_agents(config: "AlgorithmConfig") -> None:
+def _check_agents(config: "Config") -> None:
     """Check the constraints between the settings of several agents.
 
     Raises:
@@ -348,7 +348,7 @@ def _check_evaluated(number: object, agents: AgentMapping) -> None:
         )
 
 
-def check_supported(config: "AlgorithmConfig", kind: Kind) -> None:
+def check_supported(config: "Config", kind: Kind) -> None:
     """Raise ConfigError if a setting asks for what several agents do not have."""
     for setting in _SUPPORTED:
         is_own = config.get_name_table().find_current_name(setting.name) == setting.name

@@ -1,6 +1,7 @@
-"""Table of the algorithms; it imports nothing, so that `import jaxrl` can read it."""
+"""Table of the algorithms; it imports nothing of jaxrl, so that `import jaxrl` can read it."""
 
-from typing import NamedTuple
+import importlib
+from typing import Any, Literal, NamedTuple
 
 
 class AlgorithmEntry(NamedTuple):
@@ -146,3 +147,19 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     ),
 }
 """Algorithms by name, as in `--algo NAME` and `run: NAME`."""
+
+TRAINABLES = tuple(sorted(ALGORITHMS))
+"""Names of the algorithms as Trainables of Ray Tune; accessing one of them imports Ray."""
+
+_RUN_CLASSES = {
+    "algorithm": ("jaxrl.algorithm", "Algorithm"),
+    "population": ("jaxrl.sweeps.population", "Population"),
+    "trials": ("jaxrl.sweeps.trials", "Trials"),
+}
+"""Classes that `AlgorithmConfig.build` makes; they import the config, which names them only."""
+
+
+def load_run_class(kind: Literal["algorithm", "population", "trials"]) -> type[Any]:
+    """Import the class of what a config builds: a run, or a sweep in one of its two forms."""
+    module, name = _RUN_CLASSES[kind]
+    return getattr(importlib.import_module(module), name)

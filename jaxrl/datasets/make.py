@@ -20,6 +20,7 @@ from filelock import FileLock
 
 import jaxrl
 from jaxrl.algorithm import Algorithm
+from jaxrl.config.base import get_algorithm_config
 from jaxrl.config.datasets import (
     FOLDER_VARIABLE,
     PREFIX,
@@ -33,7 +34,7 @@ from jaxrl.config.datasets import (
     split_name,
 )
 from jaxrl.config.load import load_experiment
-from jaxrl.config.registry import find_shipped_config, get_algorithm_config
+from jaxrl.config.registry import find_shipped_config
 from jaxrl.core.types import Columns
 from jaxrl.datasets.record import read_record
 from jaxrl.episodes.packing import EpisodePart

@@ -52,7 +52,7 @@ from jaxrl.training.rollout import ActorState, PolicyStep
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.estimation.estimate import EstimateReport
     from jaxrl.estimation.target import Target, WholeEpisodes
 
@@ -175,7 +175,7 @@ class HeldOutLosses:
 
 
 def load_held_out(
-    config: "AlgorithmConfig",
+    config: "Config",
     data: Sequence[RecordedData],
     held_out: Sequence[Sequence[EpisodePart]],
     policy_step: PolicyStep,
@@ -232,7 +232,7 @@ SHARED_KEY = "held_out"
 _TOTAL_LOSS, _TOTAL_EVAL_LOSS = "total_loss", "total_eval_loss"
 
 
-def resolve_explore(config: "AlgorithmConfig", module: RLModule, explore: bool | None) -> bool:
+def resolve_explore(config: "Config", module: RLModule, explore: bool | None) -> bool:
     """Return whether the estimated policy samples its actions.
 
     Args:
@@ -259,7 +259,7 @@ class HeldOutEvaluation:
             has no probabilities that one needs.
     """
 
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly, device: Device) -> None:
+    def __init__(self, config: "Config", assembly: Assembly, device: Device) -> None:
         self._assembly, self._device = assembly, device
         self._settings = config.evaluation_settings
         self.programs: list[Program] = []
@@ -289,7 +289,7 @@ class HeldOutEvaluation:
         return [*self._estimates.values(), *self._named.values()]
 
     def _read_parts(
-        self, config: "AlgorithmConfig", *, leaves_others: bool
+        self, config: "Config", *, leaves_others: bool
     ) -> tuple[list[RecordedData], list[list[EpisodePart]]]:
         """Return the data by source, and their held-out parts."""
         data = open_config_data(config, self._assembly.made.spaces)
@@ -304,7 +304,7 @@ class HeldOutEvaluation:
 
     def _make_losses(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         data: Sequence[RecordedData],
         held_out: Sequence[Sequence[EpisodePart]],
     ) -> tuple[Dataset, HeldOutLosses, Program]:
@@ -338,7 +338,7 @@ class HeldOutEvaluation:
         place = SingleDeviceSharding(self._device)
         return jax.device_put(dataset, place), losses, program
 
-    def _check_size(self, config: "AlgorithmConfig", dataset: Dataset) -> None:
+    def _check_size(self, config: "Config", dataset: Dataset) -> None:
         """Raise if the held-out rows are larger than the limit of a dataset on the device."""
         limit = get_device_limit(config.offline_data_settings.max_dataset_bytes, self._device)
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(dataset))
@@ -349,7 +349,7 @@ class HeldOutEvaluation:
                 "lower one, raise the other, or set offline_evaluation_duration to a number of batches."
             )
 
-    def _make_target(self, config: "AlgorithmConfig", actor: ActorState | None) -> "Target":
+    def _make_target(self, config: "Config", actor: ActorState | None) -> "Target":
         """Return the policy to estimate, with the functions that were compiled for it before."""
         from jaxrl.estimation.target import Target
 
@@ -360,7 +360,7 @@ class HeldOutEvaluation:
             compiled=self._compiled,
         )
 
-    def read_episodes(self, config: "AlgorithmConfig") -> "WholeEpisodes":
+    def read_episodes(self, config: "Config") -> "WholeEpisodes":
         """Return the held-out episodes that estimates are made from.
 
         Raises:
@@ -372,7 +372,7 @@ class HeldOutEvaluation:
 
     def _join_episodes(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         data: Sequence[RecordedData],
         held_out: Sequence[Sequence[EpisodePart]],
     ) -> "WholeEpisodes":
@@ -402,7 +402,7 @@ class HeldOutEvaluation:
 
     def evaluate(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         state: TrainState,
         get_actor: Callable[[], ActorState],
     ) -> dict[str, Any]:
@@ -445,7 +445,7 @@ class HeldOutEvaluation:
         }
 
     def _estimate(
-        self, config: "AlgorithmConfig", actor: ActorState
+        self, config: "Config", actor: ActorState
     ) -> dict[tuple[Any, ...], "EstimateReport"]:
         """Return the reports by the settings of fitted Q evaluation, each with all its methods."""
         from jaxrl.estimation.estimate import estimate
@@ -477,13 +477,13 @@ class MissingEvaluation:
     def __init__(self, error: DataError) -> None:
         self._error, self.programs = error, list[Program]()
 
-    def read_episodes(self, config: "AlgorithmConfig") -> NoReturn:
+    def read_episodes(self, config: "Config") -> NoReturn:
         """Raise the error."""
         del config
         raise self._error
 
     def evaluate(
-        self, config: "AlgorithmConfig", state: TrainState, get_actor: Callable[[], ActorState]
+        self, config: "Config", state: TrainState, get_actor: Callable[[], ActorState]
     ) -> NoReturn:
         """Raise the error."""
         del config, state, get_actor
@@ -491,7 +491,7 @@ class MissingEvaluation:
 
 
 def open_held_out(
-    config: "AlgorithmConfig",
+    config: "Config",
     assembly: Assembly,
     devices: Sequence[Device],
     shared: dict[str, Any],
@@ -520,7 +520,7 @@ def open_held_out(
 
 
 def open_estimated(
-    config: "AlgorithmConfig",
+    config: "Config",
     input_: Source | None,
     held_out: HeldOutEvaluation | MissingEvaluation | None,
     spaces: Spaces,

@@ -25,7 +25,7 @@ from jaxrl.training.report import to_host
 from jaxrl.training.rollout import RolloutWorker
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.config.settings.run import EvaluationSettings
 
 MAX_EVALUATION_ENVS = 64
@@ -44,7 +44,7 @@ class JaxEvaluation:
         is_same_env: Whether it has the current parameters of the training environment.
     """
 
-    config: "AlgorithmConfig"
+    config: "Config"
     assembly: Assembly
     made: MadeEnv | MadeMultiEnv
     trained_limit: int | None

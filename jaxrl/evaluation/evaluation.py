@@ -31,7 +31,7 @@ from jaxrl.training.report import compute_evaluation_metrics, to_host
 from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.evaluation.on_ray import RayEvaluation
 
 ENV_SETTINGS = ("env", "env_config", "max_episode_steps")
@@ -54,7 +54,7 @@ class Evaluation:
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         assembly: Assembly,
         hooks: RunnerHooks | None = None,
         make_compiled: Callable[[JaxEvaluation], CompiledEvaluation] = OwnCompiledEvaluation,
@@ -304,7 +304,7 @@ class _ParallelEvaluation:
     def __init__(
         self,
         remote: "RayEvaluation",
-        config: "AlgorithmConfig",
+        config: "Config",
         weights: Weights,
         policy: EvaluationInputs,
     ) -> None:
@@ -341,13 +341,13 @@ class _ParallelEvaluation:
         self._thread.join()
 
 
-def _has_overrides(config: "AlgorithmConfig", names: tuple[str, ...]) -> bool:
+def _has_overrides(config: "Config", names: tuple[str, ...]) -> bool:
     overrides = config.resolve(config.evaluation_settings.evaluation_config or {})
     return any(name in overrides for name in names)
 
 
 def make_evaluation_env(
-    config: "AlgorithmConfig", changed: "AlgorithmConfig", trained: AnyMadeEnv | MadeMultiEnv
+    config: "Config", changed: "Config", trained: AnyMadeEnv | MadeMultiEnv
 ) -> AnyMadeEnv | MadeMultiEnv:
     """Return the evaluation environment, whose spaces must be those of the training environment.
 

@@ -39,7 +39,7 @@ from jaxrl.training.evaluate import DEFAULT_MAX_EPISODE_STEPS, MIN_EPISODES_PER_
 from jaxrl.training.report import compute_evaluation_metrics
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.config.settings.run import EvaluationSettings
     from jaxrl.runners.env_runner import EnvRunner
 
@@ -177,7 +177,7 @@ class LocalEvaluationRunners:
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         made: MadeEnv | MadeHostEnv,
         num_envs: int,
         hooks: RunnerHooks,
@@ -204,7 +204,7 @@ class LocalEvaluationRunners:
         return self._runner
 
     @property
-    def local_config(self) -> "AlgorithmConfig":
+    def local_config(self) -> "Config":
         """Config of the runner, or the one that it will have."""
         return self._config if self._runner is None else self._runner.config
 
@@ -240,9 +240,7 @@ class LocalEvaluation:
         hooks: Callbacks of the runner.
     """
 
-    def __init__(
-        self, config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, hooks: RunnerHooks
-    ) -> None:
+    def __init__(self, config: "Config", made: MadeEnv | MadeHostEnv, hooks: RunnerHooks) -> None:
         self._plan = HostEvaluationPlan.from_settings(
             config.evaluation_settings, made.max_episode_steps
         )
@@ -312,7 +310,7 @@ NEXT_OBS = "new_obs"
 
 
 def record_rollouts(
-    config: "AlgorithmConfig",
+    config: "Config",
     weights: Weights,
     num_episodes: int | None = None,
     env_params: PyTree = None,

@@ -18,7 +18,7 @@ from jaxrl.runners.ray.fleet import EvaluationRound
 from jaxrl.runners.ray.group import GroupShape, RayEnvRunnerGroup
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 logger = logging.getLogger("jaxrl")
 
@@ -43,7 +43,7 @@ class RayEvaluation:
         EnvRunnerError: If a runner cannot start.
     """
 
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
+    def __init__(self, config: "Config", assembly: Assembly, hooks: RunnerHooks) -> None:
         self._settings = config.evaluation_settings
         self._plan = HostEvaluationPlan.from_settings(
             self._settings, assembly.made.max_episode_steps

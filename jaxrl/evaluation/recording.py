@@ -35,7 +35,7 @@ from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.runners.env_runner import EnvRunner
 
 
@@ -82,7 +82,7 @@ class VideoRecorder:
     """
 
     def __init__(
-        self, config: "AlgorithmConfig", made: MadeEnv | MadeHostEnv, policy_step: PolicyStep
+        self, config: "Config", made: MadeEnv | MadeHostEnv, policy_step: PolicyStep
     ) -> None:
         check_ffmpeg()
         self._num_episodes = int(config.evaluation_settings.record_video)
@@ -146,7 +146,7 @@ class JaxEpisodeRecording:
         policy_step: Module and connectors.
     """
 
-    def __init__(self, config: "AlgorithmConfig", made: MadeEnv, policy_step: PolicyStep) -> None:
+    def __init__(self, config: "Config", made: MadeEnv, policy_step: PolicyStep) -> None:
         self._made = made
         self._explore = config.env_runners_settings.explore
         env = VectorEnv(_NoAutoReset(made.env), made.env.reset_mode)
@@ -275,7 +275,7 @@ class HostEpisodeRecording:
         env_id: Name of the environment.
     """
 
-    def __init__(self, config: "AlgorithmConfig", env_id: str) -> None:
+    def __init__(self, config: "Config", env_id: str) -> None:
         self._id = env_id
         self._frames = _FrameBuffer()
         self._made = self._make_rendered_env(config)
@@ -284,7 +284,7 @@ class HostEpisodeRecording:
         )
         self._runner: EnvRunner | None = None
 
-    def _make_rendered_env(self, config: "AlgorithmConfig") -> MadeHostEnv:
+    def _make_rendered_env(self, config: "Config") -> MadeHostEnv:
         env_config = dict(config.environment_settings.env_config or {})
         changed = config.copy(copy_frozen=False)
         if not isinstance(config.environment_settings.env, gymnasium.Env):

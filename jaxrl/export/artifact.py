@@ -39,7 +39,7 @@ from jaxrl.runtime.versions import get_versions
 from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 FORMATS = ("numpy", "stablehlo", "onnx")
 EXAMPLES = "examples.npz"
@@ -424,7 +424,7 @@ def _describe_connector(connector: Connector) -> str:
     return f"{connector.unwrapped.name}: {' '.join(summary.split())}"
 
 
-def describe_run(config: "AlgorithmConfig", iteration: int) -> dict[str, Any]:
+def describe_run(config: "Config", iteration: int) -> dict[str, Any]:
     """Return the facts about a run that an export records.
 
     Args:

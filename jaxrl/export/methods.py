@@ -8,7 +8,7 @@ from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.metrics import DEFAULT_MODULE
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.modules.rl_module import RLModule
     from jaxrl.policy.policy import Policy
 
@@ -19,7 +19,7 @@ class ExportMethods:
     """Methods that export the current policy of an algorithm."""
 
     if TYPE_CHECKING:
-        config: AlgorithmConfig
+        config: Config
 
         @property
         def iteration(self) -> int: ...

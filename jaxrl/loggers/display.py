@@ -18,9 +18,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from jaxrl import metrics
 from jaxrl.core.wrapping import wrap_line
 from jaxrl.loggers import text
+from jaxrl.metrics import lookup
 from jaxrl.runs import results
 
 PHASES: tuple[str, ...] = ("building", "compiling", "training", "evaluating", "saving")
@@ -425,7 +425,7 @@ class LiveDisplay(Display):
         return content
 
     def _render_return(self) -> Text:
-        stats = metrics.lookup(self.status.result, "env_runners")
+        stats = lookup(self.status.result, "env_runners")
         returns = text.format_returns(stats) if isinstance(stats, Mapping) else None
         if returns is None:
             return Text("no episode has ended yet", style="dim")

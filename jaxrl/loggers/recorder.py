@@ -43,7 +43,7 @@ from jaxrl.runtime import files
 from jaxrl.training.report import merge_results
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.config.settings.run import CheckpointingSettings
 
 
@@ -137,7 +137,7 @@ class Recorder:
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         run_folder: RunFolder | None,
         start_iteration: int = 0,
         start_env_steps: int = 0,
@@ -425,7 +425,7 @@ class RunRecord:
         evaluation_metrics: Logger of the values that hooks log during evaluations on the host.
     """
 
-    def __init__(self, config: "AlgorithmConfig", run_folder: RunFolder | None) -> None:
+    def __init__(self, config: "Config", run_folder: RunFolder | None) -> None:
         self.host = RunMetadata()
         self.metrics, self.evaluation_metrics = RunMetrics(), MetricsLogger()
         self.recorder = Recorder(config, run_folder)
@@ -461,9 +461,7 @@ class RunRecord:
         """Add the values of the run's logger to a result, whose own entries have precedence."""
         result.update(merge_results(self.metrics.reduce(), result))
 
-    def make_unwritten(
-        self, config: "AlgorithmConfig", trial_id: str
-    ) -> dict[str, Callable[[], Any]]:
+    def make_unwritten(self, config: "Config", trial_id: str) -> dict[str, Callable[[], Any]]:
         """Return what Ray's Trainables add to results and no file needs, made when it is read.
 
         Args:

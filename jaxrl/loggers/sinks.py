@@ -29,7 +29,7 @@ from jaxrl.runs.run_folder import RunFolder
 from jaxrl.runtime import files
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 logger = logging.getLogger("jaxrl.loggers")
 
@@ -453,7 +453,7 @@ NAMED_SINKS: Mapping[str, type[NamedSink]] = {
 
 
 def open_sinks(
-    config: "AlgorithmConfig",
+    config: "Config",
     folder: RunFolder,
     start_iteration: int = 0,
     start_env_steps: int = 0,
@@ -508,7 +508,7 @@ def open_all(
 
 def cut_sinks(
     sinks: list[Sink],
-    config: "AlgorithmConfig",
+    config: "Config",
     folder: RunFolder,
     start_iteration: int,
     start_env_steps: int,

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxrl import metrics
+from jaxrl.metrics import lookup
 from jaxrl.runs import results
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -69,7 +69,7 @@ def format_sparkline(values: Sequence[float], width: int = 30) -> str:
 
 def learner_stats(result: results.Result) -> Iterator[tuple[str, float]]:
     """Yield the well-known learner statistics of each module, under short names."""
-    learners = metrics.lookup(result, "learners")
+    learners = lookup(result, "learners")
     if not isinstance(learners, Mapping):
         return
     modules = [name for name, stats in learners.items() if isinstance(stats, Mapping)]
@@ -97,7 +97,7 @@ _FAULT_COUNTS = frozenset(
 
 def fault_counts(result: results.Result) -> Iterator[tuple[str, float]]:
     """Yield the nonzero fault counts under `fault_tolerance`, under short names."""
-    counts = metrics.lookup(result, "fault_tolerance")
+    counts = lookup(result, "fault_tolerance")
     if isinstance(counts, Mapping):
         for name in counts:
             value = results.get_number(counts, name)
@@ -132,7 +132,7 @@ def format_line(result: results.Result, steps_per_s: float | None = None) -> str
     stage = format_stage(result)
     if stage:
         parts.append(stage)
-    stats = metrics.lookup(result, "env_runners")
+    stats = lookup(result, "env_runners")
     band = format_returns(stats) if isinstance(stats, Mapping) else None
     if not is_offline:
         parts.append(f"return {band}" if band else "no episode has ended yet")

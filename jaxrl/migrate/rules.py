@@ -23,9 +23,9 @@ from jaxrl.compat.rllib.attributes import (
 )
 from jaxrl.compat.rllib.imports import ALGORITHM_ADVICE, RLLIB
 from jaxrl.compat.rllib.settings import REFUSED_HOOKS
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.base import AlgorithmConfig, get_algorithm_config_class
 from jaxrl.config.names import GROUP_METHODS
-from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.registry import list_algorithms
 from jaxrl.errors import did_you_mean
 from jaxrl.metrics import EVALUATION, RENAMED_KEYS
 from jaxrl.migrate.kinds import TUNE_RUNNERS, Facts, Kind

@@ -14,9 +14,10 @@ from jaxrl.compat.rllib.settings import (
     selects_machinery,
     translate_exploration,
 )
+from jaxrl.config.base import get_algorithm_config_class
 from jaxrl.config.imports import Trust
 from jaxrl.config.names import GROUP_METHODS, LEARNER_SETTINGS_IN_TRAINING, NameTable
-from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.registry import list_algorithms
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import RENAMED_KEYS
 from jaxrl.modules.model_config import DefaultModelConfig

@@ -43,7 +43,7 @@ from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 _ACTIONS, _POLICY, _MODULE = 0x61637473, 0x706F6C69, 0x6D6F646C
@@ -270,7 +270,7 @@ class TeamActions(ComputeActions):
 
 
 def make_actions(
-    config: "AlgorithmConfig",
+    config: "Config",
     assembly: Assembly,
     acting: ActingState,
     keys: PurposeKeys,

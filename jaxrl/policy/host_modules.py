@@ -46,7 +46,7 @@ from jaxrl.training.agent_rows import AgentView
 from jaxrl.training.multi_learning import MultiTrainStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 
 logger = logging.getLogger("jaxrl")
@@ -93,7 +93,7 @@ class LocalRunnerView:
         self._algorithm, self.module = algorithm, ModulesView(algorithm)
 
     @property
-    def config(self) -> "AlgorithmConfig":
+    def config(self) -> "Config":
         """Config of the runner; `policy_mapping_fn` and `policies_to_train` may be set."""
         return self._group.local_config
 
@@ -114,7 +114,7 @@ class HostModuleMethods(WeightMethods):
     """True within an iteration, whose programs and totals are those of the modules of now."""
 
     if TYPE_CHECKING:
-        config: AlgorithmConfig
+        config: Config
         _assembly: Assembly
         _callbacks: CallbackList
         _devices: list[Device]
@@ -350,7 +350,7 @@ class HostModuleMethods(WeightMethods):
         self._change(config, _assemble(config), has_new_mapping=False)
 
     def _change(
-        self, config: "AlgorithmConfig", assembly: MultiAgentAssembly, *, has_new_mapping: bool
+        self, config: "Config", assembly: MultiAgentAssembly, *, has_new_mapping: bool
     ) -> None:
         """Continue the run with the programs of a changed config.
 
@@ -411,7 +411,7 @@ class HostModuleMethods(WeightMethods):
         self.state = replace(state, modules={**state.modules, name: own})
 
 
-def _assemble(config: "AlgorithmConfig") -> MultiAgentAssembly:
+def _assemble(config: "Config") -> MultiAgentAssembly:
     """Freeze a changed config and return its programs."""
     config.validate()
     config.freeze()

@@ -50,7 +50,7 @@ from jaxrl.training.rollout import ActorState
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.config.multi_agent import AgentMapping
     from jaxrl.modules.rl_module import RLModuleSpec
     from jaxrl.runners.env_runner import EnvRunner
@@ -65,7 +65,7 @@ class LearnersLeagueMethods:
     """Methods that advance a league of several learners between iterations."""
 
     if TYPE_CHECKING:
-        config: AlgorithmConfig
+        config: Config
         _loop: Loop
 
         @property
@@ -270,7 +270,7 @@ class LeagueMethods(LearnersLeagueMethods):
     """Methods that read a run's league and advance it after an iteration."""
 
     if TYPE_CHECKING:
-        config: AlgorithmConfig
+        config: Config
 
         @property
         def _trained(self) -> frozenset[str]: ...
@@ -505,7 +505,7 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
     """
 
     if TYPE_CHECKING:
-        config: AlgorithmConfig
+        config: Config
         _assembly: Assembly
         _evaluation: Evaluation
         _use: ExclusiveLock

@@ -29,7 +29,7 @@ from jaxrl.training.rollout import ActorState, PolicyStep
 if TYPE_CHECKING:
     from jaxrl.compat.rllib.distributions import DistributionClass
     from jaxrl.compat.rllib.modules import ModelView
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 _POLICIES_FOLDER = "policies"
@@ -278,9 +278,7 @@ class RunnerPolicies:
         explore: Whether the runner samples actions.
     """
 
-    def __init__(
-        self, steps: Mapping[str, PolicyStep], config: "AlgorithmConfig", *, explore: bool
-    ) -> None:
+    def __init__(self, steps: Mapping[str, PolicyStep], config: "Config", *, explore: bool) -> None:
         self._steps, self._config, self._explore = steps, config, explore
         self._inferences: dict[str, Inference] = {}
 

@@ -39,7 +39,7 @@ from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
 from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.policy.policy import Policy
 
 DEFAULT_NUM_STEPS = 10_000
@@ -50,7 +50,7 @@ class RecordingMethods:
     """Methods that record the current policy of an algorithm."""
 
     if TYPE_CHECKING:
-        config: AlgorithmConfig
+        config: Config
 
         _assembly: Assembly
 
@@ -116,7 +116,7 @@ class RecordingMethods:
 
 
 def _record(
-    config: "AlgorithmConfig",
+    config: "Config",
     assembly: Assembly,
     policy_step: PolicyStep | None,
     inputs: EvaluationInputs,
@@ -203,7 +203,7 @@ def _stitch(
 
 
 def _play(
-    config: "AlgorithmConfig",
+    config: "Config",
     made: AnyMadeEnv | AnyMadeMulti,
     policy_step: PolicyStep,
     inputs: EvaluationInputs,

@@ -20,7 +20,7 @@ from jaxrl.training.report import to_host
 from jaxrl.training.rollout import RolloutWorker, make_env_index
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 MAX_FRAGMENT_LENGTH = 256
 
@@ -48,7 +48,7 @@ def check_steps(env_id: str, steps: int, length: int, num_envs: int) -> None:
 
 
 def play_compiled(
-    config: "AlgorithmConfig",
+    config: "Config",
     worker: RolloutWorker | MultiRolloutWorker,
     default_params: PyTree,
     inputs: EvaluationInputs,
@@ -87,7 +87,7 @@ def play_compiled(
 
 
 def play_on_host(
-    config: "AlgorithmConfig",
+    config: "Config",
     made: MadeEnv | MadeHostEnv | MadeMultiHostEnv,
     inputs: EvaluationInputs,
     num_envs: int,

@@ -12,7 +12,7 @@ from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.protocols import FormerGroupNames, ReadsPolicies, call_runner
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.modules.rl_module import RLModule
 
 
@@ -35,7 +35,7 @@ class CompiledEnvRunner(ReadsPolicies, RLlibNames):
 
     _rllib_kind = "compiled_runner"
 
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
+    def __init__(self, config: "Config", assembly: Assembly) -> None:
         self.config = config
         self.modules = (
             {name: own.module for name, own in assembly.modules.items()}

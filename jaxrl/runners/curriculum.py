@@ -17,7 +17,7 @@ from jaxrl.errors import CheckpointError, ConfigError, JaxrlError
 from jaxrl.metrics import lookup
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 logger = logging.getLogger("jaxrl")
 
@@ -46,7 +46,7 @@ class Curriculum:
             the task itself; None before there is one.
     """
 
-    def __init__(self, config: "AlgorithmConfig", *, is_jax_env: bool) -> None:
+    def __init__(self, config: "Config", *, is_jax_env: bool) -> None:
         settings = config.environment_settings
         self._stages = parse_curriculum(settings.curriculum)
         self._function = settings.env_task_fn

@@ -17,7 +17,7 @@ from jaxrl.training.report import DispatchResult, IterationTotals
 from jaxrl.training.train_step import TrainStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.config.settings.run import ReportingSettings
 
 
@@ -33,7 +33,7 @@ class DispatchedDataFlow:
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         train_step: TrainStep,
         learners: LearnerGroup,
         loop: Loop,

@@ -44,7 +44,7 @@ from jaxrl.runtime.program import Program
 from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.policy.policy import Policy, RunnerPolicies
 
 
@@ -70,7 +70,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
     def __init__(
         self,
         *,
-        config: "AlgorithmConfig",
+        config: "Config",
         vector: HostVector,
         policy_step: PolicyStep,
         env_index: Int[np.ndarray, " B"],
@@ -469,7 +469,7 @@ class EnvRunner(EpisodeSampler[SingleAgentEpisode, EpisodeTracker]):
 
 
 def make_env_runner(
-    config: "AlgorithmConfig",
+    config: "Config",
     *,
     worker_index: int = 0,
     num_workers: int = 0,

@@ -22,7 +22,7 @@ from jaxrl.runners.metrics_logger import LoggedMetrics, MetricsLogger
 from jaxrl.runners.quotas import CHUNK_STEPS, split_evenly
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.policy.policy import Policy
 
 MAX_EPISODE_STEPS = 100_000
@@ -79,7 +79,7 @@ class EpisodeSampler(RLlibNames, Generic[Episode, Tracker]):
 
     _rllib_kind = "env_runner"
 
-    config: "AlgorithmConfig"
+    config: "Config"
     num_envs: int
     metrics: MetricsLogger
     tracker: Tracker | None

@@ -17,12 +17,10 @@ from jaxrl.runners.recording import AgentsRecorder, Recorder, RolloutRecorder
 from jaxrl.training.offline import MixedTrainStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
-def make_learner_group(
-    config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
-) -> LearnerGroup:
+def make_learner_group(config: "Config", assembly: Assembly, devices: list[Device]) -> LearnerGroup:
     """Create the learners: one in this process, or `num_learners` Ray actors."""
     if assembly.is_offline:
         from jaxrl.runners.offline import make_offline_learners
@@ -42,7 +40,7 @@ def make_learner_group(
 
 
 def make_loop(
-    config: "AlgorithmConfig",
+    config: "Config",
     assembly: Assembly,
     learners: LearnerGroup,
     callbacks: RunnerHooks,
@@ -74,7 +72,7 @@ def make_loop(
     )
 
 
-def _make_host_recorder(config: "AlgorithmConfig", assembly: Assembly) -> Recorder | None:
+def _make_host_recorder(config: "Config", assembly: Assembly) -> Recorder | None:
     """Make the recorder of a run on the host, or of simulators; None without an `output`."""
     if config.env_runners_settings.placement != "external":
         return make_recorder(config, assembly)
@@ -85,9 +83,7 @@ def _make_host_recorder(config: "AlgorithmConfig", assembly: Assembly) -> Record
     return PartRecorder(config, assembly)
 
 
-def make_recorder(
-    config: "AlgorithmConfig", assembly: Assembly
-) -> RolloutRecorder | AgentsRecorder | None:
+def make_recorder(config: "Config", assembly: Assembly) -> RolloutRecorder | AgentsRecorder | None:
     """Make the recorder of a run that jaxrl steps; None without an `output`."""
     if config.offline_data_settings.output is None:
         return None
@@ -97,7 +93,7 @@ def make_recorder(
 
 
 def _make_in_graph_loop(
-    config: "AlgorithmConfig",
+    config: "Config",
     assembly: Assembly,
     learners: LearnerGroup,
     callbacks: RunnerHooks,
@@ -123,7 +119,7 @@ def _make_in_graph_loop(
 
 
 def make_env_runner_group(
-    config: "AlgorithmConfig",
+    config: "Config",
     assembly: Assembly,
     hooks: RunnerHooks,
     recorder: Recorder | None = None,

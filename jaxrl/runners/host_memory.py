@@ -24,7 +24,7 @@ from jaxrl.training.train_state import RolloutBatch, TrainState
 from jaxrl.training.train_step import TrainStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 class HostMemory(Protocol):
@@ -430,7 +430,7 @@ def _as_like(value: PyTree, example: np.ndarray) -> np.ndarray:
 
 
 def make_host_memory(
-    config: "AlgorithmConfig",
+    config: "Config",
     train_step: TrainStep,
     devices: list[Device],
     *,

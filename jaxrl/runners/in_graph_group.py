@@ -26,7 +26,7 @@ from jaxrl.training.sharding import RunnerPrograms, make_runner_programs
 from jaxrl.training.train_state import RecordedRollouts, ReportRow, TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 AHEAD_SECONDS = 0.5
@@ -161,7 +161,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
     """
 
     def _build(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+        self, config: "Config", assembly: Assembly, devices: list[Device]
     ) -> tuple[Program, Program, TrainState]:
         debugging, inputs = config.debugging_settings, self._make_inputs(config, assembly, devices)
         self._inputs = inputs.run
@@ -197,7 +197,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         return self.runner_programs.init, self.runner_programs.run, state
 
     def _make_inputs(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+        self, config: "Config", assembly: Assembly, devices: list[Device]
     ) -> ProgramInputs:
         """Make the inputs of the programs besides the state and numbers of train batches."""
         del config, devices

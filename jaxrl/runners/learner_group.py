@@ -23,7 +23,7 @@ from jaxrl.training.sharding import StepPrograms, make_train_step_program, state
 from jaxrl.training.train_state import Summary, TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 class LearnerGroup(Protocol):
@@ -136,7 +136,7 @@ class LocalLearnerGroup:
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         assembly: Assembly,
         devices: list[Device],
         state: TrainState | None = None,
@@ -167,7 +167,7 @@ class LocalLearnerGroup:
         )
 
     def _build(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+        self, config: "Config", assembly: Assembly, devices: list[Device]
     ) -> tuple[Program, Program, TrainState]:
         """Create the programs for initialization and training, and the initial state."""
         debugging, total_envs = config.debugging_settings, assembly.plan.total_envs

@@ -17,7 +17,7 @@ from jaxrl.runners.protocols import FormerGroupNames, call_runner
 from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 MAX_REPORTED_RESTARTS = 20
 """Maximum number of restarts listed in a result, latest first."""
@@ -34,7 +34,7 @@ class LocalEnvRunnerGroup(FormerGroupNames):
 
     is_compiled: ClassVar[bool] = False
 
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly, hooks: RunnerHooks) -> None:
+    def __init__(self, config: "Config", assembly: Assembly, hooks: RunnerHooks) -> None:
         plan = config.plan()
         self.notes: list[str] = []
         self.task: PyTree = None
@@ -125,17 +125,17 @@ class LocalEnvRunnerGroup(FormerGroupNames):
             self._agent_counts = AgentCounts.from_counts(counts)
 
     @property
-    def local_config(self) -> "AlgorithmConfig":
+    def local_config(self) -> "Config":
         return self.runner.config
 
     def change_modules(
-        self, config: "AlgorithmConfig", made: MadeMultiHostEnv, *, has_new_mapping: bool
+        self, config: "Config", made: MadeMultiHostEnv, *, has_new_mapping: bool
     ) -> None:
         runner: object = self.runner
         assert isinstance(runner, MultiEnvRunner)
         change_modules(runner, config, made, has_new_mapping=has_new_mapping)
 
-    def keep_config(self, config: "AlgorithmConfig", made: MadeMultiHostEnv) -> None:
+    def keep_config(self, config: "Config", made: MadeMultiHostEnv) -> None:
         """Do nothing: there is one runner, whose own config was set."""
 
     def foreach_env_runner(

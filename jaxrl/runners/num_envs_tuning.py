@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, TypeVar
 import jax
 import numpy as np
 
-import jaxrl
 from jaxrl.assembly.assemble import assemble
 from jaxrl.config.batch_plan import BatchPlan, choose_num_devices, divisors, find_nearest
 from jaxrl.config.serialize import serialize_for_display
 from jaxrl.core.keys import make_key
+from jaxrl.core.version import __version__
 from jaxrl.errors import ConfigError
 from jaxrl.runtime.compilation_cache import get_cache_file
 from jaxrl.runtime.measurements import add_entries, describe_machine, read_entries
 from jaxrl.training.sharding import make_runner_programs
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
-ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
+ConfigT = TypeVar("ConfigT", bound="Config")
 TimedRun = Callable[[], float]
 """Short run that returns its environment steps per second."""
-PrepareRun = Callable[["AlgorithmConfig", int], TimedRun]
+PrepareRun = Callable[["Config", int], TimedRun]
 """Function that compiles a config for a number of devices."""
 
 SETTING = "num_envs_per_env_runner"
@@ -106,7 +106,7 @@ def resolve_num_envs(
     return resolved, [_describe_choice(trials, chosen, source, resolved.plan())]
 
 
-def list_candidate_num_envs(free: "AlgorithmConfig") -> list[int]:
+def list_candidate_num_envs(free: "Config") -> list[int]:
     """Return candidate numbers of environments in ascending order, starting from the default.
 
     Each is about twice the previous one. All keep the train batch, minibatch and sequence sizes
@@ -142,7 +142,7 @@ def select_fastest(trials: Sequence[Measurement]) -> Measurement:
     return next(trial for trial in candidates if trial.steps_per_s >= threshold)
 
 
-def prepare_run(config: "AlgorithmConfig", num_devices: int) -> TimedRun:
+def prepare_run(config: "Config", num_devices: int) -> TimedRun:
     """Compile and warm up a run of rollouts and updates together."""
     assembly = assemble(config)
     runner, made = assembly.in_graph_runner, assembly.jax_env
@@ -165,7 +165,7 @@ def prepare_run(config: "AlgorithmConfig", num_devices: int) -> TimedRun:
     return lambda: batches * runner.batch_steps / seconds(batches)
 
 
-def make_cache_key(free: "AlgorithmConfig", candidates: Sequence[int]) -> str:
+def make_cache_key(free: "Config", candidates: Sequence[int]) -> str:
     """Return the cache key of the measurements: a hash of all that their outcome depends on."""
     settings, table = serialize_for_display(free)["settings"], free.get_name_table()
     named = [name for group in PROGRAM_SETTING_GROUPS for name in table.groups[group]]
@@ -174,14 +174,12 @@ def make_cache_key(free: "AlgorithmConfig", candidates: Sequence[int]) -> str:
         "settings": {name: settings[name] for name in sorted(named)},
         "widths": list(candidates),
         "machine": describe_machine(),
-        "version": jaxrl.__version__,
+        "version": __version__,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _measure(
-    free: "AlgorithmConfig", widths: Sequence[int], prepare: PrepareRun
-) -> list[Measurement]:
+def _measure(free: "Config", widths: Sequence[int], prepare: PrepareRun) -> list[Measurement]:
     """Measure each candidate on the default devices, then the best on other numbers of devices."""
 
     def run(num_envs: int, num_devices: int) -> TimedRun:
@@ -213,7 +211,7 @@ def _with_num_envs(free: ConfigT, num_envs: int) -> ConfigT:
     return free.copy(copy_frozen=False).env_runners(num_envs_per_env_runner=num_envs)
 
 
-def _keeps_updates(plan: BatchPlan, config: "AlgorithmConfig") -> bool:
+def _keeps_updates(plan: BatchPlan, config: "Config") -> bool:
     """Return whether a config is valid and has the same train batch and updates as a plan."""
     try:
         other = config.plan()
@@ -224,12 +222,12 @@ def _keeps_updates(plan: BatchPlan, config: "AlgorithmConfig") -> bool:
     return all(getattr(plan, name) == getattr(other, name) for name in kept)
 
 
-def _can_choose_devices(config: "AlgorithmConfig") -> bool:
+def _can_choose_devices(config: "Config") -> bool:
     learners = config.learners_settings
     return learners.num_devices == "auto" and learners.local_device_idx is None
 
 
-def _default_num_devices(config: "AlgorithmConfig") -> int:
+def _default_num_devices(config: "Config") -> int:
     """Return the number of devices that the config gets without measurements."""
     learners, devices = config.learners_settings, jax.local_devices()
     if learners.local_device_idx is not None:
@@ -238,7 +236,7 @@ def _default_num_devices(config: "AlgorithmConfig") -> int:
     return choose_num_devices(config.plan(), devices[0].platform, len(devices), requested)[0]
 
 
-def _other_num_devices(config: "AlgorithmConfig", measured: int) -> Iterator[int]:
+def _other_num_devices(config: "Config", measured: int) -> Iterator[int]:
     """Yield the other numbers of devices that the config could use."""
     if _can_choose_devices(config):
         available = len(jax.local_devices())

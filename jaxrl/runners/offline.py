@@ -59,7 +59,7 @@ from jaxrl.training.sharding import (
 from jaxrl.training.train_state import Summary, TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.config.settings.run import ReportingSettings
     from jaxrl.runners.ray.offline import RayOfflineLearnerGroup
 
@@ -212,7 +212,7 @@ class RowsLearnerGroup(LocalLearnerGroup):
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         assembly: Assembly,
         devices: list[Device],
         *,
@@ -226,7 +226,7 @@ class RowsLearnerGroup(LocalLearnerGroup):
         super().__init__(config, assembly, devices)
 
     def _build(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+        self, config: "Config", assembly: Assembly, devices: list[Device]
     ) -> tuple[Program, Program, TrainState]:
         debugging, runner = config.debugging_settings, assembly.offline_runner
         statistics = runner.policy_step.obs_pipeline.init()
@@ -321,7 +321,7 @@ logger = logging.getLogger("jaxrl")
 
 
 def read_dataset(
-    config: "AlgorithmConfig", assembly: Assembly, sampler: DatasetSampler, device: Device
+    config: "Config", assembly: Assembly, sampler: DatasetSampler, device: Device
 ) -> tuple[Dataset, str]:
     """Return the dataset of a config in NumPy, and the digest of its data.
 
@@ -342,7 +342,7 @@ def read_dataset(
 
 
 def make_offline_learners(
-    config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    config: "Config", assembly: Assembly, devices: list[Device]
 ) -> LearnerGroup:
     """Make the learners of a run from recorded data alone, where its rows are."""
     if assembly.row_storage == "device":
@@ -360,7 +360,7 @@ def make_offline_learners(
 
 
 def _make_row_source(
-    config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+    config: "Config", assembly: Assembly, devices: list[Device]
 ) -> tuple[RowSource, str]:
     if assembly.row_storage == "stream":
         from jaxrl.runners.ray.offline import open_stream_rows
@@ -394,7 +394,7 @@ class DeviceDataset:
 
     @staticmethod
     def load(
-        config: "AlgorithmConfig",
+        config: "Config",
         assembly: Assembly,
         sampler: DatasetSampler,
         devices: list[Device],
@@ -428,7 +428,7 @@ class DatasetLearnerGroup(InGraphLearnerGroup):
     """
 
     def _make_inputs(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+        self, config: "Config", assembly: Assembly, devices: list[Device]
     ) -> ProgramInputs:
         runner = assembly.train_step
         is_mixed = isinstance(runner, MixedTrainStep)
@@ -454,7 +454,7 @@ class MixedHostLearnerGroup(LocalLearnerGroup):
     """
 
     def _build(
-        self, config: "AlgorithmConfig", assembly: Assembly, devices: list[Device]
+        self, config: "Config", assembly: Assembly, devices: list[Device]
     ) -> tuple[Program, Program, TrainState]:
         assert isinstance(assembly.train_step, MixedTrainStep)
         sampler = assembly.train_step.recorded
@@ -504,7 +504,7 @@ class OfflineLoop(InGraphLoop):
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         assembly: Assembly,
         learners: LearnerGroup,
         hooks: RunnerHooks,

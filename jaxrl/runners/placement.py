@@ -16,10 +16,10 @@ from jaxrl.runners.host_memory import get_host_device
 from jaxrl.runtime.devices import get_memory_limit, warn_about_unused_cores, warn_without_gpu
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
-ConfigT = TypeVar("ConfigT", bound="AlgorithmConfig")
+ConfigT = TypeVar("ConfigT", bound="Config")
 
 
 def choose_devices(

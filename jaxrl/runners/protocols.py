@@ -18,7 +18,7 @@ from jaxrl.training.rollout import PolicyStep
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.config.settings.run import ReportingSettings
     from jaxrl.envs.multi.host_made import MadeMultiHostEnv
     from jaxrl.policy.policy import Policy, RunnerPolicies
@@ -120,12 +120,12 @@ class ChangingRunners(Protocol):
     """Runners whose modules may change while a run goes on."""
 
     @property
-    def local_config(self) -> "AlgorithmConfig":
+    def local_config(self) -> "Config":
         """Config of the runner in this process, or of what stands in for it."""
         ...
 
     def change_modules(
-        self, config: "AlgorithmConfig", made: "MadeMultiHostEnv", *, has_new_mapping: bool
+        self, config: "Config", made: "MadeMultiHostEnv", *, has_new_mapping: bool
     ) -> None:
         """Act with the modules of a changed config of several agents, which has all those before.
 
@@ -136,7 +136,7 @@ class ChangingRunners(Protocol):
         """
         ...
 
-    def keep_config(self, config: "AlgorithmConfig", made: "MadeMultiHostEnv") -> None:
+    def keep_config(self, config: "Config", made: "MadeMultiHostEnv") -> None:
         """Give runners that start later a config whose modules are the same."""
         ...
 
@@ -151,7 +151,7 @@ def call_runner(
 
 
 def make_policies(
-    steps: Mapping[str, PolicyStep], config: "AlgorithmConfig", *, explore: bool
+    steps: Mapping[str, PolicyStep], config: "Config", *, explore: bool
 ) -> "RunnerPolicies":
     """Make the policies that a runner returns, see `jaxrl.policy.policy.RunnerPolicies`."""
     higher = importlib.import_module("jaxrl.policy.policy")  # by name: it is a higher layer

@@ -34,7 +34,7 @@ from jaxrl.training.rollout import ActorState, PolicyStep, make_blank_rollout
 from jaxrl.training.train_step import TrainStep
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 logger = logging.getLogger("jaxrl")
 
@@ -84,7 +84,7 @@ class Recorder(abc.ABC):
         DataError: If the folder has other data, or cannot be written.
     """
 
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
+    def __init__(self, config: "Config", assembly: Assembly) -> None:
         self._config, self._assembly = config, assembly
         self._seconds = 0.0
         self._opened: tuple[Mapping[str, WriterThread], Callable[[], object]] | None = None
@@ -376,7 +376,7 @@ def _restore(threads: "Mapping[str, WriterThread]", state: Mapping[str, Any]) ->
 
 
 def make_writer(
-    config: "AlgorithmConfig",
+    config: "Config",
     made: AnyMadeEnv,
     path: Path,
     has_density: bool,

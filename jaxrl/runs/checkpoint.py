@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxrl.config import signature
+from jaxrl.config.signature import encode_canonical, has_valid_digest, is_sealed_by_user, seal
 from jaxrl.core.types import PyTree
 from jaxrl.errors import CheckpointError
 from jaxrl.runtime.files import read_bounded, try_lock_folder
@@ -478,7 +478,7 @@ def write_manifest(folder: Path, score: float | None) -> None:
         files[name] = {"bytes": path.stat().st_size, "sha256": _compute_digest(path)}
     document = {"checkpoint_version": VERSION, "files": files, "score": score}
     with (folder / MANIFEST).open("xb") as file:
-        file.write(signature.encode_canonical(signature.seal(document)))
+        file.write(encode_canonical(seal(document)))
         file.flush()
         os.fsync(file.fileno())
 
@@ -493,7 +493,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     if type(version) is int and version != VERSION:
         raise ValueError(f"its format is version {version}, but this jaxrl reads version {VERSION}")
     files = content.get("files")
-    is_intact = signature.has_valid_digest(content) and signature.encode_canonical(content) == text
+    is_intact = has_valid_digest(content) and encode_canonical(content) == text
     if not is_intact or version != VERSION:
         raise ValueError(f"its file {MANIFEST} was changed: its digest does not match")
     if not isinstance(files, dict) or not all(map(_is_entry, cast(dict[str, Any], files).values())):
@@ -585,7 +585,7 @@ def is_own(checkpoint: Path) -> bool:
         CheckpointError: If its manifest is damaged.
     """
     with _translate_errors(checkpoint):
-        return signature.is_sealed_by_user(_read_manifest(checkpoint))
+        return is_sealed_by_user(_read_manifest(checkpoint))
 
 
 def read_score(checkpoint: Path) -> float | None:

@@ -29,7 +29,7 @@ from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.versions import EXACT_PACKAGES, SUITES, get_versions
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.config.settings.multi_agent import MultiAgentSettings
     from jaxrl.envs.registry import AnyMadeEnv
 
@@ -98,7 +98,7 @@ class RunMetadata:
 
 
 def make_checkpoint_metadata(
-    config: "AlgorithmConfig",
+    config: "Config",
     host: RunMetadata,
     env_steps: int,
     session: Mapping[str, Any],
@@ -367,14 +367,14 @@ def find_missing_settings(metadata: Mapping[str, Any]) -> list[str]:
     return [*metadata["not_saved"], *find_missing(metadata["config"])]
 
 
-def prepare_resumed_process(config: "AlgorithmConfig", metadata: Mapping[str, Any]) -> None:
+def prepare_resumed_process(config: "Config", metadata: Mapping[str, Any]) -> None:
     """Prepare the process for a resumed run, with its previous devices if as many are available."""
     prepare_process(config)
     if metadata["platform"] == jax.default_backend():
         keep_recorded_choices(config, metadata["num_devices"])
 
 
-def keep_recorded_choices(config: "AlgorithmConfig", num_devices: int) -> None:
+def keep_recorded_choices(config: "Config", num_devices: int) -> None:
     """Make a run use the number of devices it had before, and measure nothing anew.
 
     Args:
@@ -506,7 +506,7 @@ def _nest(leaves: Mapping[str, np.ndarray]) -> PyTree:
 def apply_overrides(
     leaves: Mapping[str, np.ndarray],
     current: Mapping[str, np.ndarray],
-    config: "AlgorithmConfig",
+    config: "Config",
     overrides: Mapping[str, Any],
     saved_settings: Mapping[str, Any],
 ) -> dict[str, np.ndarray]:
@@ -568,7 +568,7 @@ class SavedRun:
     path: Path
     metadata: dict[str, Any]
     leaves: Mapping[str, np.ndarray]
-    config: "AlgorithmConfig"
+    config: "Config"
     trained: Collection[str] | Callable[..., object] | None = None
 
     @staticmethod

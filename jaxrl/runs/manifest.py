@@ -31,7 +31,7 @@ from jaxrl.runtime.program import get_compile_options
 from jaxrl.runtime.versions import get_versions
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 logger = logging.getLogger("jaxrl")
 
@@ -70,7 +70,7 @@ class Session:
         devices: Devices of the run.
     """
 
-    def __init__(self, config: "AlgorithmConfig", devices: Sequence[Device]) -> None:
+    def __init__(self, config: "Config", devices: Sequence[Device]) -> None:
         self._git = start_reading(Path.cwd())
         self._facts = {
             "config_sha256": hash_config(results.to_json(serialize_for_display(config))),

@@ -12,10 +12,21 @@ import jax
 import numpy as np
 from jax.tree_util import DictKey, register_pytree_with_keys
 
-from jaxrl import metrics
-from jaxrl.compat import lookup
+from jaxrl.compat.lookup import load
 from jaxrl.core.types import PyTree
 from jaxrl.errors import UnknownNameError, did_you_mean
+from jaxrl.metrics import (
+    DEFAULT_MODULE,
+    ENV_RUNNERS,
+    EVALUATION,
+    LEARNERS,
+    MOVED_PARTS,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_TRAINED_LIFETIME,
+    RENAMED_KEYS,
+    flatten,
+    lookup,
+)
 
 logger = logging.getLogger("jaxrl")
 
@@ -24,8 +35,8 @@ Scalar = int | float | bool | str
 _PLAIN_TYPES = frozenset({int, float, bool, str, type(None)})
 
 ITERATION = "training_iteration"
-ENV_STEPS = metrics.NUM_ENV_STEPS_SAMPLED_LIFETIME
-TRAINED_STEPS = metrics.NUM_ENV_STEPS_TRAINED_LIFETIME
+ENV_STEPS = NUM_ENV_STEPS_SAMPLED_LIFETIME
+TRAINED_STEPS = NUM_ENV_STEPS_TRAINED_LIFETIME
 TIME_TOTAL = "time_total_s"
 RETURN_MEAN = "env_runners/episode_return_mean"
 RETURN_MIN = "env_runners/episode_return_min"
@@ -54,14 +65,14 @@ class PlainResult(dict[str, Any]):
     @functools.cached_property
     def scalars(self) -> dict[str, Scalar]:
         """All scalar values by path."""
-        flat = metrics.flatten(self)
+        flat = flatten(self)
         return {name: value for name, value in flat.items() if isinstance(value, Scalar)}
 
 
-_PARTS = (metrics.ENV_RUNNERS, metrics.EVALUATION, metrics.LEARNERS)
+_PARTS = (ENV_RUNNERS, EVALUATION, LEARNERS)
 """Parts of a result whose missing keys are explained."""
 
-_CURRENT_KEYS = metrics.RENAMED_KEYS | metrics.MOVED_PARTS
+_CURRENT_KEYS = RENAMED_KEYS | MOVED_PARTS
 
 
 class RunResult(dict[str, Any]):
@@ -92,7 +103,7 @@ class RunResult(dict[str, Any]):
                 self[name] = value
 
     def __setitem__(self, key: str, value: object) -> None:
-        is_part = key in _PARTS or self._path.startswith(f"{metrics.LEARNERS}/")
+        is_part = key in _PARTS or self._path.startswith(f"{LEARNERS}/")
         if is_part and type(value) is dict:
             value = RunResult(cast(dict[str, Any], value), f"{self._path}{key}/")
         super().__setitem__(key, value)
@@ -100,11 +111,9 @@ class RunResult(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         if key in self.unwritten:
             return self.unwritten[key]()
-        if key == "sampler_results" and metrics.ENV_RUNNERS in self:
+        if key == "sampler_results" and ENV_RUNNERS in self:
             old_path = f"{self._path}{key}/"
-            return RunResult(
-                self[metrics.ENV_RUNNERS], old_path, f"{self._path}{metrics.ENV_RUNNERS}/"
-            )
+            return RunResult(self[ENV_RUNNERS], old_path, f"{self._path}{ENV_RUNNERS}/")
         value = self._read_old(key)
         if value is None:
             raise UnknownNameError(self._explain_missing(key))
@@ -115,13 +124,13 @@ class RunResult(dict[str, Any]):
         """Return the value of an old key, None if it is none or the result lacks the value."""
         current = _CURRENT_KEYS.get(f"{self._path}{key}", "")
         inside = current.removeprefix(self._current_path)
-        return metrics.lookup(self, inside) if inside and inside != key else None
+        return lookup(self, inside) if inside and inside != key else None
 
     def _explain_missing(self, key: str) -> str:
         sentence = f"The result has no {f'{self._path}{key}'!r}."
         if key == "info" and not self._path:
-            return f"{sentence} It is now result['learners']['{metrics.DEFAULT_MODULE}']."
-        removed = lookup.load("rllib.attributes").REMOVED_RESULT_KEYS
+            return f"{sentence} It is now result['learners']['{DEFAULT_MODULE}']."
+        removed = load("rllib.attributes").REMOVED_RESULT_KEYS
         if not self._path and key in removed:
             return f"{sentence} Instead: {removed[key]}."
         return f"{sentence}{did_you_mean(key, map(str, self))}"
@@ -130,7 +139,7 @@ class RunResult(dict[str, Any]):
         if super().__contains__(key) or key in self.unwritten:
             return True
         if key == "sampler_results":
-            return metrics.ENV_RUNNERS in self
+            return ENV_RUNNERS in self
         return self._read_old(key) is not None
 
     def pop(self, key: str, *default: object) -> PyTree:  # dict.pop ignores __missing__
@@ -193,7 +202,7 @@ def add_old_keys(result: Result) -> dict[str, Any]:
     """
     extended: dict[str, Any] = {**result}
     for old, current in _CURRENT_KEYS.items():
-        value = metrics.lookup(result, current)
+        value = lookup(result, current)
         if value is not None:
             *path, name = old.split("/")
             part = extended
@@ -211,7 +220,7 @@ def to_plain_result(result: Result) -> PlainResult:
 
 def get_number(result: Result, path: str) -> float | None:
     """Return the value at `path` as a float; None if it is not a finite number."""
-    value = metrics.lookup(result, path)
+    value = lookup(result, path)
     value = value if type(value) in _PLAIN_TYPES else to_plain(value)
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
@@ -235,9 +244,9 @@ def is_offline(result: Result) -> bool:
 
 def get_new_evaluation(result: Result) -> Mapping[str, Any]:
     """Return the evaluation of this iteration; empty if there is none or it is an earlier one."""
-    if metrics.lookup(result, EVALUATION_SECONDS) is None:
+    if lookup(result, EVALUATION_SECONDS) is None:
         return {}
-    return metrics.lookup(result, EVALUATION_RESULT) or {}
+    return lookup(result, EVALUATION_RESULT) or {}
 
 
 def flatten_scalars(result: Result) -> dict[str, Scalar]:

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxrl.config import signature
 from jaxrl.config.serialize import serialize_for_display
+from jaxrl.config.signature import is_signed_by_user, sign
 from jaxrl.config.stop import parse_stop
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError
 from jaxrl.runs import results
 from jaxrl.runtime import files
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 DEFAULT_RESULTS_DIR = "~/jaxrl_results"
 logger = logging.getLogger("jaxrl")
@@ -70,7 +70,7 @@ class RunFolder:
         """Latest known content of `run.json`."""
 
     @classmethod
-    def create(cls, config: "AlgorithmConfig", *, checkpoints: bool = True) -> "RunFolder":
+    def create(cls, config: "Config", *, checkpoints: bool = True) -> "RunFolder":
         """Create the folder of a new run of a config; see `make`."""
         debugging = config.debugging_settings
         name = debugging.run_name or make_default_name(
@@ -140,7 +140,7 @@ class RunFolder:
             opened._read_run_info()
         return opened
 
-    def recreate(self, config: "AlgorithmConfig", *, checkpoints: bool = True) -> bool:
+    def recreate(self, config: "Config", *, checkpoints: bool = True) -> bool:
         """Create the folder again if it or its files were removed while the run continued.
 
         The run keeps its id and stop criterion; previously written data are lost.
@@ -182,7 +182,7 @@ class RunFolder:
         if checkpoints:
             self.checkpoints.mkdir(exist_ok=True)
         _write_json(self.params_file, params)
-        params_signature = signature.sign(self.params_file.read_bytes())
+        params_signature = sign(self.params_file.read_bytes())
         self._run_info = {**self._run_info, "params_signature": params_signature}
         _write_json(self.run_file, self._run_info)
 
@@ -296,7 +296,7 @@ def has_own_params(path: Path) -> bool:
     """Return whether the current user wrote a run's `params.json` on this machine."""
     try:
         params_signature = json.loads((path / "run.json").read_bytes())["params_signature"]
-        return signature.is_signed_by_user((path / "params.json").read_bytes(), params_signature)
+        return is_signed_by_user((path / "params.json").read_bytes(), params_signature)
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 

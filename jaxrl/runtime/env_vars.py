@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 _NO_ACCELERATOR = {
     "JAX_PLATFORMS": "cpu",
@@ -40,7 +40,7 @@ def make_actor_env_vars(num_cpus: float, extra: Mapping[str, str]) -> dict[str, 
     }
 
 
-def set_driver_env_vars(config: "AlgorithmConfig") -> None:
+def set_driver_env_vars(config: "Config") -> None:
     """Set the config's environment variables in this process."""
     os.environ.update(config.python_environment_settings.extra_python_environs_for_driver)
 

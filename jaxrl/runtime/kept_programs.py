@@ -55,7 +55,7 @@ from jaxrl.runtime.measurements import describe_machine
 from jaxrl.runtime.versions import is_editable, read_versions
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 _TRACED = re.compile(
@@ -317,7 +317,7 @@ class ProgramCache:
 
 
 def open_program_cache(
-    config: "AlgorithmConfig",
+    config: "Config",
     *,
     is_in_graph: bool = True,
     spaces: Iterable[gymnasium.Space[Any]] = (),
@@ -364,7 +364,7 @@ def open_program_cache(
     )
 
 
-def _get_folder(config: "AlgorithmConfig") -> Path | None:
+def _get_folder(config: "Config") -> Path | None:
     setting = config.debugging_settings.compilation_cache_dir
     if jax.default_backend() != "cpu" or not uses_own_folder(setting):
         return None
@@ -376,7 +376,7 @@ def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _describe_config(config: "AlgorithmConfig") -> dict[str, Any] | None:
+def _describe_config(config: "Config") -> dict[str, Any] | None:
     """Return the config as data, without settings that no program depends on.
 
     None if it names code of other packages.
@@ -418,7 +418,7 @@ def _is_own_env(name: str) -> bool:
     return get_registered_env(name) is None and find_imports(name) == (None, None)
 
 
-def _find_suites(config: "AlgorithmConfig") -> set[str]:
+def _find_suites(config: "Config") -> set[str]:
     """Find the prefixes of the packages whose environments a config names, at any depth."""
     settings = config.environment_settings
     named = (settings.env, settings.env_config, config.evaluation_settings.evaluation_config)

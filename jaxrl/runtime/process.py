@@ -10,10 +10,10 @@ from jaxrl.runtime.devices import claim_cpu_devices
 from jaxrl.runtime.env_vars import set_driver_env_vars
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
-def prepare_process(config: "AlgorithmConfig") -> list[str]:
+def prepare_process(config: "Config") -> list[str]:
     """Apply the config's settings that JAX reads only at its start.
 
     Everything that builds or restores a run calls this first: a process that created or read an

@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Iterable
 
-import jaxrl
+from jaxrl.core.version import __version__
 from jaxrl.envs.adapters.table import ADAPTERS
 
 SUITES = tuple(sorted({name for row in ADAPTERS.values() for name in row.distributions}))
@@ -26,7 +26,7 @@ EXACT_PACKAGES = ("jaxrl", "python", "jax", "jaxlib", "flax", "optax", "gymnax")
 @functools.cache
 def get_versions() -> dict[str, str]:
     """Return the versions of Python, jaxrl and the installed packages that compute."""
-    own = {"jaxrl": jaxrl.__version__, "python": platform.python_version()}
+    own = {"jaxrl": __version__, "python": platform.python_version()}
     return {**own, **read_versions(PACKAGES)}
 
 

@@ -24,7 +24,7 @@ from jaxrl.sweeps.grouping import check_lane
 from jaxrl.sweeps.points import SweepPoint, check_mode, group_points
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 DEFAULT_METRIC = "env_runners/episode_return_mean"
 
@@ -39,7 +39,7 @@ class SweepRuns:
         iteration: Iteration that all active lanes have completed.
     """
 
-    def __init__(self, config: "AlgorithmConfig", *, run_folder: RunFolder | None = None) -> None:
+    def __init__(self, config: "Config", *, run_folder: RunFolder | None = None) -> None:
         """Initialize the sweep; use `config.build()` or `from_checkpoint` instead.
 
         Args:

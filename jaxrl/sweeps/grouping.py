@@ -29,7 +29,7 @@ from jaxrl.evaluation.evaluation import make_evaluation_env
 from jaxrl.runtime.devices import warn_about_unused_cores
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 from jaxrl.runtime.devices import get_memory_limit
 from jaxrl.sweeps.lanes import change_settings, count_slots
@@ -130,7 +130,7 @@ def group_lanes(lanes: Sequence[Lane]) -> list[CompatibleLanes]:
     return [group for _, group in groups]
 
 
-def _get_structure(config: "AlgorithmConfig") -> dict[str, Any]:
+def _get_structure(config: "Config") -> dict[str, Any]:
     """Return the settings that shape a program, except those that describe the environment."""
     numbers = get_lane_numbers(config)
     shapes = jax.tree.map(lambda x: x.shape, numbers)
@@ -139,7 +139,7 @@ def _get_structure(config: "AlgorithmConfig") -> dict[str, Any]:
     return {**{n: v for n, v in config.items() if n not in excluded}, "numbers": shapes}
 
 
-def get_lane_numbers(config: "AlgorithmConfig") -> dict[str, HParams]:
+def get_lane_numbers(config: "Config") -> dict[str, HParams]:
     """Return the sweepable settings of each module as leaves, as `get_training_by_module` does."""
     return {m: get_numeric_hparams(own) for m, own in config.get_training_by_module().items()}
 
@@ -175,7 +175,7 @@ class _MadeEnvs:
         return made
 
 
-def _make_envs(config: "AlgorithmConfig", cache: _MadeEnvs) -> LaneEnvs:
+def _make_envs(config: "Config", cache: _MadeEnvs) -> LaneEnvs:
     described = vars(config.environment_settings)
     if config.is_offline:  # the data may say what there is of an environment
         described = {**described, **vars(config.offline_data_settings)}
@@ -194,7 +194,7 @@ def _make_envs(config: "AlgorithmConfig", cache: _MadeEnvs) -> LaneEnvs:
 
 
 def _make_training_env(
-    config: "AlgorithmConfig",
+    config: "Config",
 ) -> MadeEnv | MadeMultiEnv | MadeHostEnv | MadeMultiHostEnv:
     if config.is_multi_agent:
         return make_multi_agent_env(config)
@@ -209,9 +209,7 @@ def make_host_lanes_error(made: MadeEnv | MadeHostEnv | MadeMultiHostEnv) -> Hos
     )
 
 
-def check_can_be_lanes(
-    config: "AlgorithmConfig", assembly: Assembly, varying: Collection[str]
-) -> None:
+def check_can_be_lanes(config: "Config", assembly: Assembly, varying: Collection[str]) -> None:
     """Check that runs can be lanes of one program.
 
     Args:
@@ -236,9 +234,7 @@ def check_can_be_lanes(
         _check_shared_rewards(config, assembly, varying)
 
 
-def _check_shared_rewards(
-    config: "AlgorithmConfig", assembly: Assembly, varying: Collection[str]
-) -> None:
+def _check_shared_rewards(config: "Config", assembly: Assembly, varying: Collection[str]) -> None:
     """Raise if connectors of recorded rewards, of which lanes share a copy, differ between them."""
     pipeline = assembly.train_step.learner_pipeline
     values = current_values(build_hparams(config.training_settings), Progress.zeros())
@@ -267,7 +263,7 @@ def _is_equal(a: object, b: object) -> bool:
         return False
 
 
-def select_devices(config: "AlgorithmConfig") -> list[Device]:
+def select_devices(config: "Config") -> list[Device]:
     """Return the local devices among which lanes may be divided."""
     devices, learners = jax.local_devices(), config.learners_settings
     if learners.local_device_idx is not None:

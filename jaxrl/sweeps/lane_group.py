@@ -59,7 +59,7 @@ from jaxrl.training.rollout import ActorState
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,9 +89,7 @@ class LaneData:
         return dataclasses.replace(data, dataset=self._placed[key])
 
 
-def read_lane_data(
-    config: "AlgorithmConfig", assembly: Assembly, device: Device
-) -> SharedDataset | None:
+def read_lane_data(config: "Config", assembly: Assembly, device: Device) -> SharedDataset | None:
     """Read the recorded data of lanes into host memory; None if lanes step environments.
 
     Args:
@@ -398,9 +396,7 @@ class LaneGroup:
         self._num_taken[slot] = self._num_dispatches
         self.version += 1
 
-    def _to_leaves(
-        self, config: "AlgorithmConfig", hparams: Mapping[str, float]
-    ) -> dict[str, HParams]:
+    def _to_leaves(self, config: "Config", hparams: Mapping[str, float]) -> dict[str, HParams]:
         """Return numbers as leaves for each module without a value of its own."""
         states = self.states.modules or {"": self.states}
         leaves: dict[str, HParams] = {}
@@ -586,7 +582,7 @@ class LaneRun:
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         group: LaneGroup,
         slot: int,
         made: MadeEnv | MadeMultiEnv | MadeHostEnv,

@@ -18,11 +18,11 @@ from jaxrl.metrics import (
 )
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 def check_population(
-    settings: PopulationBasedTraining, config: "AlgorithmConfig", groups: Sequence[Sequence[Lane]]
+    settings: PopulationBasedTraining, config: "Config", groups: Sequence[Sequence[Lane]]
 ) -> None:
     """Raise if lanes cannot be copied to one another; called before anything is built.
 
@@ -58,7 +58,7 @@ def check_population(
     _check_metric(settings.metric, config)
 
 
-def _check_time(time_attr: str, config: "AlgorithmConfig") -> None:
+def _check_time(time_attr: str, config: "Config") -> None:
     """Raise if a scheduler measures time by what a run does not count, or not alike in all lanes."""
     sampled, trained = NUM_ENV_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_TRAINED_LIFETIME
     if config.is_offline and time_attr == sampled:
@@ -73,7 +73,7 @@ def _check_time(time_attr: str, config: "AlgorithmConfig") -> None:
         )
 
 
-def _check_metric(metric: str, config: "AlgorithmConfig") -> None:
+def _check_metric(metric: str, config: "Config") -> None:
     """Raise if no result will have the metric of a scheduler."""
     evaluation = config.evaluation_settings
     held_out = tuple(f"{EVALUATION}/{part}/" for part in HELD_OUT_PARTS)

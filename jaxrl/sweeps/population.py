@@ -39,7 +39,7 @@ from jaxrl.sweeps.pbt import check_population
 from jaxrl.sweeps.points import SweepPoint, check_mode, group_points
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 class Population(SweepRuns):
@@ -51,7 +51,7 @@ class Population(SweepRuns):
     settings.
     """
 
-    def __init__(self, config: "AlgorithmConfig", *, run_folder: RunFolder | None = None) -> None:
+    def __init__(self, config: "Config", *, run_folder: RunFolder | None = None) -> None:
         """Initialize the population; use `config.build()` or `from_checkpoint` instead.
 
         Args:

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.config import signature
 from jaxrl.config.coerce import MismatchError, coerce, describe_type
 from jaxrl.config.serialize import serialize_restorable
+from jaxrl.config.signature import has_valid_digest, is_sealed_by_user, seal
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint import SWEEP_FILE, list_checkpoints, set_aside_later_checkpoints
 from jaxrl.runs.run_folder import is_run_folder, parse_iteration
 from jaxrl.runtime import files
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 logger = logging.getLogger("jaxrl")
 
@@ -39,7 +39,7 @@ def list_lanes(folder: Path) -> list[Path]:
     return sorted(lanes, key=lambda path: int(path.name.removeprefix("lane_")))
 
 
-def write_sweep(folder: Path, config: "AlgorithmConfig", state: Mapping[str, Any]) -> None:
+def write_sweep(folder: Path, config: "Config", state: Mapping[str, Any]) -> None:
     """Record atomically that all lanes are saved at an iteration.
 
     Args:
@@ -56,7 +56,7 @@ def write_sweep(folder: Path, config: "AlgorithmConfig", state: Mapping[str, Any
         "not_saved": not_saved,
         **state,
     }
-    document = signature.seal(document)
+    document = seal(document)
     path = folder / SWEEP_FILE
     with files.translate_os_errors("write", path), files.open_atomic(path) as file:
         json.dump(document, file, indent=2, allow_nan=False)
@@ -87,7 +87,7 @@ def read_sweep(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has version {version}, but this jaxrl reads versions up to {VERSION}."
         )
-    if version == VERSION and not signature.has_valid_digest(document):
+    if version == VERSION and not has_valid_digest(document):
         raise CheckpointError(f"{path} is damaged: its digest does not match.")
     _check_document(document, path)
     return document
@@ -95,7 +95,7 @@ def read_sweep(folder: Path) -> dict[str, Any]:
 
 def is_own(document: Mapping[str, Any]) -> bool:
     """Return whether the current user wrote a sweep's file on this machine."""
-    return signature.is_sealed_by_user(document)
+    return is_sealed_by_user(document)
 
 
 _FIELD_TYPES: dict[str, Any] = {

@@ -12,7 +12,7 @@ from ray.tune.experiment import Trial
 
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.compat.lookup import answer_arguments
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.config import Config
 from jaxrl.config.imports import Trust, TrustSpec
 from jaxrl.config.serialize import deserialize_config, serialize_for_display
 from jaxrl.config.stop import find_reached_criterion, parse_fit_criteria
@@ -38,7 +38,7 @@ class Trials(SweepRuns):
     sweep's folder.
     """
 
-    def __init__(self, config: "AlgorithmConfig", *, run_folder: RunFolder | None = None) -> None:
+    def __init__(self, config: "Config", *, run_folder: RunFolder | None = None) -> None:
         """Initialize the trials; use `config.build()` or `from_checkpoint` instead.
 
         Args:
@@ -275,7 +275,7 @@ QUIET_ENV_VARS = {
 }
 """Environment variables that disable Tune's own output and signal handler."""
 
-LaneConfigs = Mapping[int, tuple[str, AlgorithmConfig]]
+LaneConfigs = Mapping[int, tuple[str, Config]]
 """Name and config of each lane, by index."""
 
 
@@ -287,7 +287,7 @@ class LaneTrial(AlgorithmTrainable):
 
     def setup(
         self,
-        config: Mapping[str, Any] | AlgorithmConfig,
+        config: Mapping[str, Any] | Config,
         lanes: LaneConfigs | None = None,
         folder: str = "",
         stop: Mapping[str, float] | None = None,
@@ -382,7 +382,7 @@ class _TrialMonitor(ray.tune.Stopper, ray.tune.Callback):
 
 
 def run_trials(
-    config: AlgorithmConfig,
+    config: Config,
     lanes: LaneConfigs,
     folder: Path,
     *,

@@ -12,7 +12,7 @@ from jaxrl.algorithms.ppo import DDPPOConfig
 from jaxrl.algorithms.sac import CrossQConfig, REDQConfig, RNNSACConfig
 from jaxrl.algorithms.td3 import ApexDDPGConfig
 from jaxrl.assembly.assemble import assemble
-from jaxrl.config.registry import get_algorithm_config
+from jaxrl.config.base import get_algorithm_config
 from jaxrl.core.hparams import current_values
 
 PRESETS = {

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from jaxrl import APPOConfig
 from jaxrl.cli import training
 from jaxrl.cli.app import app
+from jaxrl.config.base import get_algorithm_config
 from jaxrl.config.load import load_experiment
-from jaxrl.config.registry import find_shipped_configs, get_algorithm_config, resolve_config_path
+from jaxrl.config.registry import find_shipped_configs, resolve_config_path
 from jaxrl.config.sweep import is_sweep
 from tests.helpers import need_package
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.config import list_algorithms
+from jaxrl.config.base import get_algorithm_config
 from jaxrl.config.page import render_settings_page
-from jaxrl.config.registry import get_algorithm_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

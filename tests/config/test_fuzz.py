@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from jaxrl.config.base import get_algorithm_config
 from jaxrl.config.coerce import get_choices
 from jaxrl.config.fields import Setting, get_settings, is_schedule
 from jaxrl.config.names import GROUP_METHODS
-from jaxrl.config.registry import get_algorithm_config, list_algorithms
+from jaxrl.config.registry import list_algorithms
 from jaxrl.errors import JaxrlError
 
 SECONDS = 10.0

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.config.base import get_algorithm_config
 from jaxrl.config.placement import (
     HOST_ONLY_SETTINGS,
     REQUIREMENTS,
@@ -13,7 +14,6 @@ from jaxrl.config.placement import (
     describe_placement,
     resolve_placement,
 )
-from jaxrl.config.registry import get_algorithm_config
 from jaxrl.errors import ConfigError
 from tests.config.test_round_trip import OTHER
 from tests.helpers import small

@@ -16,10 +16,10 @@ from jaxrl.compat.rllib.values import (
     NEUTRAL_VALUES_OF_SETTINGS,
     get_rllib_name,
 )
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl.config.base import AlgorithmConfig, get_algorithm_config, get_algorithm_config_class
 from jaxrl.config.load import load_experiment
 from jaxrl.config.names import WITH_NEUTRAL_VALUES
-from jaxrl.config.registry import get_algorithm_config, get_algorithm_config_class, list_algorithms
+from jaxrl.config.registry import list_algorithms
 from jaxrl.errors import ConfigError, UnknownSettingError
 from tests.recorded_data import write_data
 

@@ -12,7 +12,8 @@ from jaxrl.compat.libraries import (
     SYNONYMS,
     find_required_settings,
 )
-from jaxrl.config.registry import get_algorithm_config, get_algorithm_config_class, list_algorithms
+from jaxrl.config.base import get_algorithm_config, get_algorithm_config_class
+from jaxrl.config.registry import list_algorithms
 from jaxrl.config.stop import parse_stop
 from jaxrl.errors import ConfigError, UnknownNameError, UnknownSettingError, did_you_mean
 from jaxrl.modules.model_config import resolve_model_settings

@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.assembly.assemble import warn_if_flattened
-from jaxrl.config.registry import get_algorithm_config
+from jaxrl.config.base import get_algorithm_config
 from jaxrl.core.types import Columns, ObsWithCarry
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.actor_critic import ActorCriticModule

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.config.registry import get_algorithm_config
+from jaxrl.config.base import get_algorithm_config
 
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 

@@ -9,7 +9,8 @@ import sys
 
 import jaxrl
 from jaxrl import algorithms
-from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.base import get_algorithm_config_class
+from jaxrl.config.registry import list_algorithms
 
 LAZY = ["gymnax", "matplotlib", "ray", "rlax", "typer", "wandb", "jaxrl.cli"]
 

@@ -12,8 +12,9 @@ from jaxrl.callbacks import HOOKS, Callbacks
 from jaxrl.compat.rllib import attributes as api
 from jaxrl.compat.rllib import imports as modules
 from jaxrl.compat.rllib.modules import ModelPart, ModelView
+from jaxrl.config.base import get_algorithm_config_class
 from jaxrl.config.names import GROUP_METHODS
-from jaxrl.config.registry import get_algorithm_config_class, list_algorithms
+from jaxrl.config.registry import list_algorithms
 from jaxrl.envs import list_multi_envs
 from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.learners.learner import BaseLearner

@@ -16,7 +16,7 @@ from jaxrl.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     import gymnasium
 
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 MAX_LEARNERS = 32
@@ -250,7 +250,7 @@ class PolicySpec:
     policy_class: type[Any] | None = None
     observation_space: "gymnasium.Space[Any] | None" = None
     action_space: "gymnasium.Space[Any] | None" = None
-    config: "Mapping[str, Any] | AlgorithmConfig | None" = None
+    config: "Mapping[str, Any] | Config | None" = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from jaxrl.core.hparams import Traced
 from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 BURN_IN_DOC = (
     "Number of rows before a sequence that a stateful module is unrolled over, without training on "
@@ -173,7 +173,7 @@ class BufferSettings:
     hindsight: HindsightSettings | None = None
 
 
-def resolve_buffer_settings(config: "AlgorithmConfig") -> BufferSettings:
+def resolve_buffer_settings(config: "Config") -> BufferSettings:
     """Return the complete and validated buffer settings of a config.
 
     Raises:

@@ -32,7 +32,7 @@ from jaxrl.runners.recording import Recorder
 from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 logger = logging.getLogger("jaxrl")
 _POLL_S = 0.2
@@ -124,7 +124,7 @@ class ExternalEnvRunnerGroup(FormerGroupNames):
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         assembly: Assembly,
         hooks: RunnerHooks,
         recorder: PartRecorder | None = None,
@@ -352,7 +352,7 @@ def _check_hooks(hooks: RunnerHooks) -> None:
             )
 
 
-def resolve_max_lag(config: "AlgorithmConfig") -> int | None:
+def resolve_max_lag(config: "Config") -> int | None:
     """Return the number of versions that steps may be behind; None for any."""
     setting = config.external_settings.max_weights_lag
     if setting != "auto":

@@ -47,7 +47,7 @@ from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
 from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.policy.policy import Policy
 
 
@@ -82,7 +82,7 @@ class MultiEnvRunner(MultiRunnerParts):
     def __init__(
         self,
         *,
-        config: "AlgorithmConfig",
+        config: "Config",
         vector: MultiHostVector,
         policy_step: MultiPolicyStep,
         env_index: Int[np.ndarray, " B"],
@@ -138,7 +138,7 @@ class MultiEnvRunner(MultiRunnerParts):
             announce_envs(self, hooks)
 
     def _make_policy(
-        self, config: "AlgorithmConfig", policy_step: MultiPolicyStep, explore: bool
+        self, config: "Config", policy_step: MultiPolicyStep, explore: bool
     ) -> HostPolicy:
         """Make what acts, without weights."""
         debugging = config.debugging_settings
@@ -154,7 +154,7 @@ class MultiEnvRunner(MultiRunnerParts):
             jit=debugging.compiles,
         )
 
-    def _set_modules(self, config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> None:
+    def _set_modules(self, config: "Config", policy_step: MultiPolicyStep) -> None:
         """Set the modules that act, without rows."""
         self.config, self.policy_step = config.copy_live(*LIVE_SETTINGS), policy_step
         self.module = {m: policy.module for m, policy in policy_step.policies.items()}
@@ -167,7 +167,7 @@ class MultiEnvRunner(MultiRunnerParts):
             is_fixed=not policy_step.rows.may_change,
         )
 
-    def change_modules(self, config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> None:
+    def change_modules(self, config: "Config", policy_step: MultiPolicyStep) -> None:
         """Act with the modules of a changed config, which has all of those before.
 
         Episodes go on, and so do the rows that are pending. Weights have to be set again.
@@ -177,7 +177,7 @@ class MultiEnvRunner(MultiRunnerParts):
         self._replace_policy(policy, config, policy_step)
 
     def _replace_policy(
-        self, policy: HostPolicy, config: "AlgorithmConfig", policy_step: MultiPolicyStep
+        self, policy: HostPolicy, config: "Config", policy_step: MultiPolicyStep
     ) -> None:
         """Act by another policy, which has all modules of the one before, in ongoing episodes."""
         before, members = get_modules_state(self._policy, self._groups), self._slots.members
@@ -578,7 +578,7 @@ class MultiEnvRunner(MultiRunnerParts):
         self.vector.close()
 
 
-def _get_hparams(config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> dict[str, PyTree]:
+def _get_hparams(config: "Config", policy_step: MultiPolicyStep) -> dict[str, PyTree]:
     """Return the shapes of the hyperparameters of each module."""
     own, common = config.get_training_by_module(), config.training_settings
     return {m: get_abstract_values(own.get(m, common)) for m in policy_step.policies}
@@ -586,7 +586,7 @@ def _get_hparams(config: "AlgorithmConfig", policy_step: MultiPolicyStep) -> dic
 
 def change_modules(
     runner: MultiEnvRunner,
-    config: "AlgorithmConfig",
+    config: "Config",
     made: MadeMultiHostEnv,
     *,
     has_new_mapping: bool,
@@ -599,7 +599,7 @@ def change_modules(
 
 
 def make_multi_env_runner(
-    config: "AlgorithmConfig",
+    config: "Config",
     made: MadeMultiHostEnv,
     *,
     worker_index: int = 0,

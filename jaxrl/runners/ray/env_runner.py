@@ -23,7 +23,7 @@ from jaxrl.runtime.compilation_cache import enable_compilation_cache
 from jaxrl.runtime.devices import disable_async_dispatch
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
     from jaxrl.runners.env_runner import EnvRunner
     from jaxrl.runners.multi.env_runner import MultiEnvRunner
 
@@ -49,7 +49,7 @@ _DRIVER_ONLY_SETTINGS = (
 class ActorJob:
     """Data from which an actor creates its runner or learner."""
 
-    config: "AlgorithmConfig"
+    config: "Config"
     made: MadeEnv | MadeHostEnv
     num_workers: int
     num_envs: int

@@ -30,7 +30,7 @@ from jaxrl.runners.ray.start import Backend, ExceptionInfo, RunnerDiedError, wit
 from jaxrl.runners.step_ledger import StepLedger, check_delivery
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 FIRST_DELAY_S = 1.0
@@ -68,7 +68,7 @@ class FaultPolicy:
     restore_timeout_s: float
 
     @staticmethod
-    def from_config(config: "AlgorithmConfig") -> "FaultPolicy":
+    def from_config(config: "Config") -> "FaultPolicy":
         faults, runners = config.fault_tolerance_settings, config.env_runners_settings
         return FaultPolicy(
             restart=faults.should_restart_env_runners,

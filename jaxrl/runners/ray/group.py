@@ -52,7 +52,7 @@ from jaxrl.runtime.env_vars import make_actor_env_vars
 from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 _POLL_S = 0.2
@@ -346,7 +346,7 @@ class GroupShape:
     sample_timeout_s: float | None = None
 
     @staticmethod
-    def from_config(config: "AlgorithmConfig") -> "GroupShape":
+    def from_config(config: "Config") -> "GroupShape":
         plan = config.plan()
         return GroupShape(
             num_env_runners=plan.num_env_runners,
@@ -366,7 +366,7 @@ class RunnerStandIn(ReadsPolicies):
 
     worker_index, num_envs, env = 0, 0, None
 
-    def __init__(self, config: "AlgorithmConfig") -> None:
+    def __init__(self, config: "Config") -> None:
         self.config = config.copy_live(*LIVE_SETTINGS) if config.is_multi_agent else config
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -402,7 +402,7 @@ class RayEnvRunnerGroup(FormerGroupNames):
 
     def __init__(
         self,
-        config: "AlgorithmConfig",
+        config: "Config",
         assembly: Assembly,
         hooks: RunnerHooks,
         shape: GroupShape | None = None,
@@ -445,7 +445,7 @@ class RayEnvRunnerGroup(FormerGroupNames):
             self.stop()
             raise
 
-    def _pack_job(self, config: "AlgorithmConfig", made: object) -> bytes:
+    def _pack_job(self, config: "Config", made: object) -> bytes:
         shape = self._shape
         return pack_job(
             ActorJob(
@@ -466,11 +466,11 @@ class RayEnvRunnerGroup(FormerGroupNames):
         return self.stand_in
 
     @property
-    def local_config(self) -> "AlgorithmConfig":
+    def local_config(self) -> "Config":
         return self.stand_in.config
 
     def change_modules(
-        self, config: "AlgorithmConfig", made: MadeMultiHostEnv, *, has_new_mapping: bool
+        self, config: "Config", made: MadeMultiHostEnv, *, has_new_mapping: bool
     ) -> None:
         job = self._pack_job(config, made)
         self._backend.set_job(job)
@@ -482,7 +482,7 @@ class RayEnvRunnerGroup(FormerGroupNames):
         change = partial(change_modules_by_job, job=job, has_new_mapping=has_new_mapping)
         call_all(self._fleet, change)
 
-    def keep_config(self, config: "AlgorithmConfig", made: MadeMultiHostEnv) -> None:
+    def keep_config(self, config: "Config", made: MadeMultiHostEnv) -> None:
         self._backend.set_job(self._pack_job(config, made))
 
     @property
@@ -692,7 +692,7 @@ class RayEnvRunnerGroup(FormerGroupNames):
             self._finalizer()
 
 
-def _make_backend(config: "AlgorithmConfig", shape: GroupShape, job: bytes) -> RayBackend:
+def _make_backend(config: "Config", shape: GroupShape, job: bytes) -> RayBackend:
     """Create the backend with the actors' resources, environment variables and placement."""
     bundle = make_runner_bundle(config)
     custom = config.env_runners_settings.custom_resources_per_env_runner

@@ -40,7 +40,7 @@ from jaxrl.training.report import TrainReport, to_host
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 class StepCalls(Protocol):
@@ -143,7 +143,7 @@ class RayLearnerGroup:
     fingerprint: str | None = None
     learner_class = RayLearner
 
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
+    def __init__(self, config: "Config", assembly: Assembly) -> None:
         settings = config.learners_settings
         self._num_learners = settings.num_learners
         self._assembly, self._config = assembly, config

@@ -63,7 +63,7 @@ from jaxrl.training.sharding import batch_rows_specs, make_rows_program, state_s
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 PATH = "path"
 CHUNK_BYTES = 2**24
@@ -230,7 +230,7 @@ def _make_generator(path: str, number: int) -> np.random.Generator:
 
 
 def make_row_task(
-    config: "AlgorithmConfig", assembly: "Assembly", data: RecordedData, sampler: DatasetSampler
+    config: "Config", assembly: "Assembly", data: RecordedData, sampler: DatasetSampler
 ) -> RowTask:
     """Make the function that reads the rows of a run.
 
@@ -292,9 +292,7 @@ DATASET = "dataset"
 RowColumns = dict[str, np.ndarray]
 
 
-def make_stream(
-    config: "AlgorithmConfig", data: "RecordedData", task: RowTask
-) -> "ray.data.Dataset":
+def make_stream(config: "Config", data: "RecordedData", task: RowTask) -> "ray.data.Dataset":
     """Make the stream of the rows of all files, of which each is read by a task.
 
     Args:
@@ -605,7 +603,7 @@ class _Streams:
         JaxrlError: If the data cannot be opened, or no CPU of Ray is left for reading them.
     """
 
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
+    def __init__(self, config: "Config", assembly: Assembly) -> None:
         self._config, self._assembly = config, assembly
         self._data = open_config_data(config, assembly.made.spaces)[0]
         share = config.evaluation_settings.held_out_share
@@ -629,7 +627,7 @@ class _Streams:
         return self._sampler.num_updates * self._sampler.batch_size // num_learners
 
 
-def _check_cpus(config: "AlgorithmConfig") -> None:
+def _check_cpus(config: "Config") -> None:
     """Raise if learners take every CPU of Ray, and so nothing can read."""
     number = config.learners_settings.num_learners
     taken = number * make_learner_bundle(config)["CPU"]
@@ -642,7 +640,7 @@ def _check_cpus(config: "AlgorithmConfig") -> None:
         )
 
 
-def open_stream_rows(config: "AlgorithmConfig", assembly: Assembly) -> tuple[StreamRows, str]:
+def open_stream_rows(config: "Config", assembly: Assembly) -> tuple[StreamRows, str]:
     """Open the stream of a learner in this process; also return the digest of its data."""
     streams = _Streams(config, assembly)
     rows = RowStream(
@@ -730,7 +728,7 @@ class RayOfflineLearnerGroup(RayLearnerGroup):
 
     learner_class = RayOfflineLearner
 
-    def __init__(self, config: "AlgorithmConfig", assembly: Assembly) -> None:
+    def __init__(self, config: "Config", assembly: Assembly) -> None:
         streams = _Streams(config, assembly)
         self.fingerprint: str | None = streams.fingerprint
         self._wait_seconds, self._metrics = 0.0, dict[str, Any]()

@@ -23,7 +23,7 @@ from jaxrl.runners.ray.kept_params import KeptParams
 from jaxrl.runtime.cores import count_usable_cores
 
 if TYPE_CHECKING:
-    from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 
 _PLACEMENT_TIMEOUT_S = 30.0
@@ -33,7 +33,7 @@ Bundle = dict[str, float]
 """Resources of an actor by Ray's names."""
 
 
-def ensure_ray(config: "AlgorithmConfig") -> str:
+def ensure_ray(config: "Config") -> str:
     """Connect to a running Ray instance, or start one on this machine without a dashboard.
 
     As in Ray itself, `RAY_ADDRESS` selects a cluster. The output of actors is shown with
@@ -109,13 +109,13 @@ def _keep_signal_handlers() -> Generator[None]:
                 signal.signal(name, handler)
 
 
-def make_runner_bundle(config: "AlgorithmConfig") -> Bundle:
+def make_runner_bundle(config: "Config") -> Bundle:
     """Return the resources of one EnvRunner."""
     settings = config.env_runners_settings
     return {"CPU": settings.num_cpus_per_env_runner, **settings.custom_resources_per_env_runner}
 
 
-def make_learner_bundle(config: "AlgorithmConfig") -> Bundle:
+def make_learner_bundle(config: "Config") -> Bundle:
     """Return the resources of one learner."""
     settings = config.learners_settings
     gpus = float(settings.num_gpus_per_learner)
