@@ -13,14 +13,16 @@ from jaxrl.envs.adapters.host_spaces import to_runner_actions, to_runner_space
 from jaxrl.envs.adapters.precheck import ValidateEnv, call_validate_env, precheck_env
 from jaxrl.envs.base import ResetMode
 from jaxrl.envs.context import EnvContext
-from jaxrl.envs.host import HostVector, MadeHostEnv, VectorizeMode
+from jaxrl.envs.host import MadeHostEnv, VectorizeMode
 from jaxrl.envs.jax_host import JaxHostVector
+from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.envs.multi.host_vector import LocalCopies, MultiHostVector, ProcessCopies
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import EnvError, JaxrlError
 
 
 def make_vector(
-    made: MadeEnv | MadeHostEnv,
+    made: MadeEnv | MadeHostEnv | MadeMultiHostEnv,
     *,
     num_envs: int,
     first_index: int = 0,
@@ -33,8 +35,9 @@ def make_vector(
     validate_env: ValidateEnv | None = None,
     reset_mode: ResetMode | None = None,
     timeout_s: float | None = None,
-) -> HostVector:
-    """Make `num_envs` copies of an environment.
+    reads_state: bool = False,
+) -> Any:
+    """Make `num_envs` copies of an environment: a `HostVector`, or a `MultiHostVector`.
 
     Args:
         made: Result of `jaxrl.envs.make`.
@@ -52,6 +55,8 @@ def make_vector(
         validate_env: Function of an environment and its context that raises to reject it.
         reset_mode: Auto-reset mode of JAX environments, None for the environment's own.
         timeout_s: Time limit in seconds of a step of copies in processes, None for no limit.
+        reads_state: Whether steps of several agents have the global state, which central critics
+            see.
 
     Raises:
         EnvError: If the environment cannot be made or fails a check.
@@ -72,12 +77,21 @@ def make_vector(
         check = False  # there is no single environment
     if check or validate_env is not None:
         precheck_env(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
-    if mode == "vector_entry_point":
+    if isinstance(made, MadeHostEnv) and mode == "vector_entry_point":
         seeds = [derive_seed(seed, first_index + row) for row in range(num_envs)]
         return _make_own_vector(made, context, seeds, restart_failed)
-    specs = make_specs(
-        made, context, num_envs, first_index, seed=seed, restart_failed=restart_failed
+    specs: Any = make_specs(
+        made,
+        context,
+        num_envs,
+        first_index,
+        seed=seed,
+        restart_failed=restart_failed,
+        reads_state=reads_state,
     )
+    if isinstance(made, MadeMultiHostEnv):
+        copies = ProcessCopies(specs, timeout_s) if mode == "async" else LocalCopies(specs)
+        return MultiHostVector(specs, copies)
     return make_gym_vector(specs, mode=mode, timeout_s=timeout_s)
 
 

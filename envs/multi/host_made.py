@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from jaxrl.envs.context import EnvContext
+from jaxrl.envs.host import VectorizeMode
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
 from jaxrl.envs.multi.host_env import AgentID, MultiAgentEnv
 from jaxrl.envs.multi.host_slots import AgentSlotPlan, SlottedEnv
@@ -61,6 +62,10 @@ class MadeMultiHostEnv:
             gymnasium.spaces.Dict(dict(self.observation_spaces)),
             gymnasium.spaces.Dict(dict(self.action_spaces)),
         )
+
+    def resolve_mode(self, mode: VectorizeMode) -> VectorizeMode:
+        """Return where copies are stepped: in this process unless each is to have its own."""
+        return "async" if mode == "async" else "sync"
 
     def make_checked(
         self,

@@ -24,7 +24,6 @@ from jaxrl.envs.adapters.barrier import (
     Restarts,
     SubEnvSpec,
     close_quietly,
-    make_specs,
     reraise_interrupts,
 )
 from jaxrl.envs.adapters.gym_processes import (
@@ -36,9 +35,7 @@ from jaxrl.envs.adapters.gym_processes import (
     make_start_error,
 )
 from jaxrl.envs.adapters.host_state import get_env_state, set_env_state
-from jaxrl.envs.adapters.precheck import ValidateEnv, precheck_env
-from jaxrl.envs.context import EnvContext
-from jaxrl.envs.host import HostFault, VectorizeMode
+from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.checked import (
     CheckedMultiAgentEnv,
     HostMultiStart,
@@ -440,7 +437,7 @@ class MultiHostVector:
     """
 
     def __init__(self, specs: Sequence[SubEnvSpec[MadeMultiHostEnv]], copies: Copies) -> None:
-        self.num_envs = len(specs)
+        self.num_envs, self.can_pause = len(specs), True
         self.has_slots = specs[0].made.slots is not None
         """Whether agents are those of slots, which know their episodes."""
         self._first_seeds = [spec.first_seed for spec in specs]
@@ -458,7 +455,7 @@ class MultiHostVector:
         return self._call_all("begin", [(seed,) for seed in chosen])
 
     def step(
-        self, actions: Sequence[Mapping[str, PyTree]], on_steps: OnSteps = lambda steps: None
+        self, actions: Sequence[Mapping[str, PyTree]], on_steps: OnSteps | None = None
     ) -> list[CopyStep]:
         """Step every copy that is not paused, and begin the episodes that follow those that ended.
 
@@ -468,7 +465,7 @@ class MultiHostVector:
                 processes have begun their episodes by then.
         """
         going = {row: actions[row] for row in range(self.num_envs) if not self._paused[row]}
-        steps = self._copies.advance(going, on_steps)
+        steps = self._copies.advance(going, on_steps or (lambda steps: None))
         return [steps.get(row, CopyStep()) for row in range(self.num_envs)]
 
     def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
@@ -532,42 +529,3 @@ class MultiHostVector:
         given = [()] * self.num_envs if arguments is None else arguments
         results = self._copies.call(method, dict(enumerate(given)))
         return [results[row] for row in range(self.num_envs)]
-
-
-def make_multi_vector(
-    made: MadeMultiHostEnv,
-    *,
-    num_envs: int,
-    first_index: int = 0,
-    worker_index: int = 0,
-    num_workers: int = 0,
-    seed: int = 0,
-    mode: VectorizeMode = "sync",
-    restart_failed: bool = False,
-    reads_state: bool = False,
-    check: bool = True,
-    validate_env: ValidateEnv | None = None,
-    timeout_s: float | None = None,
-) -> MultiHostVector:
-    """Make `num_envs` copies of an environment of several agents; see `make_vector`.
-
-    `mode` is "sync" or "async", and "sync" where agents have slots. `reads_state` is whether steps
-    have the global state, which central critics see.
-
-    Raises:
-        EnvError: If the environment fails a check, or `validate_env` rejects it.
-    """
-    context = EnvContext(made.env_config, worker_index=worker_index, num_workers=num_workers)
-    precheck_env(made, context, check=check, validate_env=validate_env, may_fail=restart_failed)
-    specs = make_specs(
-        made,
-        context,
-        num_envs,
-        first_index,
-        seed=seed,
-        restart_failed=restart_failed,
-        reads_state=reads_state,
-    )
-    if mode == "async":
-        return MultiHostVector(specs, ProcessCopies(specs, timeout_s))
-    return MultiHostVector(specs, LocalCopies(specs))

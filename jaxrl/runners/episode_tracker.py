@@ -16,9 +16,9 @@ from jaxrl.runners.metrics_logger import log_custom_metrics
 
 if TYPE_CHECKING:
     from jaxrl.runners.env_runner import EnvRunner
-    from jaxrl.runners.multi.env_runner import MultiEnvRunner
+    from jaxrl.runners.host_runner import HostRunner
 
-Runner = TypeVar("Runner", bound="EnvRunner | MultiEnvRunner")
+Runner = TypeVar("Runner", bound="HostRunner[Any, Any]")
 Episode = TypeVar("Episode", SingleAgentEpisode, MultiAgentEpisode)
 
 EPISODE_HOOKS = (
@@ -71,7 +71,7 @@ def is_tracking(hooks: RunnerHooks) -> bool:
     return any(hooks.has_listeners(hook) for hook in EPISODE_HOOKS)
 
 
-def announce_envs(runner: "EnvRunner | MultiEnvRunner", hooks: RunnerHooks) -> None:
+def announce_envs(runner: "HostRunner[Any, Any]", hooks: RunnerHooks) -> None:
     """Call `on_environment_created` for the environments of a runner."""
     context = EnvContext(
         runner.config.environment_settings.env_config,

@@ -17,7 +17,6 @@ from jaxrl.runners.episode_tracker import TrackerBase
 from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.tally import AgentEpisodes, AgentTally
-from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.evaluate import EpisodeMoments, EvaluationResult
 
 CHUNK_STEPS = 16
@@ -89,7 +88,7 @@ def play_share(
     share: EvalShare,
     *,
     can_pause: bool = True,
-    rows: AgentRows | None = None,
+    agents: AgentTally | None = None,
 ) -> EvalEpisodes:
     """Play all episodes of a share.
 
@@ -98,7 +97,7 @@ def play_share(
         share: Share for as many environments as the runner has.
         can_pause: Whether finished environments can be paused; otherwise they keep playing and
             their further episodes are ignored.
-        rows: Agents in the rows of modules, of a runner of several agents.
+        agents: Accumulator of agent-episodes, of a runner of several agents.
     """
     begin = time.perf_counter()
     if runner.tracker is not None:
@@ -106,7 +105,7 @@ def play_share(
     if not share.is_continuation:
         index = np.arange(runner.num_envs, dtype=np.int32) + share.first_index
         runner.restart(share.seed, index)
-    tally = _QuotaTally(runner.num_envs, share, None if rows is None else AgentTally(rows))
+    tally = _QuotaTally(runner.num_envs, share, agents)
     timed_out = False
     try:
         while not tally.done.all() and not timed_out:

@@ -1,6 +1,5 @@
 """NumPy buffer for the rows of a fragment, filled from host environments."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -22,8 +21,10 @@ class FragmentBuilder:
     Args:
         capacity: Number of steps that fit before `grow` is needed.
         obs: Leaves of the first observations, `[B, ...]`.
-        width: Number of words per environment and step.
-        leaves: Function that returns the leaves of observations.
+        num_words: Number of words per environment and step.
+        flatten_obs: Function that returns the leaves of observations.
+        is_first: Whether the first observations start episodes, `[B]`.
+        carry: Carry before the first row.
     """
 
     def __init__(
@@ -32,9 +33,12 @@ class FragmentBuilder:
         obs: Sequence[np.ndarray],
         num_words: int,
         flatten_obs: Callable[[PyTree], list[Any]],
+        *,
+        is_first: Bool[np.ndarray, " B"],
+        carry: PyTree,
     ) -> None:
         self.length = 0
-        self._flatten_obs = flatten_obs
+        self._flatten_obs, self._first, self._carry = flatten_obs, is_first, carry
         rows = len(obs[0])
         self.obs = [np.empty((capacity + 1, *leaf.shape), leaf.dtype) for leaf in obs]
         for buffer, leaf in zip(self.obs, obs, strict=True):
@@ -109,16 +113,12 @@ class FragmentBuilder:
         self,
         unflatten_obs: Callable[[Sequence[np.ndarray]], PyTree],
         recorded: dict[str, PyTree],
-        is_first: Bool[np.ndarray, " B"],
-        carry_in: PyTree,
     ) -> Rollout:
         """Build a rollout in the form of the compiled loop.
 
         Args:
             unflatten_obs: Function that builds observations from their leaves.
             recorded: Outputs of the module, unpacked from `words`.
-            is_first: Whether the first observations start episodes, `[B]`.
-            carry_in: Carry before the first row.
         """
         end = self.length
         final = [np.array(buffer[1 : end + 1]) for buffer in self.obs]
@@ -134,10 +134,10 @@ class FragmentBuilder:
             terminated=self.terminated[:end],
             truncated=self.truncated[:end],
             final_obs=unflatten_obs(final),
-            is_first=np.concatenate([is_first[None], self.starts[: end - 1]]),
+            is_first=np.concatenate([self._first[None], self.starts[: end - 1]]),
             mask=self.mask[:end],
             extras=extras,
-            carry_in=carry_in,
+            carry_in=self._carry,
         )
 
     def build_record(
@@ -173,13 +173,3 @@ class FragmentBuilder:
             env_step=count[None] + np.arange(end, dtype=np.uint32)[:, None],
             fault=self.fault[:end],
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PartialFragment:
-    """Unfinished fragment, with the carry, flags and time at its start."""
-
-    rows: FragmentBuilder
-    carry_in: PyTree
-    is_first: Bool[np.ndarray, " B"]
-    start_time: float

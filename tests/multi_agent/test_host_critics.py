@@ -15,10 +15,10 @@ from jaxrl.algorithms.mappo import MAPPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.keys import make_key
 from jaxrl.core.types import CentralObs, Progress, PyTree
+from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
 from jaxrl.envs.multi.host_env import MultiAgentEnv
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
-from jaxrl.envs.multi.host_vector import make_multi_vector
 from jaxrl.errors import ConfigError
 from jaxrl.modules.scripted import RandomRLModule
 from jaxrl.runners.env_runner import make_env_runner
@@ -124,7 +124,7 @@ def make_both(**settings: Any) -> tuple[list[Any], list[MultiEnvRunner]]:
     runners = [
         MultiEnvRunner(
             config=config,
-            vector=make_multi_vector(
+            vector=make_vector(
                 made, num_envs=NUM_ENVS, seed=2, check=False, reads_state=worker.reads_state
             ),
             policy_step=worker,

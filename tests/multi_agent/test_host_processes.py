@@ -11,7 +11,8 @@ import pytest
 
 from jaxrl import Algorithm
 from jaxrl.envs import make_multi_host
-from jaxrl.envs.multi.host_vector import MultiHostVector, make_multi_vector
+from jaxrl.envs.host_vector import make_vector
+from jaxrl.envs.multi.host_vector import MultiHostVector
 from jaxrl.errors import ConfigError, EnvError
 from tests.helpers import assert_equal
 from tests.multi_agent.host_envs import Duel, Streams
@@ -20,9 +21,9 @@ from tests.multi_agent.test_host_training import InPlace, get_leaves, make_confi
 ASYNC = {"gym_env_vectorize_mode": "async"}
 
 
-def make_vector(env: Any, mode: Any, **settings: Any) -> MultiHostVector:
+def make_copies(env: Any, mode: Any, **settings: Any) -> MultiHostVector:
     made = make_multi_host(env, settings.pop("env_config", {}))
-    return make_multi_vector(made, num_envs=2, seed=3, mode=mode, **settings)
+    return make_vector(made, num_envs=2, seed=3, mode=mode, **settings)
 
 
 def act(vector: MultiHostVector, steps: list[Any]) -> list[Any]:
@@ -35,7 +36,7 @@ def act(vector: MultiHostVector, steps: list[Any]) -> list[Any]:
 
 def test_steps_are_those_of_copies_in_this_process() -> None:
     """Also after their state is restored, and where the environment writes in place."""
-    here, apart = (make_vector(Streams, mode) for mode in ("sync", "async"))
+    here, apart = (make_copies(Streams, mode) for mode in ("sync", "async"))
     try:
         steps = [here.reset(), apart.reset()]
         for t in range(40):
@@ -66,7 +67,7 @@ def run(vector: MultiHostVector, num_steps: int) -> None:
 
 @pytest.mark.slow
 def test_last_observations_are_kept_where_an_environment_writes_in_place() -> None:
-    vector = make_vector(InPlace, "async")
+    vector = make_copies(InPlace, "async")
     try:
         (_, start), actions = vector.reset(), [dict.fromkeys(("0", "1"), np.int64(0))] * 2
         copies: list[Any] = [vector.step(actions)[1] for _ in range(4)]
@@ -114,7 +115,7 @@ class Unpicklable(Duel):
 def test_what_ends_a_process_or_is_raised_there_is_one_error(
     env: Any, settings: dict[str, Any], match: str
 ) -> None:
-    vector = make_vector(env, "async", check=False, **settings)
+    vector = make_copies(env, "async", check=False, **settings)
     try:
         with pytest.raises(EnvError, match=match) as error:
             run(vector, 8)

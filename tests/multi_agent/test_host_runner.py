@@ -9,9 +9,9 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.core.types import PyTree
+from jaxrl.envs.host_vector import make_vector
 from jaxrl.envs.multi.host_env import MultiAgentEnv
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
-from jaxrl.envs.multi.host_vector import make_multi_vector
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.multi.env_runner import MultiEnvRunner
 from jaxrl.training.in_graph import MultiAgentRunner
@@ -76,7 +76,7 @@ def make_host_runner(runner: MultiAgentRunner, state: PyTree, seen: list[Any]) -
     )
     host = MultiEnvRunner(
         config=PPOConfig().debugging(seed=2),
-        vector=make_multi_vector(made, num_envs=NUM_ENVS, seed=2, check=False),
+        vector=make_vector(made, num_envs=NUM_ENVS, seed=2, check=False),
         policy_step=runner.rollout_worker,
         env_index=np.arange(NUM_ENVS),
     )

@@ -17,7 +17,7 @@ from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
 from jaxrl.envs import MultiAgentEnv, make_multi_host
-from jaxrl.envs.multi.host_vector import make_multi_vector
+from jaxrl.envs.host_vector import make_vector
 from jaxrl.errors import ConfigError, EnvError
 from tests.multi_agent.host_envs import Duel, Forgetful
 
@@ -344,7 +344,7 @@ class InPlace(MultiAgentEnv):
 
 
 def test_an_environment_that_writes_in_place_keeps_its_last_observation() -> None:
-    vector = make_multi_vector(make_multi_host(InPlace), num_envs=1)
+    vector = make_vector(make_multi_host(InPlace), num_envs=1)
     (start,) = vector.reset()
     steps = [vector.step([dict.fromkeys(("0", "1"), np.int64(0))])[0] for _ in range(4)]
     observed = [start, *(copy.step for copy in steps)]

@@ -211,7 +211,7 @@ def test_what_cannot_be_sampled_is_one_sentence(monkeypatch: pytest.MonkeyPatch)
         runner.sample(num_timesteps=3, num_episodes=2)
     with pytest.raises(ConfigError, match=r"num_episodes of sample\(\) must be at least 0, got -1"):
         runner.sample(num_episodes=-1)
-    monkeypatch.setattr("jaxrl.runners.episode_sampling.MAX_EPISODE_STEPS", 40)
+    monkeypatch.setattr("jaxrl.runners.host_runner.MAX_EPISODE_STEPS", 40)
     with pytest.raises(EnvError, match="no episode has ended after 64 steps; set max_episode"):
         runner.sample(num_episodes=1)
 

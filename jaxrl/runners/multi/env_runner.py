@@ -1,33 +1,27 @@
 """Runner of environments of several agents in Python, with rollouts of the compiled form."""
 
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from jaxrl.assembly.env import Spaces
 from jaxrl.assembly.multi_agent import make_multi_policy_step
-from jaxrl.callbacks import CallbackList
 from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.core.hparams import get_abstract_values
 from jaxrl.core.types import Columns, PyTree
-from jaxrl.envs.host import HostFault
 from jaxrl.envs.multi.checked import HostMultiStart, HostMultiStep
+from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
-from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector, make_multi_vector
-from jaxrl.metrics import DEFAULT_MODULE
-from jaxrl.runners.env_keys import make_env_keys, make_episode_seeds
-from jaxrl.runners.episode_sampling import RandomActions
-from jaxrl.runners.episode_tracker import EnvsView, announce_envs, is_tracking
-from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
-from jaxrl.runners.hooks import NoHooks, RunnerHooks
-from jaxrl.runners.host_policy import HostPolicy, PrevStep
-from jaxrl.runners.metrics_logger import MetricsLogger
+from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
+from jaxrl.episodes import MultiAgentEpisode
+from jaxrl.runners.fragment import Weights
+from jaxrl.runners.hooks import RunnerHooks
+from jaxrl.runners.host_policy import Carries, HostPolicy, PrevStep
+from jaxrl.runners.host_runner import HostRunner
 from jaxrl.runners.multi.modules import (
     build_rollouts,
     get_modules_state,
@@ -35,49 +29,43 @@ from jaxrl.runners.multi.modules import (
     set_modules_state,
     split_steps,
 )
-from jaxrl.runners.multi.parts import MultiRunnerParts
 from jaxrl.runners.multi.records import AgentTallies, FragmentRecords
 from jaxrl.runners.multi.rows import CompletedRows, RowStep
 from jaxrl.runners.multi.scenes import CriticScenes
 from jaxrl.runners.multi.slots import AgentSlots
 from jaxrl.runners.multi.state import AgentStepArrays, count_pending_rows, move_places
+from jaxrl.runners.multi.tally import AgentTally
 from jaxrl.runners.multi.tracker import MultiEpisodeTracker
-from jaxrl.runners.protocols import make_policies
-from jaxrl.runners.quotas import EvalEpisodes, EvalShare, play_share
+from jaxrl.runtime.program import Program
+from jaxrl.training.episode_stats import EpisodeRecord
 from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
+from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.config import Config
-    from jaxrl.policy.policy import Policy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Part:
-    """Unfinished fragment: completed rows by group, records, and where it began."""
+    """Unfinished fragment: completed rows by group, records, and who plays."""
 
     rows: dict[str, CompletedRows]
     records: FragmentRecords
     plays: dict[str, list[np.ndarray]]
-    start_time: float
 
 
-class MultiEnvRunner(MultiRunnerParts):
-    """Runner that steps environments of several agents with one compiled call per vector step.
+class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
+    """Runner of environments of several agents, whose rows are complete when agents act again.
 
-    A fragment continues where the previous one ended, possibly within an episode, with the rows that
-    are pending. Data are those of the compiled program, for an environment that does the same.
+    A fragment begins with the rows that are pending. Data are those of the compiled program, for an
+    environment that does the same. See `HostRunner` for the arguments.
 
     Args:
-        config: Config of the run.
-        vector: Copies of the environment, closed together with the runner.
         policy_step: Modules, connectors and agents.
-        env_index: Indices of the environments among all environments of the run, `[B]`.
-        worker_index: 0 for the runner of the main process, 1 and up for actors.
-        num_workers: Number of actors.
-        seed: Seed of the run, which together with `env_index` determines every random draw.
-        explore: Whether to sample actions instead of taking the mode; None for the config's value.
         hooks: Callbacks; None for none.
     """
+
+    vector: MultiHostVector
 
     def __init__(
         self,
@@ -90,28 +78,25 @@ class MultiEnvRunner(MultiRunnerParts):
         num_workers: int = 0,
         seed: int | None = None,
         explore: bool | None = None,
+        max_episode_steps: int | None = None,
         hooks: RunnerHooks | None = None,
     ) -> None:
-        super().__init__()
-        debugging = config.debugging_settings
-        self.vector = vector
-        self.env_index = np.asarray(env_index, np.int32)
-        self.worker_index, self.num_workers = worker_index, num_workers
-        self.num_envs = len(self.env_index)
-        self.seed = debugging.run_seed if seed is None else seed
-        self.weights_version = -1
+        self.policy_step, num_envs = policy_step, len(env_index)
+        self._scenes = CriticScenes.make_if(
+            policy_step.views, policy_step.rows, num_envs, jit=config.debugging_settings.compiles
+        )
+        super().__init__(
+            config,
+            vector,
+            env_index,
+            worker_index=worker_index,
+            num_workers=num_workers,
+            seed=seed,
+            explore=explore,
+            max_episode_steps=max_episode_steps,
+        )
         self._num_dropped = 0
         """Rows that were pending when environments were restarted, not reported yet."""
-        self._explore = config.env_runners_settings.explore if explore is None else explore
-        self.config = config.copy_live(*LIVE_SETTINGS)
-        self._scenes = CriticScenes.make_if(
-            policy_step.views, policy_step.rows, self.num_envs, jit=debugging.compiles
-        )
-        self._policy = self._make_policy(config, policy_step, self._explore)
-        self._policies = {self._explore: self._policy}
-        self._weights: Weights | None = None
-        self._random: dict[str, RandomActions] = {}
-        """Random actions that replace those of the policy, by group; empty for none."""
         self._slots = AgentSlots(
             policy_step.rows,
             self._policy.groups,
@@ -120,45 +105,43 @@ class MultiEnvRunner(MultiRunnerParts):
             vector,
         )
         self._set_modules(config, policy_step)
-        self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
-        self._transition_count = np.zeros(self.num_envs, np.uint32)
         self._tallies = AgentTallies(self.num_envs, len(policy_step.rows.agents))
-        self._paused = np.zeros(self.num_envs, np.bool_)
-        self._is_reset = self._begins_episodes = False
-        self._next_number = 0
-        self._env_seconds = 0.0
-        self._faults: list[RunnerFault] = []
-        self.metrics = MetricsLogger()
-        self.env = EnvsView(vector)
-        self.tracker: MultiEpisodeTracker | None = None
-        if hooks is not None:
-            if is_tracking(hooks):
-                lookback = config.env_runners_settings.episode_lookback_horizon
-                self.tracker = MultiEpisodeTracker(self, hooks, lookback)
-            announce_envs(self, hooks)
+        self._add_hooks(hooks)
 
-    def _make_policy(
-        self, config: "Config", policy_step: MultiPolicyStep, explore: bool
-    ) -> HostPolicy:
-        """Make what acts, without weights."""
-        debugging = config.debugging_settings
+    @property
+    def policy_steps(self) -> Mapping[str, PolicyStep]:
+        return self.policy_step.policies
+
+    def _make_policy(self, explore: bool) -> HostPolicy:
+        config, debugging = self.config, self.config.debugging_settings
         critics = {} if self._scenes is None else self._scenes.make_blank()
+        own, common = config.get_training_by_module(), config.training_settings
         return HostPolicy(
-            policy_step.policies,
-            policy_step.rows,
+            self.policy_steps,
+            self.policy_step.rows,
             self.env_index,
             explore=explore,
-            hparams=_get_hparams(config, policy_step),
+            hparams={m: get_abstract_values(own.get(m, common)) for m in self.policy_steps},
             critics={m: blank.shape for m, blank in critics.items()},
             max_retraces=debugging.max_retraces,
             jit=debugging.compiles,
         )
 
+    @property
+    def programs(self) -> list[Program]:
+        """Compiled programs of the runner."""
+        return [*super().programs, *([] if self._scenes is None else [self._scenes.program])]
+
+    @property
+    def spaces(self) -> dict[str, Spaces]:
+        """Observation and action space of every module."""
+        return {m: (own.observation_space, own.action_space) for m, own in self.module.items()}
+
     def _set_modules(self, config: "Config", policy_step: MultiPolicyStep) -> None:
         """Set the modules that act, without rows."""
         self.config, self.policy_step = config.copy_live(*LIVE_SETTINGS), policy_step
         self.module = {m: policy.module for m, policy in policy_step.policies.items()}
-        self._readable = make_policies(policy_step.policies, config, explore=self._explore)
+        self._readable = None
         self._slots.set_rows(policy_step.rows, self._policy.groups)
         self._has_ids = any(view.ids is not None for view in policy_step.views.values())
         self._groups = make_group_states(
@@ -172,93 +155,55 @@ class MultiEnvRunner(MultiRunnerParts):
 
         Episodes go on, and so do the rows that are pending. Weights have to be set again.
         """
-        policy = self._make_policy(config, policy_step, self._explore)
-        self._policies = {self._explore: policy}
-        self._replace_policy(policy, config, policy_step)
+        before, self.config, self.policy_step = self._get_modules_state(), config, policy_step
+        self._policies = {}
+        self._policy = self._get_policy(self._explore)
+        self._restore_modules(before)
 
-    def _replace_policy(
-        self, policy: HostPolicy, config: "Config", policy_step: MultiPolicyStep
+    def _replace_policy(self, policy: HostPolicy) -> None:
+        before, self._policy = self._get_modules_state(), policy
+        self._restore_modules(before)
+
+    def _get_modules_state(self) -> tuple[dict[str, dict[str, PyTree]], dict[str, Any]]:
+        """Return rows and carries by module, and the agents of each."""
+        return get_modules_state(self._policy, self._groups), self._slots.members
+
+    def _restore_modules(
+        self, state: tuple[dict[str, dict[str, PyTree]], Mapping[str, Any]]
     ) -> None:
-        """Act by another policy, which has all modules of the one before, in ongoing episodes."""
-        before, members = get_modules_state(self._policy, self._groups), self._slots.members
-        self._policy = policy
-        self._set_modules(config, policy_step)
+        """Go on with the rows of another policy, whose modules the present one has."""
+        before, members = state
+        self._set_modules(self.config, self.policy_step)
         after = get_modules_state(self._policy, self._groups)
         for name, own in before.items():
-            for m, state in own.items():
+            for m, rows in own.items():
                 places = members[m], self._slots.members[m]
-                after[name][m] = move_places(*places, state, after[name][m])
+                after[name][m] = move_places(*places, rows, after[name][m])
         set_modules_state(self._policy, self._groups, after)
 
-    def get_policy(self, policy_id: str = DEFAULT_MODULE) -> "Policy | Any":
-        """Return the policy of a module with the weights to act with, None if there is none.
+    def _get_actors(self, weights: Weights) -> Mapping[str, ActorState]:
+        return cast("Any", weights.actor)
 
-        Raises:
-            ConfigError: If the runner has no weights yet.
-        """
-        return self._readable.read(policy_id, self._policy.get_actor)
+    def make_tally(self) -> AgentTally:
+        return AgentTally(self.policy_step.rows)
 
-    @property
-    def policy_map(self) -> "Mapping[str, Policy]":
-        """Policies by id, as `get_policy` returns them."""
-        return MappingProxyType({m: self.get_policy(m) for m in self.policy_step.policies})
+    def find_row(self, env: int, agent: str) -> tuple[str, int]:
+        """Return the group of the module that plays an agent in an episode, and the agent's row."""
+        return self._slots.find(env, agent)
 
-    def set_weights(self, weights: Weights) -> None:
-        """Set the weights of all modules to act with."""
-        self._weights = weights
-        self._policy.set_actor(cast("Any", weights.actor))
-        self.weights_version = weights.version
+    def get_episode(self, env: int) -> MultiAgentEpisode:
+        """Return the ongoing episode of an environment; it has data only if callbacks need them."""
+        return self._slots.episodes[env]
 
-    def _set_acting(self, explore: bool | None, random_actions: bool) -> None:
-        wanted = self._explore if explore is None else explore
-        if wanted not in self._policies:
-            self._policies[wanted] = self._make_policy(self.config, self.policy_step, wanted)
-        policy = self._policies[wanted]
-        if policy is not self._policy:
-            if self._weights is not None:
-                policy.set_actor(cast("Any", self._weights.actor))
-            self._replace_policy(policy, self.config, self.policy_step)
-        self._random = self._make_random_actions() if random_actions else {}
+    def get_modules(self, env: int) -> dict[AgentID, str]:
+        """Return the module of every agent for which one was chosen in the current episode."""
+        return self._slots.get_modules(env)
 
-    def _make_random_actions(self) -> dict[str, RandomActions]:
-        """Return the random actions of every group, which are others at another time."""
-        seeds = make_episode_seeds(self.seed, self.env_index, self._transition_count)
-        return {
-            g: RandomActions(
-                self.policy_step.policies[g].action_pipeline,
-                group.num_rows,
-                seeds[0] + place,
-                self._policy.device,
-            )
-            for place, (g, group) in enumerate(self._policy.groups.items())
-        }
+    def set_episode(self, env: int, episode: MultiAgentEpisode) -> None:
+        """Replace the ongoing episode by its next chunk."""
+        self._slots.set_episode(env, episode)
 
-    def _make_tracker(self) -> MultiEpisodeTracker:
-        lookback = self.config.env_runners_settings.episode_lookback_horizon
-        tracker = MultiEpisodeTracker(self, NoHooks(), lookback)
-        if self._is_reset:
-            self._resume_episodes(tracker)
-        return tracker
-
-    def sample_fragment(self, num_steps: int) -> Fragment:
-        """Sample the next `num_steps` steps of every environment."""
-        part = self._begin_fragment(num_steps)
-        for t in range(num_steps):
-            self._step(t, part)
-        return self._make_fragment(part, np.where(self._paused, 0, num_steps))
-
-    def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
-        """Pause the marked environments and resume all others."""
-        self._paused = np.array(paused, np.bool_)
-        self.vector.pause(paused)
-
-    def _begin_fragment(self, num_steps: int) -> _Part:
-        begin = time.perf_counter()
-        self._begin_episodes_if_due()
-        carry = self._policy.begin_fragment(
-            self._env_keys, self._transition_count, num_steps, self._make_prev()
-        )
-        self._env_seconds, self._faults = 0.0, []
+    def _begin_rows(self, num_steps: int, carry: Carries) -> _Part:
         rows = {
             m: CompletedRows(num_steps, own.pending, jax.tree.leaves(carry[m]))
             for m, own in self._groups.items()
@@ -268,31 +213,27 @@ class MultiEnvRunner(MultiRunnerParts):
             rows=rows,
             records=FragmentRecords(num_steps, self.num_envs, num_agents),
             plays={m: [] for m in self._groups},
-            start_time=begin,
         )
 
     def _make_prev(self) -> dict[str, PrevStep]:
         return {m: own.make_prev(self._paused) for m, own in self._groups.items()}
 
-    def _step(self, t: int, part: _Part) -> None:
-        """Act once in every environment and add the results to the fragment."""
+    def _step(self, part: _Part) -> None:
         obs = [leaf for own in self._groups.values() for leaf in own.obs]
         words = self._policy.act(obs, self._make_prev() if self._policy.has_carry else {})
         acted = {m: own.get_active(self._paused) for m, own in self._groups.items()}
         chosen, outputs = self._policy.unpack_env_action(words), self._policy.unpack_recorded(words)
         actions = self._slots.split_actions(chosen, acted)
-        self._begin_rows(part, acted, outputs)
+        self._act_in_rows(part, acted, outputs)
         if self._random:
             actions, outputs = self._draw_actions(acted)
         if self.tracker is not None:
             self.tracker.begin_steps(actions, outputs)
-        begin = time.perf_counter()
-        steps = self.vector.step(actions, self._track)
-        self._env_seconds += time.perf_counter() - begin
+        steps = self._step_envs(actions, self.tracker and self.tracker.add_steps)
         if self.policy_step.rows.may_change:
             for m, own in self._groups.items():
                 part.plays[m].append(own.plays.copy())
-        self._finish_step(t, part, acted, steps)
+        self._finish_step(part, acted, steps)
 
     def _draw_actions(
         self, acted: dict[str, Bool[np.ndarray, " R"]]
@@ -303,14 +244,7 @@ class MultiEnvRunner(MultiRunnerParts):
         outputs: dict[str, PyTree] = {g: {Columns.ACTIONS: own} for g, (_, own) in drawn.items()}
         return self._slots.split_actions(chosen, acted), outputs
 
-    def _track(self, steps: Mapping[int, CopyStep]) -> None:
-        """Call the hooks of steps, whose time is not that of the environments."""
-        if self.tracker is not None:
-            begin = time.perf_counter()
-            self.tracker.add_steps(steps)
-            self._env_seconds -= time.perf_counter() - begin
-
-    def _begin_rows(
+    def _act_in_rows(
         self, part: _Part, acted: dict[str, Bool[np.ndarray, " R"]], outputs: dict[str, PyTree]
     ) -> None:
         before = self._policy.carry_before if self._policy.has_carry else None
@@ -322,7 +256,6 @@ class MultiEnvRunner(MultiRunnerParts):
 
     def _finish_step(
         self,
-        t: int,
         part: _Part,
         acted: dict[str, Bool[np.ndarray, " R"]],
         steps: Sequence[CopyStep],
@@ -350,11 +283,11 @@ class MultiEnvRunner(MultiRunnerParts):
             own.acts &= np.repeat(self._paused, own.width)
             own.go_on(rows[g])
         self._tallies.add(happened, self._slots.find_actors(acted))
-        part.records.add(t, happened, self._tallies)
+        part.records.add(happened, self._tallies)
         for copy in steps:
+            self._add_faults(copy.faults)
             for fault in copy.faults:
-                part.records.add_fault(t, fault)
-                self._faults.append(self._make_runner_fault(fault))
+                part.records.add_fault(fault)
         self._tallies.clear_ended(happened, failed)
         for env, copy in enumerate(steps):
             self._observe_next(env, copy)
@@ -427,17 +360,7 @@ class MultiEnvRunner(MultiRunnerParts):
             obs = obs if ids is None else ids.join_one(agent, obs)
         return [obs] if isinstance(obs, np.ndarray) else jax.tree.leaves(obs)
 
-    def _make_runner_fault(self, fault: HostFault) -> RunnerFault:
-        return RunnerFault(
-            worker_index=self.worker_index,
-            env_index=int(self.env_index[fault.row]),
-            what=fault.what,
-            detail=fault.detail,
-            silent=fault.silent,
-        )
-
-    def _make_fragment(self, part: _Part, taken: Int[np.ndarray, " B"]) -> Fragment:
-        """Build the fragment and advance each environment's transition count by `taken`."""
+    def _build_rollout(self, part: _Part) -> tuple[MultiRollout, EpisodeRecord]:
         record, agents = part.records.build(self._transition_count)
         plays = part.plays if self.policy_step.rows.may_change else None
         make = cast("Any", MultiRollout)  # its fields hold arrays of either kind
@@ -448,102 +371,54 @@ class MultiEnvRunner(MultiRunnerParts):
             mask=part.records.mask,
             plays=plays and split_steps(self._policy, plays),
         )
-        self._transition_count = self._transition_count + taken.astype(np.uint32)
-        if self.tracker is not None:
-            self.tracker.finish_fragment()
+        return rollout, record
+
+    def _describe_rows(self, part: _Part) -> dict[str, Any]:
         lost = self._num_dropped + sum(rows.num_lost for rows in part.rows.values())
-        self._num_dropped, begins, self._begins_episodes = 0, self._begins_episodes, False
-        self._next_number += 1
-        return Fragment(
-            worker_index=self.worker_index,
-            number=self._next_number - 1,
-            weights_version=self.weights_version,
-            rollout=rollout,
-            record=record,
-            env_index=self.env_index,
-            begins_episodes=begins,
-            num_env_steps=int(part.records.mask.sum()),
-            seconds=time.perf_counter() - part.start_time,
-            env_seconds=self._env_seconds,
-            faults=tuple(self._faults),
-            metrics=self.metrics.take(),
-            completed=split_steps(self._policy, {g: x.completed for g, x in part.rows.items()}),
-            num_agent_steps_lost=lost,
-            num_pending_rows=sum(own.num_pending for own in self._groups.values()),
-            rewards_without_action=self.vector.take_rewards_without_action(),
-        )
+        self._num_dropped = 0
+        return {
+            "completed": split_steps(self._policy, {g: x.completed for g, x in part.rows.items()}),
+            "num_agent_steps_lost": lost,
+            "num_pending_rows": sum(own.num_pending for own in self._groups.values()),
+            "rewards_without_action": self.vector.take_rewards_without_action(),
+        }
 
-    def _begin_episodes_if_due(self) -> None:
-        """Reset the environments if they are new, or were left behind by `sample`."""
-        if self._is_reset and not self._needs_reset:
-            return
-        seeds = None
-        if self._is_reset:
-            seeds = make_episode_seeds(self.seed, self.env_index, self._transition_count)
-        self._tallies = AgentTallies(self.num_envs, len(self.policy_step.rows.agents))
-        self._policy.set_carry(None)
-        self._reset(seeds)
-
-    def _reset(self, seeds: list[int] | None) -> None:
-        self._needs_reset = False
+    def _begin_all(self, seeds: list[int] | None) -> None:
         self._num_dropped += sum(own.clear() for own in self._groups.values())
-        self._is_reset = self._begins_episodes = True
         starts = self.vector.reset(seeds)
         for env, start in enumerate(starts):
             self._create_episode(env)
             self._begin_episode(env, start)
         self._watch([CopyStep(start=start) for start in starts])
 
-    def get_state(self) -> dict[str, PyTree]:
-        """Return the state of the environments, their agents and pending rows, in NumPy.
-
-        Arrays have a leading axis B. `env` is None if the environments cannot save their state.
-        """
-        self._begin_episodes_if_due()
-        return {
-            "key": np.asarray(jax.random.key_data(self._env_keys)),
-            "count": self._transition_count.copy(),
-            "tallies": self._tallies.get_state(),
-            "played_by": self._slots.get_state(),
-            **get_modules_state(self._policy, self._groups),
-            "env": self.vector.get_state(),
-            **({} if self._scenes is None else {"scenes": self._scenes.get_state()}),
-        }
-
-    def set_state(self, state: dict[str, PyTree] | None) -> None:
-        """Restore a state returned by `get_state`; None restarts the environments.
-
-        Environments that cannot be restored start new episodes, seeded by the seed of the run,
-        their index and their transition count; their pending rows are lost.
-        """
+    def _clear(self) -> None:
         self._policy.set_carry(None)
         self._tallies = AgentTallies(self.num_envs, len(self.policy_step.rows.agents))
-        if state is None:
-            self._env_keys = make_env_keys(self.seed, self.env_index, self._policy.device)
-            self._transition_count = np.zeros(self.num_envs, np.uint32)
-            self._reset(None)
-            return
-        key = jax.random.wrap_key_data(jnp.asarray(state["key"], jnp.uint32))
-        self._env_keys = jax.device_put(key, self._policy.device)
-        self._transition_count = np.array(state["count"], np.uint32)
+
+    def _drop_rows(self, state: dict[str, PyTree]) -> None:
         if state["env"] is None:
             self._num_dropped += count_pending_rows(state)
         for own in self._groups.values():
             own.clear()  # rows of what is left behind are not lost
-        if state["env"] is None:
-            self._reset(make_episode_seeds(self.seed, self.env_index, self._transition_count))
-            return
-        self.vector.reset()
-        self._is_reset, self._begins_episodes = True, False
-        self.vector.set_state(state["env"])
+
+    def _get_rows_state(self) -> dict[str, PyTree]:
+        return {
+            "tallies": self._tallies.get_state(),
+            "played_by": self._slots.get_state(),
+            **get_modules_state(self._policy, self._groups),
+            **({} if self._scenes is None else {"scenes": self._scenes.get_state()}),
+        }
+
+    def _set_rows_state(self, state: dict[str, PyTree]) -> None:
         self._tallies.set_state(state["tallies"])
         self._slots.set_state(state["played_by"])
         set_modules_state(self._policy, self._groups, state)
         if self._scenes is not None:
             self._scenes.set_state(state["scenes"])
             self._watch([])
-        if self.tracker is not None:
-            self._resume_episodes(self.tracker)
+
+    def _make_tracker(self, hooks: RunnerHooks, lookback: int) -> MultiEpisodeTracker:
+        return MultiEpisodeTracker(self, hooks, lookback)
 
     def _resume_episodes(self, tracker: MultiEpisodeTracker) -> None:
         """Let a tracker continue the ongoing episodes."""
@@ -561,28 +436,6 @@ class MultiEnvRunner(MultiRunnerParts):
                 observed[agent] = unflatten([leaf[row].copy() for leaf in own.obs])
         return observed
 
-    def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None:
-        """Start new episodes in all environments with another seed and other indices."""
-        self._env_keys = make_env_keys(seed, env_index, self._policy.device)
-        self._transition_count = np.zeros(self.num_envs, np.uint32)
-        self._tallies = AgentTallies(self.num_envs, len(self.policy_step.rows.agents))
-        self._policy.set_carry(None)
-        self._reset(make_episode_seeds(seed, env_index))
-
-    def run_episodes(self, share: EvalShare) -> EvalEpisodes:
-        """Play a share of an evaluation."""
-        return play_share(self, share, rows=self.policy_step.rows)
-
-    def close(self) -> None:
-        """Close the environments; safe to call more than once."""
-        self.vector.close()
-
-
-def _get_hparams(config: "Config", policy_step: MultiPolicyStep) -> dict[str, PyTree]:
-    """Return the shapes of the hyperparameters of each module."""
-    own, common = config.get_training_by_module(), config.training_settings
-    return {m: get_abstract_values(own.get(m, common)) for m in policy_step.policies}
-
 
 def change_modules(
     runner: MultiEnvRunner,
@@ -596,48 +449,3 @@ def change_modules(
     runner.change_modules(config, make_multi_policy_step(config, made))
     if not has_new_mapping:
         runner.config.multi_agent(policy_mapping_fn=mapping_fn)
-
-
-def make_multi_env_runner(
-    config: "Config",
-    made: MadeMultiHostEnv,
-    *,
-    worker_index: int = 0,
-    num_workers: int = 0,
-    num_envs: int,
-    first_env_index: int,
-    seed: int | None = None,
-    explore: bool | None = None,
-    hooks: RunnerHooks | None = None,
-) -> MultiEnvRunner:
-    """Create the runner of a config for several agents; see `make_env_runner`.
-
-    Raises:
-        JaxrlError: If the environment or a module cannot be created.
-    """
-    environment, policy_step = config.environment_settings, make_multi_policy_step(config, made)
-    vector = make_multi_vector(
-        made,
-        num_envs=num_envs,
-        first_index=first_env_index,
-        worker_index=worker_index,
-        num_workers=num_workers,
-        seed=config.debugging_settings.run_seed if seed is None else seed,
-        mode=config.env_runners_settings.gym_env_vectorize_mode,
-        timeout_s=config.env_runners_settings.sample_timeout_s,
-        restart_failed=config.fault_tolerance_settings.restart_failed_sub_environments,
-        reads_state=policy_step.reads_state,
-        check=not environment.disable_env_checking,
-        validate_env=environment.validate_env,
-    )
-    return MultiEnvRunner(
-        config=config,
-        vector=vector,
-        policy_step=policy_step,
-        env_index=np.arange(first_env_index, first_env_index + num_envs, dtype=np.int32),
-        worker_index=worker_index,
-        num_workers=num_workers,
-        seed=seed,
-        explore=explore,
-        hooks=CallbackList(config.callbacks_settings) if hooks is None else hooks,
-    )

@@ -52,9 +52,10 @@ class FragmentRecords:
     """Records of a fragment: of episodes `[T, B]`, of agent-episodes `[T, B, A]`, and of steps."""
 
     def __init__(self, num_steps: int, num_envs: int, num_agents: int) -> None:
+        self._length = 0
         self._ended = np.zeros((num_steps, num_envs), np.bool_)
         self._return = np.zeros((num_steps, num_envs), np.float32)
-        self._length = np.zeros((num_steps, num_envs), np.int32)
+        self._lengths = np.zeros((num_steps, num_envs), np.int32)
         self._fault = np.zeros((num_steps, num_envs), np.int32)
         shape = num_steps, num_envs, num_agents
         self._agent_ended = np.zeros(shape, np.bool_)
@@ -62,16 +63,18 @@ class FragmentRecords:
         self._agent_length = np.zeros(shape, np.int32)
         self.mask = np.zeros((num_steps, num_envs), np.bool_)
 
-    def add(self, t: int, step: AgentStepArrays, tallies: AgentTallies) -> None:
+    def add(self, step: AgentStepArrays, tallies: AgentTallies) -> None:
         """Add a vector step, with the tallies that include it."""
+        t, self._length = self._length, self._length + 1
         self.mask[t] = step.mask
         self._ended[t] = step.over & step.mask
-        self._return[t], self._length[t] = tallies.episode_return, tallies.episode_length
+        self._return[t], self._lengths[t] = tallies.episode_return, tallies.episode_length
         self._agent_ended[t] = step.ended & (tallies.agent_length > 0)
         self._agent_return[t], self._agent_length[t] = tallies.agent_return, tallies.agent_length
 
-    def add_fault(self, t: int, fault: HostFault) -> None:
+    def add_fault(self, fault: HostFault) -> None:
         """Add a fault, unless the step is a transition and it belongs to the reset after it."""
+        t = self._length - 1
         if not self.mask[t, fault.row]:
             self._fault[t, fault.row] = FAULT_CODES[fault.what]
 
@@ -89,7 +92,7 @@ class FragmentRecords:
             make(
                 ended=self._ended,
                 episode_return=self._return,
-                episode_length=self._length,
+                episode_length=self._lengths,
                 env_step=env_step,
                 fault=self._fault,
             ),
