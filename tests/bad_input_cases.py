@@ -10,13 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import Algorithm, DQNConfig, PPOConfig, RLModule
 from jaxrl.config import get_algorithm_config
 from jaxrl.core.types import Columns
 from jaxrl.envs.classic.cartpole import CartPole
-from jaxrl.modules.rl_module import RLModule
 
 
 class TextObservations(CartPole):

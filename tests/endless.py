@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from jaxrl import JaxEnv, TimeStep
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import TimeStep
-from jaxrl.envs.base import JaxEnv
 
 
 @pytree

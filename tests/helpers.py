@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import algorithms
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl import AlgorithmConfig, algorithms
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.connectors import ActionConnector, ObservationConnector
 from jaxrl.connectors.actions import default_action_connectors, fit_action_pipeline
-from jaxrl.connectors.base import ActionConnector, ObservationConnector
 from jaxrl.connectors.observations import (
     default_observation_connectors,
     fit_observation_pipeline,

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
+from jaxrl import EnvContext, Population
 from jaxrl.config.sweep import Lane
 from jaxrl.core.struct import replace
 from jaxrl.envs.classic.cartpole import CartPole
-from jaxrl.envs.context import EnvContext
 from jaxrl.errors import ConfigError
 from jaxrl.sweeps import base as sweep_runs
-from jaxrl.sweeps.population import Population
 
 
 class PaidCartPole(CartPole):

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from jaxrl import JaxEnv, TimeStep
 from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.spaces import get_leaf_spaces, map_leaves
-from jaxrl.core.types import TimeStep
-from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.probes import ProbeParams
 
 NUM_STEPS = 5

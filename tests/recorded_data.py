@@ -8,8 +8,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from jaxrl import EpisodeWriter
 from jaxrl.episodes.packing import EpisodePart
-from jaxrl.offline.writer import EpisodeWriter
 
 OBS_SPACE = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 ACTION_SPACE = spaces.Discrete(3)

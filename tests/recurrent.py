@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import RLModule
 from jaxrl.core.struct import where_rows
 from jaxrl.core.types import Columns
-from jaxrl.modules.rl_module import RLModule
 from tests.helpers import small
 
 MEMORY = {"use_lstm": True, "lstm_cell_size": 6, "max_seq_len": 4, "fcnet_hiddens": [8]}

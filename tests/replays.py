@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxrl.algorithms.dqn import DQNConfig
+from jaxrl import DQNConfig
 
 NUM_ENVS, STEPS, ROWS, CAPACITY = 4, 2, 16, 80
 """Sizes of a rollout, an update and the buffer: 20 rows of each environment."""

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PPOConfig
 from jaxrl.config.serialize import deserialize_config, serialize_config
-from jaxrl.envs.registry import make
+from jaxrl.envs import make
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint import (
     MANIFEST,

@@ -17,16 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.algorithms.random_agent import RandomAgentConfig
-from jaxrl.callbacks import Callbacks
+from jaxrl import Algorithm, Callbacks, JaxrlError, PPOConfig, RandomAgentConfig
 from jaxrl.compat.rllib.attributes import UNCALLED_METHODS
 from jaxrl.errors import (
     CheckpointError,
     ConfigError,
     EnvError,
-    JaxrlError,
     ModuleError,
     RunFolderError,
     UnknownNameError,

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import RandomAgentConfig
-from jaxrl.algorithm import Algorithm
-from jaxrl.core.types import TimeStep
-from jaxrl.envs import JaxEnv
+from jaxrl import Algorithm, JaxEnv, RandomAgentConfig, TimeStep
 from jaxrl.metrics import EMPTY_EPISODE_METRICS
 from tests.helpers import assert_equal, small
 

@@ -17,11 +17,9 @@ import pytest
 from gymnasium import spaces
 from typer.testing import CliRunner
 
-from jaxrl import RandomAgentConfig
+from jaxrl import JaxEnv, JaxrlError, RandomAgentConfig, TimeStep
 from jaxrl.cli.app import app
-from jaxrl.core.types import TimeStep
-from jaxrl.envs import JaxEnv
-from jaxrl.errors import EnvError, JaxrlError
+from jaxrl.errors import EnvError
 from jaxrl.runtime.program import Program
 from tests.bad_input_cases import CASES, Case, Given
 from tests.helpers import small

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.callbacks import HOOKS, HOST_HOOKS, CallbackList, Callbacks, MemoryTrackingCallbacks
+from jaxrl import Algorithm, Callbacks, PPOConfig
+from jaxrl.callbacks import HOOKS, HOST_HOOKS, CallbackList, MemoryTrackingCallbacks
 from jaxrl.compat.rllib.settings import REFUSED_HOOKS
 from jaxrl.errors import ConfigError
 from jaxrl.training.episode_stats import EndedEpisode

@@ -11,10 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.cql import CQLConfig
+from jaxrl import Algorithm, CQLConfig, Population, RLModule
 from jaxrl.errors import CheckpointError, RunFolderError
-from jaxrl.modules.rl_module import RLModule
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state
 from jaxrl.runs.checkpoint import (
@@ -22,7 +20,6 @@ from jaxrl.runs.checkpoint import (
     read_leaves,
     read_metadata,
 )
-from jaxrl.sweeps.population import Population
 from tests.helpers import assert_equal, differs, slow_but, small
 
 ROOT = Path(__file__).parent.parent

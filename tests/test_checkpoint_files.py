@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.errors import CheckpointError
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs.checkpoint import (

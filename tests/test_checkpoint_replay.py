@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.errors import CheckpointError
 from jaxrl.runs.checkpoint import read_metadata

@@ -16,29 +16,30 @@ from gymnasium import spaces
 
 from jaxrl import (
     Algorithm,
+    BCConfig,
     CQLConfig,
     DTConfig,
     IQLConfig,
+    JaxrlError,
     MADDPGConfig,
     MAPPOConfig,
     MARWILConfig,
     PPOConfig,
     QMIXConfig,
+    RLModuleSpec,
+    TimeStep,
 )
-from jaxrl.algorithms.marwil import BCConfig
 from jaxrl.assembly.assemble import make_module as assemble_module
 from jaxrl.assembly.pipelines import make_action_pipeline, make_observation_pipeline
-from jaxrl.connectors.base import ObservationConnector
-from jaxrl.connectors.observations import FlattenObservations
-from jaxrl.connectors.temporal import FrameStacking
-from jaxrl.core.types import Columns, ObsSequence, TimeStep
-from jaxrl.errors import ConfigError, JaxrlError, ModuleError, SpaceError
+from jaxrl.connectors import FlattenObservations, FrameStacking, ObservationConnector
+from jaxrl.core.types import Columns, ObsSequence
+from jaxrl.errors import ConfigError, ModuleError, SpaceError
 from jaxrl.export.numpy_program import NumpyPolicy
 from jaxrl.export.onnx_policy import has_runtime, load_onnx
 from jaxrl.export.stablehlo import load_stablehlo
 from jaxrl.external import LinkError
 from jaxrl.modules.actor_critic import ActorCriticModule
-from jaxrl.modules.rl_module import RLModuleSpec, make_zeros
+from jaxrl.modules.rl_module import make_zeros
 from jaxrl.serve.app import ARRAYS
 from jaxrl.serve.backend import load_export
 from jaxrl.serve.jax_backend import load_backend

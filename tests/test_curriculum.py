@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm, JaxrlError, Population
 from jaxrl.config.curriculum import to_task_data
 from jaxrl.config.load import load_experiment
-from jaxrl.errors import CheckpointError, ConfigError, EnvError, JaxrlError, UnknownNameError
-from jaxrl.sweeps.population import Population
+from jaxrl.errors import CheckpointError, ConfigError, EnvError, UnknownNameError
 from tests.endless import Endless
 from tests.helpers import assert_equal, small
 from tests.runners.tasks import Corridor
@@ -422,7 +421,8 @@ def test_an_environment_without_names_for_its_parameters_is_refused() -> None:
 
 
 def test_rllibs_names_are_where_rllib_has_them() -> None:
-    from jaxrl.env.apis.task_settable_env import TaskSettableEnv, TaskType
+    from jaxrl.env.apis.task_settable_env import TaskType
+    from jaxrl.envs import TaskSettableEnv
     from jaxrl.envs import TaskSettableEnv as Own
 
     assert TaskSettableEnv is Own

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.assembly.env import change_env_params
-from jaxrl.envs.registry import MadeEnv
+from jaxrl.envs import MadeEnv
 from jaxrl.errors import (
     EnvError,
     UnknownNameError,

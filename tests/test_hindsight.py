@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import Algorithm, RainbowConfig, grid
+from jaxrl import Algorithm, JaxEnv, RainbowConfig, ReplayBuffer, grid
 from jaxrl.assembly.assemble import assemble
-from jaxrl.buffers.replay import ReplayBuffer
 from jaxrl.connectors import FrameStacking
-from jaxrl.envs.base import JaxEnv
+from jaxrl.envs import make_multi_agent
 from jaxrl.envs.goals import BitFlip
-from jaxrl.envs.multi.copies import make_multi_agent
 from jaxrl.errors import ConfigError, EnvError
 from tests.helpers import assert_close, assert_equal
 from tests.replays import replaying

@@ -5,9 +5,8 @@ from typing import Any
 import jax
 import pytest
 
-from jaxrl.config.markers import grid
+from jaxrl import Population, grid
 from jaxrl.sweeps.lanes import choose_lane_devices, count_slots
-from jaxrl.sweeps.population import Population
 from tests.helpers import REPLAYS, assert_close, every_algorithm, small
 from tests.lanes import (
     PaidCartPole,

@@ -8,13 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import PopulationBasedTraining, loguniform
-from jaxrl.algorithm import Algorithm
-from jaxrl.config.markers import Marker, grid
+from jaxrl import Algorithm, Population, PopulationBasedTraining, grid, loguniform
+from jaxrl.config.markers import Marker
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError, UnknownNameError
 from jaxrl.runs.exploits import Exploit, PBTScheduler, read_schedule
-from jaxrl.sweeps.population import Population
 from tests.helpers import RATES, assert_close, differs, small
 
 pytestmark = pytest.mark.allow_key_reuse

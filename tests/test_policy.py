@@ -10,8 +10,7 @@ import pytest
 from gymnasium import spaces
 from typer.testing import CliRunner
 
-from jaxrl import Policy
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm, Policy
 from jaxrl.cli.app import app
 from jaxrl.errors import CheckpointError, ConfigError, SpaceError, UnknownNameError
 from tests.recurrent import remembering

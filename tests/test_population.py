@@ -10,14 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.config.markers import grid
+from jaxrl import Algorithm, Population, grid
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError, DivergenceError, UnknownNameError
 from jaxrl.export.numpy_program import NumpyPolicy
 from jaxrl.runs.checkpoint import fetch_leaves
 from jaxrl.sweeps.points import SweepPoint, group_points
-from jaxrl.sweeps.population import Population
 from tests.helpers import RATES, assert_close, small
 
 pytestmark = pytest.mark.allow_key_reuse

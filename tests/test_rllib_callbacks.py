@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.callbacks import CallbackList, Callbacks
+from jaxrl import Algorithm, Callbacks
+from jaxrl.callbacks import CallbackList
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.env_runner import EnvRunner

@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 import pytest
 import yaml
 
-from jaxrl import HostReplayBuffer, PPOConfig
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm, HostReplayBuffer, PPOConfig
 from jaxrl.compat.lookup import RLlibNames
 from jaxrl.errors import UnknownNameError, UnknownSettingError
 from jaxrl.runs.checkpoint import SavedPath

@@ -28,7 +28,7 @@ OLD_NAMES = pytest.mark.filterwarnings("ignore:.* is .* here:DeprecationWarning"
 
 @OLD_NAMES
 def test_a_loop_of_the_old_stack(tmp_path: Path) -> None:
-    from jaxrl.algorithms.ppo import PPOConfig
+    from jaxrl import PPOConfig
 
     config = (
         PPOConfig()
@@ -55,7 +55,8 @@ def test_a_loop_of_the_old_stack(tmp_path: Path) -> None:
 
 
 def test_the_class_of_an_algorithm(tmp_path: Path) -> None:
-    from jaxrl.algorithms.ppo import PPO, PPOConfig
+    from jaxrl import PPOConfig
+    from jaxrl.algorithms.ppo import PPO
 
     first = PPO(config=PPOConfig().update_from_dict(QUIET), env="CartPole-v1")
     first.train()
@@ -70,7 +71,7 @@ def test_the_class_of_an_algorithm(tmp_path: Path) -> None:
 def test_an_episode_of_single_actions() -> None:
     import gymnasium as gym
 
-    from jaxrl.algorithms.ppo import PPOConfig
+    from jaxrl import PPOConfig
 
     env = gym.make("CartPole-v1")
     algo = PPOConfig().environment("CartPole-v1").update_from_dict(QUIET).build()
@@ -85,8 +86,8 @@ def test_an_episode_of_single_actions() -> None:
 
 
 def test_callbacks_of_the_old_stack() -> None:
+    from jaxrl import PPOConfig
     from jaxrl.algorithms.callbacks import DefaultCallbacks
-    from jaxrl.algorithms.ppo import PPOConfig
 
     class Note(DefaultCallbacks):
         def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
@@ -99,7 +100,7 @@ def test_callbacks_of_the_old_stack() -> None:
 
 @pytest.mark.slow
 def test_defaults_as_a_dictionary() -> None:
-    from jaxrl.algorithms.ppo import PPOConfig
+    from jaxrl import PPOConfig
 
     defaults = PPOConfig().to_dict()
     config = PPOConfig.from_dict({**defaults, **QUIET, "lr": 0.01})
@@ -109,8 +110,9 @@ def test_defaults_as_a_dictionary() -> None:
 
 
 def test_defaults_of_an_algorithms_module() -> None:
+    from jaxrl import PPOConfig
     from jaxrl.algorithms.dqn.dqn import DEFAULT_CONFIG as DQN_DEFAULTS
-    from jaxrl.algorithms.ppo import DEFAULT_CONFIG, PPOConfig
+    from jaxrl.algorithms.ppo import DEFAULT_CONFIG
 
     DEFAULT_CONFIG["lr"] = 0.5  # every import has a dictionary of its own
     assert PPOConfig().lr != 0.5
@@ -122,7 +124,7 @@ def test_defaults_of_an_algorithms_module() -> None:
 
 @pytest.mark.slow
 def test_taxi_on_the_host() -> None:
-    from jaxrl.algorithms.ppo import PPOConfig
+    from jaxrl import PPOConfig
 
     config = (
         PPOConfig()
@@ -139,9 +141,8 @@ def test_taxi_on_the_host() -> None:
 
 
 def test_key_concepts_of_the_new_stack() -> None:
-    from jaxrl.algorithms.ppo import PPOConfig
+    from jaxrl import PPOConfig, RLModule
     from jaxrl.core.columns import Columns
-    from jaxrl.core.rl_module.rl_module import RLModule
 
     config = (
         PPOConfig()
@@ -157,7 +158,7 @@ def test_key_concepts_of_the_new_stack() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    from jaxrl.algorithms.ppo import PPOConfig
+    from jaxrl import PPOConfig
     from jaxrl.runtime import devices
 
     config = PPOConfig().environment("CartPole-v1").resources(num_gpus=0.25)
@@ -167,7 +168,7 @@ def test_a_gpu_that_is_not_there_is_told(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_games_that_the_emulator_no_longer_has() -> None:
-    from jaxrl.algorithms.ppo import PPOConfig
+    from jaxrl import PPOConfig
     from jaxrl.errors import UnknownNameError
 
     pytest.importorskip("ale_py")

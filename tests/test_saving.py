@@ -9,21 +9,18 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import Algorithm, JaxrlError, Population, PPOConfig
 from jaxrl.config.settings.run import CheckpointingSettings
 from jaxrl.errors import (
     CheckpointError,
     DivergenceError,
     EnvRunnerError,
-    JaxrlError,
     LearnerError,
     RunFolderError,
 )
 from jaxrl.loggers import recorder
 from jaxrl.loggers.recorder import SaveSchedule
 from jaxrl.runs.checkpoint import list_checkpoints
-from jaxrl.sweeps.population import Population
 from tests.helpers import differs
 
 

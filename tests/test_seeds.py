@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.config.sweep import make_lanes
 from jaxrl.core.keys import fold_in_uint64, make_key
 from jaxrl.core.seeds import check_seed, make_seed_sequence, split_seed

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.marwil import BCConfig
+from jaxrl import Algorithm, BCConfig, Callbacks, JaxrlError
 from jaxrl.assembly.assemble import assemble
-from jaxrl.callbacks import Callbacks
-from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
+from jaxrl.connectors import FrameStacking, PrevActionsPrevRewards
 from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.spaces import check_supported
-from jaxrl.errors import JaxrlError, SpaceError
+from jaxrl.errors import SpaceError
 from jaxrl.export.numpy_program import Leaf, NumpyPolicy, PolicyInputError
 from jaxrl.policy.inference import conform
 from tests.helpers import assert_equal, small

@@ -9,14 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import PopulationBasedTraining, loguniform
-from jaxrl.config.markers import grid
+from jaxrl import Population, PopulationBasedTraining, grid, loguniform
 from jaxrl.core.struct import replace
 from jaxrl.errors import CheckpointError
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.recorder import Recorder
 from jaxrl.runs.checkpoint import find_checkpoint, list_checkpoints
-from jaxrl.sweeps.population import Population
 from jaxrl.sweeps.state import list_lanes, set_aside_later
 from tests.helpers import assert_equal, small
 

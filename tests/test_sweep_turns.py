@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl import grid
 from jaxrl.assembly.assemble import assemble
-from jaxrl.config.markers import grid
 from jaxrl.errors import ConfigError
 from jaxrl.runtime.program import Program
 from jaxrl.sweeps import grouping

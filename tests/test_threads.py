@@ -9,10 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl.callbacks import Callbacks
-from jaxrl.errors import InUseError, JaxrlError, StoppedError
-from jaxrl.sweeps.population import Population
-from jaxrl.sweeps.trials import Trials
+from jaxrl import Callbacks, JaxrlError, Population, Trials
+from jaxrl.errors import InUseError, StoppedError
 from tests.helpers import small
 
 WAIT_S = 300

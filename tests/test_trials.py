@@ -9,13 +9,13 @@ import gymnasium
 import pytest
 from typer.testing import CliRunner
 
-from jaxrl import Population, PPOConfig, Trials, grid, register_env
+from jaxrl import Population, PopulationBasedTraining, PPOConfig, Trials, grid, register_env
 from jaxrl.cli.app import app
-from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.sweep import make_lanes
 from jaxrl.errors import CheckpointError, ConfigError, HostLanesError, UnknownNameError
+from jaxrl.loggers import RunFolder
 from jaxrl.runs.checkpoint import list_checkpoints
-from jaxrl.runs.run_folder import RunFolder, parse_iteration
+from jaxrl.runs.run_folder import parse_iteration
 from tests.helpers import small
 
 TUNE_WARNS = (

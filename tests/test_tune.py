@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 import jaxrl
-from jaxrl.algorithm import TRAINABLE_METHODS, Algorithm
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.callbacks import Callbacks
-from jaxrl.config.registry import list_algorithms
+from jaxrl import Algorithm, Callbacks, JaxrlError, PPOConfig
+from jaxrl.algorithm import TRAINABLE_METHODS
+from jaxrl.config import list_algorithms
 from jaxrl.envs.classic.cartpole import CartPole
-from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.errors import ConfigError
 from tests.helpers import small
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.config.stop import find_reached_criterion, parse_stop
 from jaxrl.errors import UnknownNameError
 from jaxrl.loggers import text

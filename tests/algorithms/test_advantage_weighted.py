@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.awac import AWACConfig, CRRConfig
-from jaxrl.algorithms.iql import IQLConfig
+from jaxrl import AWACConfig, CRRConfig, IQLConfig
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.errors import ConfigError

@@ -9,16 +9,22 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.awac import AWACConfig
-from jaxrl.algorithms.cql import CQLConfig
-from jaxrl.algorithms.maddpg import MADDPGConfig
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.algorithms.sac import CrossQConfig, REDQConfig, RNNSACConfig, SACConfig
-from jaxrl.algorithms.td3 import DDPGConfig, TD3Config
-from jaxrl.algorithms.tqc import TQCConfig
+from jaxrl import (
+    AWACConfig,
+    CQLConfig,
+    CrossQConfig,
+    DDPGConfig,
+    MADDPGConfig,
+    PPOConfig,
+    REDQConfig,
+    RNNSACConfig,
+    SACConfig,
+    TD3Config,
+    TQCConfig,
+)
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
-from jaxrl.envs.registry import make
+from jaxrl.envs import make
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.actor_critic import ATOMS_CLIPPED, LOG_ALPHA
 from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES

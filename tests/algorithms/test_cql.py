@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.cql import LOG_ALPHA_PRIME, CQLConfig, CQLLearner
-from jaxrl.algorithms.sac import SACConfig
+from jaxrl import CQLConfig, SACConfig
+from jaxrl.algorithms.cql import LOG_ALPHA_PRIME, CQLLearner
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Counter, Progress, Transition
 from jaxrl.errors import ConfigError

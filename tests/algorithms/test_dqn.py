@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.dqn import DQNConfig, DQNLearner, RainbowConfig
+from jaxrl import Algorithm, DQNConfig, RainbowConfig
+from jaxrl.algorithms.dqn import DQNLearner
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress, Transition
-from jaxrl.envs.registry import make
+from jaxrl.envs import make
 from jaxrl.errors import ConfigError
 from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
 from jaxrl.modules.exploration import NOISE

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.dqn import DQNConfig
+from jaxrl import DQNConfig
 from jaxrl.core.struct import replace
 from jaxrl.core.types import IS_RECORDED, Columns, Transition
 from tests import actor_critics as ac

@@ -11,18 +11,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import Algorithm, DTConfig
+from jaxrl import Algorithm, DTConfig, RLModuleSpec
 from jaxrl.algorithms.dt import DTLearner
 from jaxrl.assembly.offline import concatenate_sources
 from jaxrl.buffers.dataset import DatasetSampler, DrawnRows, compute_returns_to_go
-from jaxrl.connectors.observations import MeanStdFilter
-from jaxrl.connectors.pipelines import PipelineBuilder
-from jaxrl.connectors.temporal import PrevActionsPrevRewards
+from jaxrl.connectors import MeanStdFilter, PipelineBuilder, PrevActionsPrevRewards
 from jaxrl.core.space_arrays import get_flat_size
 from jaxrl.core.types import Columns, ObsSequence, ReturnColumns, Transition
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.decision_transformer import DecisionTransformerModule
-from jaxrl.modules.rl_module import RLModuleSpec
 from jaxrl.offline.held_out import is_held_out
 from tests.recorded_data import ACTION_SPACE, OBS_SPACE, make_part, make_parts, write_data
 

@@ -11,7 +11,7 @@ import pytest
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress, Rollout
-from jaxrl.envs.registry import make
+from jaxrl.envs import make
 from jaxrl.testing import references
 from tests.algorithms.test_ppo_variants import (
     GAMMA,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.maddpg import MADDPGConfig, MADDPGLearner, MATD3Config
+from jaxrl import JaxrlError, MADDPGConfig, MATD3Config
+from jaxrl.algorithms.maddpg import MADDPGLearner
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress, Transition
-from jaxrl.errors import JaxrlError
 from tests.multi_agent.teams import MixedMotives, Risky
 
 ROWS, SIZE, WIDTH, STATE = 6, 3, 2, 2

@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.marwil import (
-    BCConfig,
-    BCLearner,
-    MARWILConfig,
-    MARWILLearner,
-    move_average,
-)
+from jaxrl import BCConfig, MARWILConfig, RLModuleSpec
+from jaxrl.algorithms.marwil import BCLearner, MARWILLearner, move_average
 from jaxrl.core.struct import replace
 from jaxrl.core.types import (
     Columns,
@@ -29,7 +24,6 @@ from jaxrl.core.types import (
 from jaxrl.errors import ConfigError, UnknownSettingError
 from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
 from jaxrl.modules.policy_and_critics import StochasticPolicyModule
-from jaxrl.modules.rl_module import RLModuleSpec
 from tests import actor_critics as ac
 from tests import recorded
 from tests.nested import drawn

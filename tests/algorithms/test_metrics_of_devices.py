@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.sac import SACConfig
-from jaxrl.algorithms.td3 import TD3Config
-from jaxrl.algorithms.tqc import TQCConfig
+from jaxrl import DQNConfig, SACConfig, TD3Config, TQCConfig
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress
 from tests import actor_critics as ac

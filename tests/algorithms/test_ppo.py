@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PPOBatch, PPOConfig, PPOLearner
+from jaxrl import PPOConfig
+from jaxrl.algorithms.ppo import PPOBatch, PPOLearner
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
-from jaxrl.envs.registry import make
+from jaxrl.envs import make
 from jaxrl.training.rollout import RolloutWorker
 from tests import actor_critics as ac
 from tests.helpers import slow_but, small

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import A2CConfig, PGConfig, PPOConfig
+from jaxrl import A2CConfig, PGConfig, PPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl import PQNConfig
 from jaxrl.algorithms import pqn
-from jaxrl.algorithms.pqn import PQNConfig, PQNLearner
+from jaxrl.algorithms.pqn import PQNLearner
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress, Rollout
-from jaxrl.envs.registry import make
+from jaxrl.envs import make
 from jaxrl.errors import SpaceError
 from jaxrl.learners.bootstrap import compute_successor_values
 from jaxrl.ops import returns

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.qmix import QMIXConfig, QMIXLearner
+from jaxrl import QMIXConfig
+from jaxrl.algorithms.qmix import QMIXLearner
 from jaxrl.core.struct import replace
 from jaxrl.core.types import (
     Columns,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import HeuristicRLModule, RandomRLModule, RLModuleSpec, ScriptedModule
-from jaxrl.algorithms.random_agent import RandomAgentConfig
+from jaxrl import HeuristicRLModule, RandomAgentConfig, RandomRLModule, RLModuleSpec, ScriptedModule
 from jaxrl.core.types import Columns, Progress
 from jaxrl.errors import ConfigError, ModuleError, SpaceError
 from tests.helpers import assert_equal, small

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.sac import SACConfig, SACLearner
+from jaxrl import Algorithm, SACConfig
+from jaxrl.algorithms.sac import SACLearner
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
-from jaxrl.envs.registry import make
+from jaxrl.envs import make
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.actor_critic import LOG_ALPHA
 from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES

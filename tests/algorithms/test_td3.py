@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.td3 import DDPGConfig, TD3Config, TD3Learner
+from jaxrl import DDPGConfig, TD3Config
+from jaxrl.algorithms.td3 import TD3Learner
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl import JaxrlError, TQCConfig
 from jaxrl.algorithms.sac import DrawnActions
-from jaxrl.algorithms.tqc import TQCConfig
 from jaxrl.core.types import Columns
-from jaxrl.errors import JaxrlError, SpaceError
+from jaxrl.errors import SpaceError
 from jaxrl.modules.policy_and_critics import CRITIC, POLICY
 from tests import actor_critics as ac
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PGConfig, PPOConfig
+from jaxrl import PGConfig, PPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import replace

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from jaxrl import EpisodeWriter
 from jaxrl.bench import runner
 from jaxrl.bench.job import Curve, Job
 from jaxrl.bench.peers import PeerError
@@ -24,7 +25,6 @@ from jaxrl.bench.summary import compare_summaries, read_summary
 from jaxrl.cli import benchmarks
 from jaxrl.config.datasets import RECORD
 from jaxrl.errors import ConfigError, RunFolderError
-from jaxrl.offline.writer import EpisodeWriter
 from tests.recorded_data import make_part
 
 SUITE = """

@@ -7,10 +7,11 @@ import yaml
 
 from benchmarks.demonstrations import TASKS
 from benchmarks.outcomes import CASES
+from jaxrl import JaxrlError
 from jaxrl.bench.cell import get_return_key
 from jaxrl.bench.suite import find_suite_file, load_suite
 from jaxrl.config.registry import find_shipped_configs
-from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
+from jaxrl.errors import ConfigError, UnknownNameError
 from tests.helpers import need_package
 
 SMALL = """

@@ -12,7 +12,7 @@ from matplotlib.image import imread
 from benchmarks import demonstrations, figure, gallery, offline_scores, scores, speed
 from benchmarks.figure import BEGIN, END
 from benchmarks.machine import RESULTS
-from jaxrl.config.load import load_config
+from jaxrl import load_config
 from jaxrl.config.registry import find_shipped_configs
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from jaxrl import __version__
+from jaxrl import __version__, load_config
 from jaxrl.cli import training
 from jaxrl.cli.app import app
-from jaxrl.config.load import Experiment, load_config
-from jaxrl.config.registry import find_shipped_configs, list_algorithms, resolve_config_path
+from jaxrl.config import list_algorithms
+from jaxrl.config.load import Experiment
+from jaxrl.config.registry import find_shipped_configs, resolve_config_path
 from jaxrl.envs.adapters.table import ADAPTERS
 from jaxrl.errors import ConfigError
 from tests.cli.command import jaxrl

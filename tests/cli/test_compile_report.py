@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PPOConfig
 from jaxrl.runtime.compilation_cache import get_cache_contents
 from tests.cli.command import jaxrl as run
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl.envs import TimeLimit
 from jaxrl.envs.classic.cartpole import CartPole
-from jaxrl.envs.wrappers import TimeLimit
 from jaxrl.evaluation.host import record_rollouts, write_rollouts
 from tests.cli.command import jaxrl
 from tests.helpers import small

@@ -12,11 +12,10 @@ from typing import Any
 import jax
 import pytest
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.impala import IMPALAConfig
+from jaxrl import Algorithm, IMPALAConfig
 from jaxrl.assembly.device_trial import open_device_trials
+from jaxrl.loggers import RunFolder
 from jaxrl.runs.host_state import keep_recorded_choices
-from jaxrl.runs.run_folder import RunFolder
 from tests.cli.command import jaxrl
 from tests.helpers import small
 

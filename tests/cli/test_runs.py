@@ -16,14 +16,13 @@ import imageio_ffmpeg
 import pytest
 from typer.testing import CliRunner, Result
 
-from jaxrl.algorithms.marwil import BCConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import BCConfig, PPOConfig
 from jaxrl.cli.app import app
 from jaxrl.cli.terminal import Interrupts
 from jaxrl.cli.training import format_points
+from jaxrl.loggers import RunFolder
 from jaxrl.loggers.display import RunStatus
 from jaxrl.loggers.plots import draw_learning_curve
-from jaxrl.runs.run_folder import RunFolder
 from jaxrl.sweeps.points import SweepPoint
 from tests.helpers import slow_but
 from tests.recorded_data import write_data

@@ -7,13 +7,11 @@ from typing import Any
 import flax.linen as nn
 import pytest
 
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import DQNConfig, JaxrlError, PPOConfig, grid
 from jaxrl.config.load import experiment_from_dict, load_experiment
-from jaxrl.config.markers import grid
 from jaxrl.config.serialize import serialize_config
 from jaxrl.config.stop import parse_stop
-from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.errors import ConfigError
 
 Case = tuple[str, Callable[[], Any], list[str]]
 

@@ -8,16 +8,21 @@ from typing import Any
 import gymnasium
 import pytest
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config import AlgorithmConfig, OnPolicyTraining, field, fluent, get_algorithm_config
+from jaxrl import (
+    Algorithm,
+    AlgorithmConfig,
+    DQNConfig,
+    JaxrlError,
+    PPOConfig,
+    RLModule,
+    RLModuleSpec,
+)
+from jaxrl.config import OnPolicyTraining, field, fluent, get_algorithm_config
 from jaxrl.config.names import GROUP_METHODS
 from jaxrl.config.settings.replay import resolve_buffer_settings
 from jaxrl.core.hparams import Traced
-from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
+from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.modules.model_config import DefaultModelConfig
-from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 
 
 def test_methods_return_the_config_and_set_only_what_was_given() -> None:

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PPOConfig, choice, grid
 from jaxrl.config.coerce import MAX_DEPTH, MAX_SAVED_DEPTH
 from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.config.stop import parse_stop
-from jaxrl.config.sweep import choice, grid
 from jaxrl.errors import CheckpointError, ConfigError
 
 TOO_DEEP = "nested more than 64 levels deep, or contains itself"

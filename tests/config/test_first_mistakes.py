@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl import Callbacks, TimeStep
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import Callbacks, JaxrlError, PPOConfig, TimeStep
 from jaxrl.assembly.pipelines import make_action_pipeline
 from jaxrl.callbacks import CallbackList
 from jaxrl.cli.experiments import parse_steps
@@ -19,8 +18,7 @@ from jaxrl.cli.training import raise_if_reached
 from jaxrl.config.stop import parse_stop
 from jaxrl.connectors import ClipActions
 from jaxrl.core import types
-from jaxrl.envs.registry import make
-from jaxrl.errors import JaxrlError
+from jaxrl.envs import make
 
 
 class NeedsNumber(Callbacks):

@@ -5,11 +5,8 @@ from typing import Any
 import pytest
 from gymnasium import spaces
 
-from jaxrl import PolicySpec
-from jaxrl.algorithms.ppo import A2CConfig, PPOConfig
-from jaxrl.config.base import AlgorithmConfig
-from jaxrl.errors import ConfigError, JaxrlError
-from jaxrl.modules.rl_module import RLModuleSpec
+from jaxrl import A2CConfig, AlgorithmConfig, JaxrlError, PolicySpec, PPOConfig, RLModuleSpec
+from jaxrl.errors import ConfigError
 
 
 class Built:

@@ -8,13 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxrl import JaxrlError, load_config
 from jaxrl.cli.experiments import parse_json_object
-from jaxrl.config.load import (
-    experiment_from_dict,
-    load_config,
-    load_experiment,
-    load_experiments,
-)
+from jaxrl.config.load import experiment_from_dict, load_experiment, load_experiments
 from jaxrl.config.stop import (
     find_reached_criterion,
     parse_fit_criteria,
@@ -22,7 +18,7 @@ from jaxrl.config.stop import (
     warn_of_missing,
 )
 from jaxrl.config.sweep import make_lanes
-from jaxrl.errors import ConfigError, JaxrlError, UnknownNameError
+from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.migrate.yaml_file import migrate_yaml
 from tests.helpers import need_package
 

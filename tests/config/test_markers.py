@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import JaxrlError, PPOConfig
 from jaxrl.config.markers import contains_tune_marker, is_tune_marker
-from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.errors import ConfigError
 
 GRID = {"grid_search": [1e-3, 1e-4]}
 

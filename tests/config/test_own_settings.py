@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 import jax
 import pytest
 
-from jaxrl.algorithms.dqn import DQNConfig, DQNLearner
-from jaxrl.algorithms.ppo import PPOConfig, PPOLearner, PPOTraining
-from jaxrl.config.fields import fluent
+from jaxrl import DQNConfig, PPOConfig
+from jaxrl.algorithms.dqn import DQNLearner
+from jaxrl.algorithms.ppo import PPOLearner, PPOTraining
+from jaxrl.config import fluent
 from jaxrl.errors import ConfigError, LossError, UnknownNameError, UnknownSettingError
 from tests.helpers import small
 

@@ -6,15 +6,22 @@ from typing import Any
 import pytest
 import yaml
 
-from jaxrl import PopulationBasedTraining
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import (
+    DQNConfig,
+    JaxrlError,
+    PopulationBasedTraining,
+    PPOConfig,
+    choice,
+    grid,
+    loguniform,
+    uniform,
+)
 from jaxrl.config.load import experiment_from_dict
-from jaxrl.config.markers import Marker, choice, grid, loguniform, uniform
+from jaxrl.config.markers import Marker
 from jaxrl.config.pbt import get_mutations, make_scheduler
 from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.config.sweep import is_sweep, make_lanes
-from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.errors import ConfigError
 
 tune: Any = pytest.importorskip("ray.tune")
 RATES = loguniform(1e-5, 1e-2)

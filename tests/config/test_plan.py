@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import DQNConfig, PPOConfig
 from jaxrl.config.batch_plan import (
     BatchPlan,
     BatchRequest,

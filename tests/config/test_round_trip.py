@@ -9,27 +9,47 @@ import yaml
 from flax import linen
 from gymnasium import spaces
 
-from jaxrl.algorithms.appo import APPOConfig
-from jaxrl.algorithms.awac import AWACConfig, AWACTraining
-from jaxrl.algorithms.cql import CQLConfig, CQLTraining
-from jaxrl.algorithms.dqn import DQNConfig, DQNTraining
-from jaxrl.algorithms.dt import DTConfig, DTTraining
-from jaxrl.algorithms.impala import IMPALAConfig
-from jaxrl.algorithms.iql import IQLConfig, IQLTraining
-from jaxrl.algorithms.mappo import MAPPOConfig, MAPPOTraining
-from jaxrl.algorithms.marwil import MARWILConfig
-from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
-from jaxrl.algorithms.pqn import PQNConfig, PQNTraining
-from jaxrl.algorithms.qmix import QMIXConfig, QMIXTraining
-from jaxrl.algorithms.sac import SACConfig, SACTraining
-from jaxrl.algorithms.td3 import TD3Config, TD3Training
-from jaxrl.algorithms.tqc import TQCConfig, TQCTraining
-from jaxrl.callbacks import Callbacks
+from jaxrl import (
+    APPOConfig,
+    AWACConfig,
+    Callbacks,
+    CQLConfig,
+    DQNConfig,
+    DTConfig,
+    IMPALAConfig,
+    IQLConfig,
+    JaxEnv,
+    MAPPOConfig,
+    MARWILConfig,
+    PolicySpec,
+    PopulationBasedTraining,
+    PPOConfig,
+    PQNConfig,
+    QMIXConfig,
+    RLModule,
+    RLModuleSpec,
+    SACConfig,
+    SelfPlay,
+    TD3Config,
+    TQCConfig,
+    loguniform,
+)
+from jaxrl.algorithms.awac import AWACTraining
+from jaxrl.algorithms.cql import CQLTraining
+from jaxrl.algorithms.dqn import DQNTraining
+from jaxrl.algorithms.dt import DTTraining
+from jaxrl.algorithms.iql import IQLTraining
+from jaxrl.algorithms.mappo import MAPPOTraining
+from jaxrl.algorithms.ppo import PPOTraining
+from jaxrl.algorithms.pqn import PQNTraining
+from jaxrl.algorithms.qmix import QMIXTraining
+from jaxrl.algorithms.sac import SACTraining
+from jaxrl.algorithms.td3 import TD3Training
+from jaxrl.algorithms.tqc import TQCTraining
+from jaxrl.config import OnPolicyTraining, Training
 from jaxrl.config.fields import get_settings
 from jaxrl.config.imports import Trust
 from jaxrl.config.load import experiment_from_dict
-from jaxrl.config.markers import loguniform
-from jaxrl.config.pbt import PopulationBasedTraining
 from jaxrl.config.serialize import deserialize_config, serialize_config, serialize_for_display
 from jaxrl.config.settings.actor_critic import (
     ActorCriticTraining,
@@ -38,14 +58,10 @@ from jaxrl.config.settings.actor_critic import (
     SoftActorCriticTraining,
     TwinTraining,
 )
-from jaxrl.config.settings.multi_agent import PolicySpec, SelfPlay
 from jaxrl.config.settings.offline import BCTraining, MARWILTraining
 from jaxrl.config.settings.replay import OffPolicyTraining
-from jaxrl.config.settings.training import OnPolicyTraining, Training
-from jaxrl.envs.base import JaxEnv
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.modules.model_config import DefaultModelConfig
-from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from jaxrl.runners.env_runner import EnvRunner
 
 

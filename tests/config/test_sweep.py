@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import JaxrlError, PPOConfig, choice, grid, loguniform, uniform
 from jaxrl.config.load import experiment_from_dict
-from jaxrl.config.markers import choice, grid, loguniform, uniform
 from jaxrl.config.sweep import is_sweep, make_lanes
-from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.errors import ConfigError
 
 
 def swept(**training: Any) -> PPOConfig:

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from jaxrl import RLModuleSpec
 from jaxrl.core.types import Progress
-from jaxrl.modules.rl_module import Moment, RLModuleSpec
+from jaxrl.modules.rl_module import Moment
 
 VECTOR = spaces.Box(-1.0, 1.0, (4,))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.sac import SACConfig
+from jaxrl import SACConfig
 from jaxrl.core.hparams import build_hparams, current_values
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Progress

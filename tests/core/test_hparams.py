@@ -10,7 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
+from jaxrl import PPOConfig
+from jaxrl.algorithms.ppo import PPOTraining
 from jaxrl.config.serialize import serialize_config
 from jaxrl.core.hparams import ScheduleFunction, build_hparams, current_values, is_traced
 from jaxrl.core.struct import replace

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl import RLModuleSpec
 from jaxrl.distributions.from_space import make_action_distribution, split_mask
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.autoregressive import make_autoregressive_distribution
-from jaxrl.modules.rl_module import RLModuleSpec
 from tests.nested import contained
 
 PARTS: dict[str, Any] = {

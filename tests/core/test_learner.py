@@ -11,7 +11,8 @@ import optax
 import optax.contrib
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig, PPOTraining
+from jaxrl import PPOConfig
+from jaxrl.algorithms.ppo import PPOTraining
 from jaxrl.core.hparams import build_hparams
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError

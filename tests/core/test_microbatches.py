@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PPOConfig
 from jaxrl.errors import ConfigError
 from jaxrl.learners.gradients import accumulate_gradients, get_num_microbatches
 from tests.helpers import assert_close, slow_but, small

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl import JaxrlError, RLModuleSpec
 from jaxrl.core.space_arrays import flatten
 from jaxrl.core.spaces import format_path, get_at_path, get_leaf_spaces
 from jaxrl.core.types import Columns
-from jaxrl.errors import ConfigError, JaxrlError, SpaceError
+from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.encoder_module import Encoder, MultiInput
-from jaxrl.modules.rl_module import RLModuleSpec, make_zeros
+from jaxrl.modules.rl_module import make_zeros
 from tests.helpers import ALGORITHMS, every_algorithm, small
 from tests.nested import drawn, jax_env, walked, within
 

@@ -12,11 +12,9 @@ import pytest
 from flax import nnx
 from gymnasium import spaces
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import Algorithm, PPOConfig, RLModule, RLModuleSpec
 from jaxrl.errors import CheckpointError, ConfigError, ModuleError
 from jaxrl.modules.network_module import make_network_module
-from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from jaxrl.runs import checkpoint as ckpt
 from tests.helpers import slow_but, small
 

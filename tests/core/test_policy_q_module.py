@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl import RLModuleSpec
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress
 from jaxrl.modules.policy_and_critics import (
@@ -17,7 +18,6 @@ from jaxrl.modules.policy_and_critics import (
     DeterministicPolicyModule,
     StochasticPolicyModule,
 )
-from jaxrl.modules.rl_module import RLModuleSpec
 from tests import actor_critics as ac
 from tests.core.modules import moment
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl import RLModuleSpec
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress
 from jaxrl.errors import SpaceError
 from jaxrl.modules.exploration import NOISE
 from jaxrl.modules.q_network import ATOM_LOGITS, QUANTILES, QModule
-from jaxrl.modules.rl_module import RLModuleSpec
 from tests.core.modules import SMALL_IMAGE, VECTOR, B, moment, params_of, some_obs
 
 ACTIONS = 3

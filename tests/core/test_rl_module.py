@@ -5,13 +5,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PPOConfig, RLModule, RLModuleSpec
 from jaxrl.assembly.assemble import assemble
 from jaxrl.assembly.opponents import describe_architecture
 from jaxrl.core.types import Columns
 from jaxrl.errors import ModuleError
 from jaxrl.modules.actor_critic import ActorCriticModule
-from jaxrl.modules.rl_module import RLModule, RLModuleSpec, check_module
+from jaxrl.modules.rl_module import check_module
 from tests.core.modules import ACTION_SPACES, VECTOR, B, explore, params_of, some_obs
 
 

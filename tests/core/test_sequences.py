@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl import RLModule, RLModuleSpec
 from jaxrl.core.types import Columns, ObsSequence, ObsWithCarry, SuccessorObs
 from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.modules.policy_and_critics import (
@@ -17,7 +18,6 @@ from jaxrl.modules.policy_and_critics import (
     StochasticPolicyModule,
 )
 from jaxrl.modules.q_network import QModule
-from jaxrl.modules.rl_module import RLModule, RLModuleSpec
 from tests.helpers import slow_but
 from tests.recurrent import MEMORY, step_by_step
 

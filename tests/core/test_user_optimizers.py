@@ -9,10 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.dqn import DQNConfig, DQNLearner, DQNState
+from jaxrl import Algorithm, DQNConfig, SACConfig
+from jaxrl.algorithms.dqn import DQNLearner, DQNState
 from jaxrl.algorithms.ppo import PPOLearner
-from jaxrl.algorithms.sac import SACConfig, SACLearner
+from jaxrl.algorithms.sac import SACLearner
 from jaxrl.assembly.assemble import assemble, check_learner
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Progress

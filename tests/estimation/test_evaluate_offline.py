@@ -9,18 +9,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.marwil import BCConfig
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.algorithms.td3 import TD3Config
+from jaxrl import Algorithm, BCConfig, DQNConfig, EpisodeWriter, PPOConfig, TD3Config
+from jaxrl.connectors import PrevActionsPrevRewards
 from jaxrl.connectors.pipelines import ActionPipeline
-from jaxrl.connectors.temporal import PrevActionsPrevRewards
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.estimation.target import read_whole_episodes
 from jaxrl.offline.recorded import open_data
-from jaxrl.offline.writer import EpisodeWriter
 from tests.recorded_data import ACTION_SPACE, OBS_SPACE, make_part, write_data
 
 FQE = {"num_updates": 50, "batch_size": 16}

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm, Policy
 from jaxrl.config.load import load_experiments
 from jaxrl.config.registry import resolve_config_path
 from jaxrl.export.artifact import Export, make_export
 from jaxrl.export.numpy_program import NumpyPolicy, hash_manifest
-from jaxrl.policy.policy import Policy
 
 CARTPOLE, SAC, LSTM = "classic/cartpole-ppo", "classic/pendulum-sac", "memory/statelesscartpole-ppo"
 MASKED, CNN = "spaces/minefield-ppo", "minatar/breakout-dqn"

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.random_agent import RandomAgentConfig
-from jaxrl.connectors.temporal import PrevActionsPrevRewards
+from jaxrl import RandomAgentConfig, RLModule, RLModuleSpec, ScriptedModule
+from jaxrl.connectors import PrevActionsPrevRewards
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, ExportError, UnknownNameError
 from jaxrl.export.artifact import describe_space, make_export
 from jaxrl.export.numpy_program import NumpyPolicy
 from jaxrl.export.parity import compare
-from jaxrl.modules.rl_module import RLModule, RLModuleSpec
-from jaxrl.modules.scripted import ScriptedModule
 from tests.export.exports import CARTPOLE, build_once, get_export, get_policy
 from tests.helpers import small
 

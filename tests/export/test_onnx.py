@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from jaxrl.connectors.temporal import PrevActionsPrevRewards
+from jaxrl.connectors import PrevActionsPrevRewards
 from jaxrl.core.types import Counter
 from jaxrl.errors import ExportError
 from jaxrl.export import onnx_program

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm, JaxrlError
 from jaxrl.config.registry import find_shipped_configs
-from jaxrl.errors import ConfigError, JaxrlError
+from jaxrl.errors import ConfigError
 from jaxrl.export.artifact import FORMATS
 from jaxrl.export.examples import find_mask_key, record_examples, sample_observations
 from jaxrl.export.numpy_program import NumpyPolicy

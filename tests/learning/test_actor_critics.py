@@ -8,7 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxrl.algorithms.sac import SACConfig, SACLearner
+from jaxrl import SACConfig
+from jaxrl.algorithms.sac import SACLearner
 from jaxrl.algorithms.td3 import TD3Learner
 from jaxrl.algorithms.tqc import TQCLearner
 from jaxrl.core.struct import replace

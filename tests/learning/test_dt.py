@@ -9,10 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxrl import Algorithm, BCConfig, DTConfig
-from jaxrl.algorithms.random_agent import RandomAgentConfig
-from jaxrl.modules.rl_module import RLModuleSpec
-from jaxrl.modules.scripted import ScriptedModule
+from jaxrl import Algorithm, BCConfig, DTConfig, RandomAgentConfig, RLModuleSpec, ScriptedModule
 from tests.learning.test_thresholds import SEEDS
 
 pytestmark = pytest.mark.slow

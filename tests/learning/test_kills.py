@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.loggers.sinks import read_results
 from jaxrl.runs.checkpoint import list_checkpoints
 

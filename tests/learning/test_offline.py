@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.awac import AWACConfig
-from jaxrl.algorithms.cql import CQLConfig
-from jaxrl.algorithms.iql import IQLConfig
-from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
-from jaxrl.algorithms.random_agent import RandomAgentConfig
+from jaxrl import (
+    Algorithm,
+    AWACConfig,
+    BCConfig,
+    CQLConfig,
+    IQLConfig,
+    MARWILConfig,
+    RandomAgentConfig,
+)
 from jaxrl.config.load import load_experiment
 from jaxrl.datasets.make import make_missing
 from jaxrl.offline.recorded import open_data

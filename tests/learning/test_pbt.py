@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from jaxrl import PopulationBasedTraining, loguniform
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PopulationBasedTraining, PPOConfig, loguniform
 
 pytestmark = [pytest.mark.slow, pytest.mark.allow_key_reuse]
 

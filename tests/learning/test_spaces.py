@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import pytest
 from gymnasium import spaces
 
+from jaxrl import JaxEnv, TimeStep
 from jaxrl.config.load import load_experiment
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import TimeStep
-from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.minefield import Minefield
 from jaxrl.envs.probes import ProbeParams
 from jaxrl.envs.three_parts import ThreeParts

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import pytest
 
-from jaxrl import __version__
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm, __version__
 from jaxrl.config.serialize import deserialize_config, hash_config, serialize_for_display
 from jaxrl.errors import RunFolderError
+from jaxrl.loggers import RunFolder
 from jaxrl.runs import manifest
 from jaxrl.runs.checkpoint import read_metadata
 from jaxrl.runs.manifest import (
@@ -24,7 +24,6 @@ from jaxrl.runs.manifest import (
     read_git_state,
     read_sessions,
 )
-from jaxrl.runs.run_folder import RunFolder
 from tests.helpers import small
 
 

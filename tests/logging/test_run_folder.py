@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PPOConfig
 from jaxrl.errors import ConfigError, RunFolderError
+from jaxrl.loggers import RunFolder
 from jaxrl.runs import run_folder
-from jaxrl.runs.run_folder import RunFolder
 
 
 def test_a_new_folder_holds_the_config_and_a_run_id(tmp_path: Path) -> None:

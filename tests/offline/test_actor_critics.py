@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.awac import AWACConfig, CRRConfig
-from jaxrl.algorithms.cql import CQLConfig
-from jaxrl.algorithms.dqn import DQNConfig, DQNLearner
-from jaxrl.algorithms.iql import IQLConfig
+from jaxrl import Algorithm, AWACConfig, CQLConfig, CRRConfig, DQNConfig, IQLConfig
+from jaxrl.algorithms.dqn import DQNLearner
 from jaxrl.errors import ConfigError
 from tests.recorded_data import ACTION_SPACE, make_parts, write_data
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxrl import BCConfig, DQNConfig
+from jaxrl import BCConfig, DQNConfig, EpisodeWriter, load_config
 from jaxrl.cli.app import app
 from jaxrl.cli.evaluation import format_mean_return
 from jaxrl.config.datasets import (
@@ -26,12 +26,10 @@ from jaxrl.config.datasets import (
     list_datasets,
     resolve_datasets_dir,
 )
-from jaxrl.config.load import load_config
 from jaxrl.datasets import make
 from jaxrl.errors import DataError, RunFolderError, UnknownNameError
 from jaxrl.offline.manifest import ReferenceReturns, read_manifest, record_reference
 from jaxrl.offline.recorded import open_data
-from jaxrl.offline.writer import EpisodeWriter
 from tests.recorded_data import make_part, write_data
 
 REFERENCE = ReferenceReturns(random=20.0, expert=500.0)

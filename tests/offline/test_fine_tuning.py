@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.appo import APPOConfig
-from jaxrl.algorithms.awac import AWACConfig
-from jaxrl.algorithms.cql import CQLConfig
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.iql import IQLConfig
-from jaxrl.algorithms.marwil import BCConfig
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.algorithms.sac import SACConfig
-from jaxrl.algorithms.td3 import TD3Config
+from jaxrl import (
+    APPOConfig,
+    AWACConfig,
+    BCConfig,
+    CQLConfig,
+    DQNConfig,
+    IQLConfig,
+    PPOConfig,
+    SACConfig,
+    TD3Config,
+)
 from tests.helpers import slow_but
 from tests.recorded_data import OBS_SPACE, write_data
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from jaxrl import EpisodeWriter
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import DataError
 from jaxrl.offline.held_out import hash_episode
 from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.offline.stitch import merge_parts
-from jaxrl.offline.writer import EpisodeWriter
 from tests.offline.parts import RLLIB_ROWS, make_part
 
 DATA = Path(__file__).parent / "data"

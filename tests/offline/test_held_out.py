@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import Algorithm, BCConfig, DQNConfig, MARWILConfig, TD3Config
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import (
+    Algorithm,
+    BCConfig,
+    Callbacks,
+    DQNConfig,
+    MARWILConfig,
+    PPOConfig,
+    TD3Config,
+    grid,
+)
 from jaxrl.assembly.offline import open_config_data
-from jaxrl.callbacks import Callbacks
-from jaxrl.config.markers import grid
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, ConfigError, DataError
 from jaxrl.offline.checks import number_id
@@ -350,7 +356,7 @@ def test_every_lane_has_its_own_evaluation(data: str) -> None:
 @pytest.mark.slow
 def test_results_of_both_kinds_stay_side_by_side(tmp_path: Path) -> None:
     env = gymnasium.make("CartPole-v1")
-    from jaxrl.offline.writer import EpisodeWriter
+    from jaxrl import EpisodeWriter
 
     rng = np.random.default_rng(0)
     with EpisodeWriter(tmp_path / "d", env.observation_space, env.action_space) as writer:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from jaxrl import EpisodeWriter
 from jaxrl.assembly.offline import concatenate_sources, select_parts
 from jaxrl.config.settings.offline import OfflineDataSettings
 from jaxrl.connectors.pipelines import ActionPipeline
@@ -16,7 +17,6 @@ from jaxrl.episodes.packing import EpisodePart
 from jaxrl.estimation.target import read_whole_episodes
 from jaxrl.offline.recorded import RecordedData, open_data
 from jaxrl.offline.stitch import merge_ended_parts, merge_parts
-from jaxrl.offline.writer import EpisodeWriter
 from tests.offline.parts import BOX, DISCRETE, assert_same, make_part
 
 WHOLE = {

@@ -11,22 +11,23 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl import (
+    AWACConfig,
     BCConfig,
     CQLConfig,
     DQNConfig,
+    IQLConfig,
     MARWILConfig,
+    Population,
     PopulationBasedTraining,
     TD3Config,
+    grid,
     loguniform,
     uniform,
 )
-from jaxrl.algorithms.awac import AWACConfig
-from jaxrl.algorithms.iql import IQLConfig
-from jaxrl.config.markers import Marker, grid
+from jaxrl.config.markers import Marker
 from jaxrl.errors import CheckpointError, ConfigError, DataError, HostLanesError
 from jaxrl.metrics import get_score
 from jaxrl.sweeps.lane_group import SharedDataset
-from jaxrl.sweeps.population import Population
 from tests.helpers import assert_close, slow_but
 from tests.recorded_data import make_part, make_parts, write_data
 
@@ -226,7 +227,7 @@ def test_each_lane_is_evaluated_in_its_own_environment(tmp_path: Path) -> None:
 def write_cartpole(folder: Path) -> str:
     import gymnasium
 
-    from jaxrl.offline.writer import EpisodeWriter
+    from jaxrl import EpisodeWriter
 
     env = gymnasium.make("CartPole-v1")
     obs = np.random.default_rng(0).uniform(-0.1, 0.1, (31, 4)).astype(np.float32)

@@ -12,18 +12,22 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.cql import CQLConfig
-from jaxrl.algorithms.dqn import DQNConfig, DQNLearner
-from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.algorithms.sac import SACConfig
+from jaxrl import (
+    Algorithm,
+    BCConfig,
+    CQLConfig,
+    DQNConfig,
+    EpisodeWriter,
+    MARWILConfig,
+    PPOConfig,
+    SACConfig,
+)
+from jaxrl.algorithms.dqn import DQNLearner
 from jaxrl.assembly.assemble import assemble
 from jaxrl.assembly.offline import concatenate_sources
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.core.types import IS_RECORDED
 from jaxrl.errors import CheckpointError, ConfigError, DataError
-from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.training.offline import MixedRunner
 from tests.recorded_data import OBS_SPACE, make_part, write_data
 

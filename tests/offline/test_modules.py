@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxrl import EpisodeWriter
 from jaxrl.errors import DataError
 from jaxrl.offline.manifest import find_module_folders
 from jaxrl.offline.recorded import open_data
-from jaxrl.offline.writer import EpisodeWriter
 from tests.offline.parts import BOX, DISCRETE, assert_same, make_part
 
 FORMATS = ["parquet", "npz"]

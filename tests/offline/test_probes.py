@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.awac import AWACConfig
-from jaxrl.algorithms.cql import CQLConfig
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.iql import IQLConfig
-from jaxrl.algorithms.td3 import TD3Config
+from jaxrl import AWACConfig, CQLConfig, DQNConfig, IQLConfig, TD3Config
 from jaxrl.modules.policy_and_critics import CRITIC
 from tests.recorded_data import make_part, write_data
 

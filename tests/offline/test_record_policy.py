@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from jaxrl import Algorithm, JaxEnv
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.marwil import BCConfig
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.algorithms.sac import SACConfig
-from jaxrl.algorithms.td3 import TD3Config
+from jaxrl import Algorithm, BCConfig, DQNConfig, JaxEnv, PPOConfig, SACConfig, TD3Config, TimeStep
 from jaxrl.cli.app import app
-from jaxrl.core.types import TimeStep
 from jaxrl.errors import ConfigError, DataError, EnvError
 from jaxrl.offline.recorded import RecordedData, open_data
 from tests.recorded_data import write_data

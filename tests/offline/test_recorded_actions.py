@@ -11,7 +11,7 @@ from gymnasium import spaces
 from jaxrl import BCConfig, CQLConfig, TD3Config
 from jaxrl.assembly.assemble import assemble
 from jaxrl.assembly.offline import ActionConversion, convert_rows, open_config_data, prepare_parts
-from jaxrl.connectors.base import ActionConnector
+from jaxrl.connectors import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.core.types import PyTree
 from jaxrl.errors import ConfigError

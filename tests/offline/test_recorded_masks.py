@@ -12,12 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
-from jaxrl import BCConfig
+from jaxrl import BCConfig, EpisodeWriter
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.offline.checks import MaskChecker
 from jaxrl.offline.recorded import open_data
-from jaxrl.offline.writer import EpisodeWriter
 
 LENGTH = 6
 FLAT = spaces.Dict(

@@ -11,15 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.marwil import BCConfig
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.algorithms.td3 import TD3Config
+from jaxrl import Algorithm, BCConfig, DQNConfig, EpisodeWriter, PPOConfig, TD3Config
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
 from jaxrl.offline.recorded import RecordedData, open_data
-from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.runners.recording import WriterThread, sort_by_time
 from tests.offline.parts import BOX, DISCRETE, make_part
 

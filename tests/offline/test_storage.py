@@ -10,13 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.marwil import MARWILConfig
+from jaxrl import Algorithm, DQNConfig, MARWILConfig
 from jaxrl.assembly.offline import choose_storage, open_config_data
 from jaxrl.buffers.dataset import DatasetPosition
-from jaxrl.connectors.observations import MeanStdFilter
-from jaxrl.connectors.temporal import FrameStacking
+from jaxrl.connectors import FrameStacking, MeanStdFilter
 from jaxrl.errors import ConfigError, DataError, UnknownNameError
 from jaxrl.training.replay_updates import split_step_key
 from tests.helpers import slow_but

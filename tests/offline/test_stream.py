@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 import ray.data
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.marwil import MARWILConfig
+from jaxrl import Algorithm, DQNConfig, MARWILConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.assembly.offline import load_dataset, open_config_data
 from jaxrl.buffers.dataset import DrawnRows, PickedRows, compute_returns_to_go

@@ -14,18 +14,12 @@ import yaml
 from gymnasium import spaces
 from typer.testing import CliRunner
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.algorithms.sac import SACConfig
+from jaxrl import Algorithm, DQNConfig, EpisodeWriter, PPOConfig, SACConfig, import_weights
 from jaxrl.assembly.offline import open_config_data, transform_parts
 from jaxrl.cli.app import app
-from jaxrl.connectors.observations import MeanStdFilter
-from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
+from jaxrl.connectors import FrameStacking, MeanStdFilter, PrevActionsPrevRewards
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, ConfigError, DataError
-from jaxrl.interop import import_weights
-from jaxrl.offline.writer import EpisodeWriter
 from jaxrl.runtime import kept_programs
 from tests.recorded_data import make_part, make_parts, write_data
 

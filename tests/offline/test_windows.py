@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.marwil import BCConfig, MARWILConfig, MARWILLearner
+from jaxrl import BCConfig, EpisodeWriter, MARWILConfig
+from jaxrl.algorithms.marwil import MARWILLearner
 from jaxrl.assembly.offline import concatenate_sources
 from jaxrl.buffers.dataset import Dataset, DatasetSampler, DrawnRows, compute_returns_to_go
 from jaxrl.core.struct import replace
@@ -20,7 +21,6 @@ from jaxrl.core.types import Columns
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError
 from jaxrl.learners.bootstrap import compute_window_returns
-from jaxrl.offline.writer import EpisodeWriter
 from tests.helpers import slow_but
 from tests.recorded_data import ACTION_SPACE, OBS_SPACE, make_part, make_parts, write_data
 from tests.recurrent import MEMORY

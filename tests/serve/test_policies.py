@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from jaxrl import Policy
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm, Policy
 from jaxrl.errors import CheckpointError
 from jaxrl.interop.importing import with_filter_arrays
 from jaxrl.serve.backend import Batch
