@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.struct import replace
-from jaxrl.core.types import Progress, Transition
+from jaxrl.core.types import Progress, ReturnColumns, Transition
+from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
 
 ROWS, ACTIONS, SIZE = 24, 3, 2
 BOX = spaces.Box(np.float32([-1.0, -2.0]), np.float32([1.0, 4.0]))
@@ -67,6 +69,21 @@ def batch_of(action_space: Any = BOX, *, masked: bool = False) -> Transition:
     )
 
 
+def on_probe(config: Any, env: str, **training: Any) -> Any:
+    """6000 steps of 8 environments on a probe, 16 updates of 32 rows for each 64 steps."""
+    config.environment(env).env_runners(num_envs_per_env_runner=8, rollout_fragment_length=8)
+    given = {
+        "train_batch_size": 32,
+        "training_intensity": 8.0,
+        "num_steps_sampled_before_learning_starts": 256,
+        "replay_buffer_config": {"type": "uniform", "capacity": 4000},
+        **training,
+    }
+    config.training(**given).rl_module(model_config={"fcnet_hiddens": [16]})
+    config.reporting(min_sample_timesteps_per_iteration=6000)
+    return config.debugging(loggers=["json"]).learners(num_devices=1)
+
+
 @functools.cache
 def compiled(learner: Any) -> Any:
     """The learner's update, compiled once for all tests."""
@@ -84,11 +101,44 @@ def with_values(state: Any, **values: float) -> Any:
     return replace(state, hparams={**state.hparams, **leaves})
 
 
-def change_hidden_rows(batch: Transition) -> Transition:
-    """The rows with other rewards and observations where they weigh nothing."""
+def with_rewards(batch: Transition, where: Any, value: float) -> Transition:
+    """The rows with another reward, and return if they have one, where told."""
+    changed = replace(batch, reward=jnp.where(where, value, batch.reward))
+    if ReturnColumns.RETURN_TO_GO not in batch.extras:
+        return changed
+    returns = jnp.where(where, value, batch.extras[ReturnColumns.RETURN_TO_GO])
+    return replace(changed, extras={**batch.extras, ReturnColumns.RETURN_TO_GO: returns})
+
+
+METRICS_OF_ROWS = (
+    *("qf_mean", "td_error_mean", "policy_loss", "vf_loss", "cql_loss", "vf_explained_var"),
+    *("bc_logp_mean", "advantages_mean", "logps", "moving_avg_sqd_adv_norm"),
+)
+
+
+def assert_hidden_rows_change_nothing(
+    learner: Any, state: Any, batch: Transition, update: Callable[..., Any] = updated
+) -> None:
+    """Rows that weigh nothing may have other rewards and observations."""
     hidden = batch.weight == 0.0
     obs = jax.tree.map(lambda x: jnp.where(hidden[:, None], x[::-1], x), batch.obs)
-    return replace(batch, reward=jnp.where(hidden, 1e3, batch.reward), obs=obs)
+    other = replace(with_rewards(batch, hidden, 1e6), obs=obs)
+    (first, metrics), (second, others) = (update(learner, state, b) for b in (batch, other))
+    assert metrics[NUM_NONFINITE_UPDATES] == others[NUM_NONFINITE_UPDATES] == 0.0
+    assert_trees_close(first, second)
+    for name in metrics.keys() & {*METRICS_OF_ROWS}:
+        np.testing.assert_allclose(metrics[name], others[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def assert_nonfinite_updates_change_nothing(
+    learner: Any, state: Any, batch: Transition, update: Callable[..., Any] = updated
+) -> None:
+    """An update by a reward that is no number is counted and leaves everything as it was."""
+    where = jnp.arange(batch.reward.shape[0]) == jnp.argmax(batch.weight)
+    for value in (jnp.inf, jnp.nan):
+        after, metrics = update(learner, state, with_rewards(batch, where, value))
+        assert metrics[NUM_NONFINITE_UPDATES] == 1.0
+        assert_trees_equal(after, state)
 
 
 def assert_trees_close(x: Any, y: Any) -> None:

@@ -1,6 +1,7 @@
 """Rows of recorded data, made by hand, and learners that are fitted to them."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Progress, ReturnColumns, Transition
 
 NUM_ROWS = 200

@@ -1,6 +1,7 @@
 """Training steps of one's own, from sample, add_to_buffer, update and sync_weights."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 
 import jaxrl
 from jaxrl import Algorithm, Population
-from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError
 from jaxrl.tune import AlgorithmTrainable, as_trainable
 from tests.helpers import assert_equal, differs, small

@@ -1,5 +1,6 @@
 """APPO's loss against a plain loop, its target network's cadence, and its buffer in the program."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 
 from jaxrl import Algorithm
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.errors import ConfigError
 from tests import actor_critics as ac

@@ -1,6 +1,7 @@
 """CrossQ, C51 critics and REDQ against plain loops in float64, on devices, on probes, and as settings."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,7 +23,6 @@ from jaxrl import (
     TD3Config,
     TQCConfig,
 )
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.envs import make
 from jaxrl.errors import ConfigError, SpaceError
@@ -316,27 +316,11 @@ def test_categorical_targets_and_losses_equal_plain_loops(config: Any) -> None:
 
 
 def probed(config: Any, **training: Any) -> Any:
-    """After 6000 steps of 8 environments on a probe whose value is a discounted reward."""
-    config.environment("jaxrl:probe-discount-continuous-v0")
-    config.env_runners(num_envs_per_env_runner=8, rollout_fragment_length=8)
-    config.training(
-        gamma=0.8,
-        actor_lr=3e-3,
-        critic_lr=3e-3,
-        tau=0.05,
-        num_atoms=21,
-        v_min=-0.5,
-        v_max=1.5,
-        training_intensity=8.0,
-        train_batch_size=32,
-        num_steps_sampled_before_learning_starts=256,
-        initial_random_timesteps=0,
-        replay_buffer_config={"type": "uniform", "capacity": 4000},
-        **training,
-    )
-    config.rl_module(model_config={"fcnet_hiddens": [16]})
-    config.reporting(min_sample_timesteps_per_iteration=6000)
-    return config.debugging(loggers=[]).learners(num_devices=1).build()
+    """A run on a probe whose value is a discounted reward."""
+    fast = {"gamma": 0.8, "actor_lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05}
+    atoms = {"num_atoms": 21, "v_min": -0.5, "v_max": 1.5, "initial_random_timesteps": 0}
+    env = "jaxrl:probe-discount-continuous-v0"
+    return ac.on_probe(config, env, **fast, **atoms, **training).build()
 
 
 @pytest.mark.allow_key_reuse

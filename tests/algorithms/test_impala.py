@@ -1,6 +1,7 @@
 """IMPALA's targets and loss against plain loops, on and off the policy that acted."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress, Rollout
 from jaxrl.envs import make
 from jaxrl.testing import references

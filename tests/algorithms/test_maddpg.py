@@ -1,5 +1,6 @@
 """MADDPG and MATD3: losses and gradients against loops over members, and what their critics see."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,6 @@ from gymnasium import spaces
 
 from jaxrl import JaxrlError, MADDPGConfig, MATD3Config
 from jaxrl.algorithms.maddpg import MADDPGLearner
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress, Transition
 from tests.multi_agent.teams import MixedMotives, Risky
 

@@ -1,6 +1,7 @@
 """PPO's loss against a plain loop; A2C, PG and PPO on probes whose values are known."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,7 +12,6 @@ import pytest
 from jaxrl import PPOConfig
 from jaxrl.algorithms.ppo import PPOBatch, PPOLearner
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.envs import make
 from jaxrl.training.rollout import RolloutWorker
@@ -221,18 +221,8 @@ def test_truncation_is_not_termination(algo: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_runner_that_takes_truncation_for_termination_fails_that_test(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    honest = RolloutWorker.rollout
-
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        env, carry, rollout, record = honest(*args, **kwargs)
-        ended = rollout.terminated | rollout.truncated
-        rollout = dataclasses.replace(rollout, terminated=ended)
-        return env, carry, rollout, record
-
-    monkeypatch.setattr(RolloutWorker, "rollout", broken)
+@pytest.mark.usefixtures("truncation_is_termination")
+def test_a_runner_that_takes_truncation_for_termination_fails_that_test() -> None:
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_truncation_is_not_termination("PPO")
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,37 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl import A2CConfig, PGConfig, PPOConfig
+from jaxrl import PPOConfig
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from tests.algorithms.test_ppo import learner_and_batch
 from tests.helpers import small
 
 VF_COEFF, ENTROPY_COEFF, GAMMA = 0.5, 0.01, 0.9
-
-
-@pytest.mark.parametrize(
-    ("config", "rllibs"),
-    [
-        (
-            A2CConfig,
-            {
-                "lr": 1e-4,
-                "grad_clip": 40.0,
-                "lambda_": 1.0,
-                "vf_loss_coeff": 0.5,
-                "entropy_coeff": 0.01,
-            },
-        ),
-        (PGConfig, {"lr": 4e-4, "grad_clip": None, "use_critic": False, "entropy_coeff": 0.0}),
-    ],
-)
-def test_defaults_are_those_of_the_last_rllib_that_had_them(
-    config: Any, rllibs: dict[str, Any]
-) -> None:
-    """rllib_contrib's A2C (whose settings are A3C's) and rllib's PG, but for their train batches."""
-    assert {name: config()[name] for name in rllibs} == rllibs
 
 
 @functools.cache

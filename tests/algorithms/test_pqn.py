@@ -1,8 +1,8 @@
 """PQN's targets and loss against plain loops; what it learns on probes, in the program and beside it."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,14 +15,12 @@ from jaxrl import PQNConfig
 from jaxrl.algorithms import pqn
 from jaxrl.algorithms.pqn import PQNLearner
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress, Rollout
 from jaxrl.envs import make
 from jaxrl.errors import SpaceError
 from jaxrl.learners.bootstrap import compute_successor_values
 from jaxrl.ops import returns
 from jaxrl.testing import references
-from jaxrl.training.rollout import RolloutWorker
 from tests.helpers import small
 
 STEPS, ENVS, ACTIONS, GAMMA = 12, 4, 3, 0.9
@@ -432,17 +430,8 @@ def test_truncation_is_not_termination() -> None:
 
 
 @pytest.mark.slow
-def test_a_runner_that_takes_truncation_for_termination_fails_that_test(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    honest = RolloutWorker.rollout
-
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        env, carry, rollout, record = honest(*args, **kwargs)
-        ended = rollout.terminated | rollout.truncated
-        return env, carry, dataclasses.replace(rollout, terminated=ended), record
-
-    monkeypatch.setattr(RolloutWorker, "rollout", broken)
+@pytest.mark.usefixtures("truncation_is_termination")
+def test_a_runner_that_takes_truncation_for_termination_fails_that_test() -> None:
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_truncation_is_not_termination()
 

@@ -1,5 +1,6 @@
 """QMIX and VDN: mixers, losses against plain loops, masks, deaths, memory, and what a run can do."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,6 @@ from gymnasium import spaces
 
 from jaxrl import QMIXConfig
 from jaxrl.algorithms.qmix import QMIXLearner
-from jaxrl.core.struct import replace
 from jaxrl.core.types import (
     Columns,
     ObsSequence,

@@ -1,6 +1,5 @@
 """SAC's losses against plain loops in float64, the order of its steps, the guard, probes."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -12,14 +11,12 @@ from gymnasium import spaces
 
 from jaxrl import Algorithm, SACConfig
 from jaxrl.algorithms.sac import SACLearner
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
 from jaxrl.envs import make
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.learners.actor_critic import LOG_ALPHA
 from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
 from jaxrl.modules.policy_and_critics import CRITIC, POLICY
-from jaxrl.training.rollout import RolloutWorker
 from tests import actor_critics as ac
 
 DISCRETE = spaces.Discrete(ac.ACTIONS)
@@ -157,12 +154,7 @@ def test_each_part_has_its_own_rate_and_the_target_follows_the_critics() -> None
 
 @pytest.mark.parametrize("of", [continuous, discrete])
 def test_rows_without_weight_change_nothing(of: Any) -> None:
-    learner, state, batch = of()
-    other = ac.change_hidden_rows(batch)
-    first, second = (ac.updated(learner, state, rows) for rows in (batch, other))
-    ac.assert_trees_close(first[0], second[0])
-    for name in ("qf_mean", "td_error_mean", "logps", "policy_loss"):
-        np.testing.assert_allclose(first[1][name], second[1][name], rtol=1e-5)
+    ac.assert_hidden_rows_change_nothing(*of())
 
 
 class BrokenActor(SACLearner):
@@ -173,14 +165,11 @@ class BrokenActor(SACLearner):
         return loss * jnp.nan, metrics
 
 
-@pytest.mark.parametrize("where", ["critics", "policy"])
-def test_a_nonfinite_part_leaves_all_parts_as_they_were(where: str) -> None:
+def test_a_nonfinite_part_leaves_all_parts_as_they_were() -> None:
     learner, state, batch = continuous()
-    if where == "policy":
-        learner = BrokenActor(module=learner.module, settings=learner.settings)
-    else:
-        batch = replace(batch, reward=batch.reward.at[3].set(jnp.inf))
-    after, metrics = ac.updated(learner, state, batch)
+    ac.assert_nonfinite_updates_change_nothing(learner, state, batch)
+    broken = BrokenActor(module=learner.module, settings=learner.settings)
+    after, metrics = ac.updated(broken, state, batch)
     assert metrics[NUM_NONFINITE_UPDATES] == 1.0
     ac.assert_trees_equal(after, state)
 
@@ -196,35 +185,6 @@ def test_gradient_norms_are_named_by_part() -> None:
 
 
 # --- settings ---
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"lr": 1e-3},
-            r"lr must be None, since every part has its own learning rate .*, got 0.001",
-        ),
-        ({"actor_lr": -1.0}, r"actor_lr must be at least 0"),
-        ({"critic_lr": [[5, 1e-3]]}, r"critic_lr must start at timestep 0"),
-        ({"initial_alpha": 0.0}, r"initial_alpha must be above 0"),
-        ({"target_entropy": "automatic"}, r"target_entropy .*Did you mean 'auto'"),
-        ({"tau": 1.5}, r"tau must be between 0 and 1"),
-        (
-            {"q_model_config": {"fcnet_hiddens": [8]}},
-            r"'q_model_config' .*applies to the policy and the critics",
-        ),
-        (
-            {"optimization_config": {"actor_learning_rate": 1e-2}},
-            r"'optimization_config' .*actor_lr, critic_lr and alpha_lr",
-        ),
-        ({"_deterministic_loss": True}, r"'_deterministic_loss' .*actions are sampled"),
-    ],
-)
-def test_wrong_settings_are_one_sentence(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        SACConfig().environment("Pendulum-v1").training(**settings).validate()
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -253,27 +213,10 @@ def test_model_settings_without_a_meaning_are_refused(name: str) -> None:
 
 
 def trained(env: str, **training: Any) -> Algorithm:
-    """After 6000 steps of 8 environments on a probe, 16 updates of 32 rows for each 64 steps."""
-    config = SACConfig().environment(f"jaxrl:{env}")
-    config.env_runners(num_envs_per_env_runner=8, rollout_fragment_length=8)
-    config.training(
-        gamma=0.8,
-        actor_lr=3e-3,
-        critic_lr=3e-3,
-        alpha_lr=0.0,
-        initial_alpha=1e-3,
-        tau=0.05,
-        td_error_loss_fn="mse",
-        training_intensity=8.0,
-        train_batch_size=32,
-        num_steps_sampled_before_learning_starts=256,
-        replay_buffer_config={"type": "uniform", "capacity": 4000},
-        **training,
-    )
-    config.rl_module(model_config={"fcnet_hiddens": [16]})
-    config.reporting(min_sample_timesteps_per_iteration=6000)
-    config.debugging(loggers=["json"]).learners(num_devices=1)
-    algorithm = config.build()
+    """After an iteration on a probe."""
+    fast = {"gamma": 0.8, "actor_lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05}
+    soft = {"alpha_lr": 0.0, "initial_alpha": 1e-3, "td_error_loss_fn": "mse"}
+    algorithm = ac.on_probe(SACConfig(), f"jaxrl:{env}", **fast, **soft, **training).build()
     algorithm.train()
     return algorithm
 
@@ -302,17 +245,8 @@ def test_critics_look_beyond_a_truncation_and_actions_stay_in_the_space() -> Non
 
 
 @pytest.mark.slow
-def test_a_target_that_takes_truncation_for_termination_fails_that_test(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    honest = RolloutWorker.rollout
-
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        env, carry, rollout, record = honest(*args, **kwargs)
-        ended = rollout.terminated | rollout.truncated
-        return env, carry, dataclasses.replace(rollout, terminated=ended), record
-
-    monkeypatch.setattr(RolloutWorker, "rollout", broken)
+@pytest.mark.usefixtures("truncation_is_termination")
+def test_a_target_that_takes_truncation_for_termination_fails_that_test() -> None:
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_critics_look_beyond_a_truncation_and_actions_stay_in_the_space()
 

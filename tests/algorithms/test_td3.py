@@ -1,6 +1,7 @@
 """TD3's losses against plain loops in float64, its delay, its noise, DDPG as its values."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,9 +13,8 @@ from gymnasium import spaces
 from jaxrl import DDPGConfig, TD3Config
 from jaxrl.algorithms.td3 import TD3Learner
 from jaxrl.assembly.assemble import assemble
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Transition
-from jaxrl.errors import ConfigError, SpaceError
+from jaxrl.errors import SpaceError
 from jaxrl.learners.gradients import NUM_NONFINITE_UPDATES
 from jaxrl.modules.policy_and_critics import CRITIC, POLICY
 from tests import actor_critics as ac
@@ -129,11 +129,7 @@ def test_the_policy_and_the_targets_step_with_every_second_update() -> None:
 @pytest.mark.parametrize("age", [0, 1])
 def test_a_nonfinite_update_changes_nothing_at_all(age: int) -> None:
     learner, state, batch = td3()
-    state = replace(state, age=jnp.int32(age))
-    broken = replace(batch, reward=batch.reward.at[3].set(jnp.nan))
-    after, metrics = ac.updated(learner, state, broken)
-    assert metrics[NUM_NONFINITE_UPDATES] == 1.0
-    ac.assert_trees_equal(after, state)
+    ac.assert_nonfinite_updates_change_nothing(learner, replace(state, age=jnp.int32(age)), batch)
 
 
 class BrokenActor(TD3Learner):
@@ -154,39 +150,7 @@ def test_a_nonfinite_policy_step_takes_the_critics_back_too() -> None:
 
 def test_rows_without_weight_change_nothing() -> None:
     learner, state, batch = td3()
-    state, hidden = replace(state, age=jnp.int32(1)), batch.weight == 0.0
-    other = replace(
-        batch,
-        reward=jnp.where(hidden, 1e3, batch.reward),
-        obs=jnp.where(hidden[:, None], batch.obs[::-1], batch.obs),
-    )
-    first, second = (ac.updated(learner, state, rows) for rows in (batch, other))
-    ac.assert_trees_close(first[0], second[0])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"policy_delay": 0}, r"policy_delay must be at least 1"),
-        ({"target_noise": -0.1}, r"target_noise must be at least 0"),
-        ({"exploration_noise": 0.1}, r"'ou', got 0\.1\. Give a number as exploration_sigma=0\.1\."),
-        ({"exploration_noise": "gausssian"}, r"exploration_noise .*Did you mean 'gaussian'"),
-        (
-            {"exploration_sigma_max": 0.5},
-            r"exploration_sigma_max=0\.5 .*but there is one: raise num_envs_per_env_runner",
-        ),
-        ({"exploration_sigma_max": 0.05}, r"at least exploration_sigma=0\.1, got 0\.05"),
-        ({"exploration_sigma_max": -1.0}, r"exploration_sigma_max must be at least 0"),
-        ({"ou_theta": 1.5}, r"ou_theta must be between 0 and 1"),
-        ({"lr": 1e-3}, r"lr must be None"),
-        ({"l2_reg": 1e-6}, r"'l2_reg' .*weight_decay"),
-        ({"huber_threshold": 2.0}, r"'huber_threshold' .*becomes linear at 1"),
-        ({"critic_hiddens": [400]}, r"'critic_hiddens' .*fcnet_hiddens"),
-    ],
-)
-def test_wrong_settings_are_one_sentence(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TD3Config().environment("Pendulum-v1").training(**settings).validate()
+    ac.assert_hidden_rows_change_nothing(learner, replace(state, age=jnp.int32(1)), batch)
 
 
 def test_settings_that_rllib_had_are_understood() -> None:
@@ -202,20 +166,7 @@ def test_discrete_actions_are_refused() -> None:
 
 # --- through the runner ---
 
-
-def small(config: Any, env: str, **training: Any) -> Any:
-    config.environment(env).env_runners(num_envs_per_env_runner=8, rollout_fragment_length=8)
-    config.training(
-        train_batch_size=32,
-        training_intensity=8.0,
-        num_steps_sampled_before_learning_starts=256,
-        initial_random_timesteps=0,
-        replay_buffer_config={"type": "uniform", "capacity": 4000},
-        **training,
-    )
-    config.rl_module(model_config={"fcnet_hiddens": [16]})
-    config.reporting(min_sample_timesteps_per_iteration=6000)
-    return config.debugging(loggers=["json"]).learners(num_devices=1)
+GREEDY = {"initial_random_timesteps": 0}
 
 
 @pytest.mark.allow_key_reuse
@@ -223,8 +174,8 @@ def small(config: Any, env: str, **training: Any) -> Any:
 @pytest.mark.parametrize("kind", ["gaussian", "ou"])
 def test_noise_is_drawn_as_set_and_a_process_starts_anew_with_each_episode(kind: str) -> None:
     """By the draws that the rollout got, step by step; episodes are of five steps."""
-    settings = {"exploration_noise": kind, "exploration_sigma": 0.05, "ou_theta": 0.15}
-    config = small(TD3Config(), "Pendulum-v1", **settings).environment(max_episode_steps=5)
+    settings = {"exploration_noise": kind, "exploration_sigma": 0.05, "ou_theta": 0.15, **GREEDY}
+    config = ac.on_probe(TD3Config(), "Pendulum-v1", **settings).environment(max_episode_steps=5)
     assembly = assemble(config)
     runner, sampler, steps = assembly.in_graph_runner, assembly.rollout_worker, 200
     state = jax.jit(assembly.train_step.init)(jax.random.key(0), assembly.made.params)
@@ -251,11 +202,12 @@ def test_noise_is_drawn_as_set_and_a_process_starts_anew_with_each_episode(kind:
     np.testing.assert_allclose(noise.std(), expected_std, rtol=0.08)
 
 
+@pytest.mark.representatives("in_graph")
 @pytest.mark.parametrize("placement", ["in_graph", "host"])
 def test_each_environment_explores_with_its_own_deviation(placement: str) -> None:
     """The first of eight environments acts greedily, the last with a deviation of 0.07."""
-    spread = {"exploration_sigma": 0.0, "exploration_sigma_max": 0.07}
-    config = small(TD3Config(), "Pendulum-v1", **spread).env_runners(placement=placement)
+    spread = {"exploration_sigma": 0.0, "exploration_sigma_max": 0.07, **GREEDY}
+    config = ac.on_probe(TD3Config(), "Pendulum-v1", **spread).env_runners(placement=placement)
     config.training(num_steps_sampled_before_learning_starts=3968)  # all that the buffer holds
     config.reporting(min_sample_timesteps_per_iteration=3200)
     with config.build() as algorithm:
@@ -272,8 +224,8 @@ def test_each_environment_explores_with_its_own_deviation(placement: str) -> Non
 @pytest.mark.allow_key_reuse
 def test_critics_look_beyond_a_truncation_and_actions_stay_in_the_space() -> None:
     """Reward 1 for ever, cut every ten steps: the value is 1 / (1 - gamma)."""
-    training = {"gamma": 0.8, "tau": 0.05, "critic_lr": 3e-3, "exploration_noise": "ou"}
-    config = small(TD3Config(), "jaxrl:probe-truncation-continuous-v0", **training)
+    training = {"gamma": 0.8, "tau": 0.05, "critic_lr": 3e-3, "exploration_noise": "ou"} | GREEDY
+    config = ac.on_probe(TD3Config(), "jaxrl:probe-truncation-continuous-v0", **training)
     obs, space = np.zeros(1, np.float32), spaces.Box(-1.0, 1.0, (1,))
     with config.build() as algorithm:
         algorithm.train()

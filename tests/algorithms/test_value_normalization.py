@@ -1,5 +1,6 @@
 """Values in units of their targets' moments, and Huber's loss, against NumPy and on large rewards."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,6 @@ import pytest
 from jaxrl import PGConfig, PPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.hparams import current_values
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Progress
 from jaxrl.envs.probes import ProbeDiscount
 from jaxrl.errors import ConfigError

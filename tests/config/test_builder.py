@@ -254,17 +254,6 @@ def test_numbers_become_the_settings_type() -> None:
     assert config.clip_rewards == (-1.0, 1.0)
 
 
-def test_evaluation_config() -> None:
-    config = PPOConfig().evaluation(evaluation_config={"explore": False, "env_config": {"a": 1}})
-    evaluation = config.get_evaluation_config_object()
-    assert evaluation is not None
-    assert not evaluation.explore
-    assert evaluation.env_config == {"a": 1}
-    assert evaluation.in_evaluation
-    assert evaluation.get_evaluation_config_object() is None
-    assert config.explore
-
-
 class MyModule(RLModule):
     """A custom module."""
 

@@ -68,8 +68,11 @@ def test_validate_train_batch_size_vs_rollout_fragment_length() -> None:
 
 
 def test_get_evaluation_config_object() -> None:
-    given = config().evaluation(evaluation_config={"explore": False, "env": "Acrobot-v1"})
+    overrides = {"explore": False, "env": "Acrobot-v1", "env_config": {"a": 1}}
+    given = config().evaluation(evaluation_config=overrides)
     changed = given.get_evaluation_config_object()
+    assert changed.env_config == {"a": 1}
+    assert given.explore
     assert changed["explore"] is False
     assert changed["env"] == "Acrobot-v1"
     assert changed["lr"] == given["lr"]
@@ -77,9 +80,7 @@ def test_get_evaluation_config_object() -> None:
     assert changed.get_evaluation_config_object() is None
 
 
-def test_module_specs() -> None:
-    spec = config().rl_module(model_config={"fcnet_hiddens": [7]}).get_rl_module_spec()
-    assert spec.model_config["fcnet_hiddens"] == [7]
+def test_the_default_module_spec_is_empty() -> None:
     assert config().get_default_rl_module_spec() == RLModuleSpec()
 
 

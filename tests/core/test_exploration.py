@@ -1,5 +1,7 @@
 """Uniformly random actions: in the space, legal, uniform, with the log-probability they have."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,6 @@ from gymnasium import spaces
 
 from jaxrl import SACConfig
 from jaxrl.core.hparams import build_hparams, current_values
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Progress
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.exploration import (

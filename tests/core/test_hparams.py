@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +15,6 @@ from jaxrl import PPOConfig
 from jaxrl.algorithms.ppo import PPOTraining
 from jaxrl.config.serialize import serialize_config
 from jaxrl.core.hparams import ScheduleFunction, build_hparams, current_values, is_traced
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Progress
 from jaxrl.errors import ConfigError
 from jaxrl.ops.schedules import Schedule

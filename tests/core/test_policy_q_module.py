@@ -1,6 +1,7 @@
 """Modules with a policy and critics: shapes, spaces, images, warm-up, noise."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,6 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl import RLModuleSpec
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress
 from jaxrl.modules.policy_and_critics import (
     CRITIC,

@@ -1,5 +1,6 @@
 """Action values in every form: what the network gives, how it explores, and what it refuses."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,7 +10,6 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl import RLModuleSpec
-from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Progress
 from jaxrl.errors import SpaceError
 from jaxrl.modules.exploration import NOISE

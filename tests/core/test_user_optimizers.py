@@ -1,5 +1,6 @@
 """Optimizers and hooks of a user's own learner, against optax by hand and counts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxrl.algorithms.dqn import DQNLearner, DQNState
 from jaxrl.algorithms.ppo import PPOLearner
 from jaxrl.algorithms.sac import SACLearner
 from jaxrl.assembly.assemble import assemble, check_learner
-from jaxrl.core.struct import pytree, replace
+from jaxrl.core.struct import pytree
 from jaxrl.core.types import Progress
 from jaxrl.errors import LossError
 from jaxrl.learners.gradients import SgdState, apply_gradients

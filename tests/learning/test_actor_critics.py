@@ -3,6 +3,7 @@
 `python -m pytest -m slow tests/learning/test_actor_critics.py -s` prints every seed.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ from jaxrl import SACConfig
 from jaxrl.algorithms.sac import SACLearner
 from jaxrl.algorithms.td3 import TD3Learner
 from jaxrl.algorithms.tqc import TQCLearner
-from jaxrl.core.struct import replace
 from jaxrl.learners import actor_critic
 from jaxrl.modules.networks import ResidualMLP
 from tests.learning.test_thresholds import SEEDS, all_seeds, evaluated, interquartile_mean

@@ -3,12 +3,12 @@
 `python -m pytest -m slow tests/learning/test_hindsight.py -s` prints every seed.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jaxrl.buffers.hindsight import Hindsight
-from jaxrl.core.struct import replace
 from jaxrl.runtime import kept_programs
 from tests.learning.test_thresholds import all_seeds, evaluated
 

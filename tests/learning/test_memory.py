@@ -3,12 +3,12 @@
 `python -m pytest -m slow tests/learning/test_memory.py -s` prints every seed.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
-from jaxrl.core.struct import replace
 from jaxrl.modules.encoder_module import RecurrentEncoder
 from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_mean
 

@@ -3,13 +3,13 @@
 `python -m pytest -m slow tests/learning/test_values.py -s` prints every seed.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 from jaxrl.algorithms.dqn import DQNLearner
-from jaxrl.core.struct import replace
 from tests.learning.test_thresholds import all_seeds, interquartile_mean
 
 pytestmark = pytest.mark.slow
