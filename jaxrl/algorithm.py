@@ -1,12 +1,13 @@
 """`Algorithm`: the stateful facade over the pure functions of a run."""
 
 import contextlib
+import importlib
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -21,6 +22,7 @@ from jaxrl.assembly.offline import check_statistics_may_change
 from jaxrl.assembly.opponents import describe_opponents
 from jaxrl.callbacks import CallbackList
 from jaxrl.compat.lookup import RLlibNames, answer_arguments, is_defined_by_user, load
+from jaxrl.config.agent_mapping import Mapped, follow
 from jaxrl.config.imports import TrustSpec
 from jaxrl.config.placement import describe_idle_settings, resolve_placement
 from jaxrl.config.serialize import get_config_class_path
@@ -40,23 +42,24 @@ from jaxrl.errors import (
     ConfigError,
     DivergenceError,
     UnknownNameError,
+    did_you_mean,
     mark_has_checkpoint_path,
 )
 from jaxrl.estimation.held_out import open_estimated, open_held_out, resolve_explore
 from jaxrl.evaluation.evaluation import Evaluation, run_custom_evaluation
 from jaxrl.evaluation.host import EvaluationRunners
-from jaxrl.export.methods import ExportMethods
 from jaxrl.loggers import RunFolder
 from jaxrl.loggers.plots import preload_matplotlib
 from jaxrl.loggers.python_log import get_system_usage, set_log_level
 from jaxrl.loggers.recorder import Recorder, RunRecord, SaveSchedule, note_close_failure
 from jaxrl.metrics import DEFAULT_MODULE, HELD_OUT_PARTS, TIMERS
 from jaxrl.policy.actions import ActionOptions, make_actions
+from jaxrl.policy.host_modules import HostModules, ModulesChange
 from jaxrl.policy.inference import check_names, read_input_dict
-from jaxrl.policy.league import OpponentMethods
+from jaxrl.policy.league import RunLeague
 from jaxrl.policy.policy import Policy
-from jaxrl.policy.recording import RecordingMethods
-from jaxrl.policy.weight_methods import attach_policies, attach_writer
+from jaxrl.policy.recording import DEFAULT_NUM_ENVS, DEFAULT_NUM_STEPS, record_run
+from jaxrl.policy.views import LocalRunnerView, attach_policies, attach_writer, make_writer
 from jaxrl.run_parts import OwnActingState, SharedParts
 from jaxrl.runners.compiled_runner import CompiledRunnerGroup
 from jaxrl.runners.counts import DATA, check_data
@@ -73,8 +76,18 @@ from jaxrl.runners.protocols import EnvRunnerGroup, LearnerMetrics
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import host_state as host
 from jaxrl.runs.host_state import SavedRun
+from jaxrl.runs.league_table import LeagueTable, PayoffTable
+from jaxrl.runs.opponents import NewMapping
 from jaxrl.runs.results import RunResult, to_plain
-from jaxrl.runs.weights import check_fits, list_modules, refresh_snapshot, set_first_versions
+from jaxrl.runs.weights import (
+    check_fits,
+    get_weights,
+    list_modules,
+    refresh_snapshot,
+    restore_modules,
+    set_first_versions,
+    set_weights,
+)
 from jaxrl.runtime.lock import ExclusiveLock, single_threaded, until_stopped
 from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
@@ -95,10 +108,14 @@ if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
     from jaxrl.config.config import Config
     from jaxrl.estimation.estimate import EstimateReport
-    from jaxrl.offline.recorded import Source
+    from jaxrl.modules.rl_module import RLModule, RLModuleSpec
+    from jaxrl.offline.recorded import RecordedData, Source
+    from jaxrl.runners.env_runner import EnvRunner
 
 TRAINABLE_METHODS = ("setup", "log_result", "save_checkpoint", "load_checkpoint", "cleanup")
 """Methods of Ray Tune's Trainable that an Algorithm calls, so that a subclass may override them."""
+
+_RLLIB_EXPORT_FORMATS = ("checkpoint", "model")
 
 _EVALUATION_SALT = 0x6576616C
 """Constant folded into the seed's key for evaluation draws."""
@@ -106,7 +123,7 @@ _EVALUATION_SALT = 0x6576616C
 Result = dict[str, Any]
 
 
-class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
+class Algorithm(RLlibNames):
     """A training run that is built from a config and can be trained, evaluated, saved and restored.
 
     Subclasses may override `training_step`, or `compiled_training_step` with a function of a
@@ -119,6 +136,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         metrics: Logger of values that are added to the next result, as RLlib's.
         on_phase: Function called with "compiling", "training", "evaluating" or "saving" at the
             start of each phase.
+        league: Opponents that are drawn in the compiled program, and the league they are in.
         trial_id: Id of the trial of Ray Tune, "default" outside of it.
     """
 
@@ -165,6 +183,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
             config.algo_class = type(self)
         config.prepare()
         self._use, self._is_in_checkpoint = ExclusiveLock("Algorithm"), False
+        self._keeps_modules = False
         self.on_phase: Callable[[str], None] = lambda phase: None
         set_log_level(config.debugging_settings.log_level)
         self._notes = prepare_process(config)
@@ -203,7 +222,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
                 self._loop.prepare()
                 if config.evaluation_settings.evaluation_interval:
                     self._evaluation.start()
-            self.setup(config)
+            self.setup(self.config)
             self._call("on_algorithm_init")
         except BaseException as error:
             with note_close_failure(error):
@@ -260,6 +279,12 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
             self._acting = self._parts.acting
         self._actions = make_actions(
             config, assembly, self._acting, self._keys, self._record, self._use
+        )
+        self._connect_league()
+
+    def _connect_league(self) -> None:
+        self.league = RunLeague(
+            self.config, self._assembly, self._learners, self._loop, self._record
         )
 
     def _make_totals(self) -> IterationTotals:
@@ -398,7 +423,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         """
         started = time.perf_counter()
         self._follow_changes()
-        self.begin_league_round()
+        self.league.begin_round()
         self._recorder.begin(self._devices)
         if self.config.evaluation_settings.evaluation_parallel_to_training:
             self._begin_evaluation_if_due()
@@ -406,8 +431,11 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         reporting = self.config.reporting_settings
         self._totals = totals = self._make_totals()
         self._loop.set_lookahead(self._count_iterations_to_state_read())
-        with self._keep_modules():
+        self._keeps_modules = True
+        try:
             returned = self._run_steps(totals, started)
+        finally:
+            self._keeps_modules = False
         self._record.iteration += 1
         check_declarations(totals.fetch_report(), self._assembly.made.id)
         trained = totals.make_result(reporting.metrics_num_episodes_for_smoothing)
@@ -424,7 +452,7 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         result["compile"] = make_compile_report(self._programs)
         if self.config.debugging_settings.log_sys_usage:
             result["system"] = get_system_usage(self._devices)
-        self._advance_league(result)
+        self.league.advance(result)
         self._record.begin_result(result, self._loop.choose_task)
         self._call("on_train_result", result=result)
         self.log_result(result)
@@ -739,7 +767,14 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
         self._recorder.flush()
         self.on_phase("evaluating")
         if opponents is not None or seats != "both" or module_id is not None:
-            return self._evaluate_against(opponents, seats, module_id, num_episodes)
+            return self.league.evaluate(
+                self._evaluation,
+                self._make_evaluation_inputs,
+                opponents,
+                seats,
+                module_id,
+                num_episodes,
+            )
         self._call("on_evaluate_start")
         folder = self._get_video_folder(video_folder)
         if custom is not None:
@@ -951,7 +986,362 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
     def _resolve_explore(self, explore: bool | None) -> bool:
         return self.config.env_runners_settings.explore if explore is None else explore
 
-    # --- module, weights, state ---
+    # --- opponents and modules ---
+
+    @property
+    def env_runner(self) -> "EnvRunner | LocalRunnerView":
+        """Runner of this process; with several agents in Python, its modules have the weights."""
+        if self.league.is_on_host:
+            return LocalRunnerView(self)
+        return self._loop.runners.local_env_runner  # pyright: ignore
+
+    @property
+    def opponents(self) -> list[str]:
+        """Ids of the opponents that are drawn, in the order of their slots."""
+        return self.league.opponents
+
+    @single_threaded
+    def snapshot(self, module_id: str, *, as_: str) -> None:
+        """Add a copy of a module as an opponent, with its connectors' statistics.
+
+        It is drawn from the next episodes on, where the mapping has a Draw without ids, and never
+        changes.
+
+        Args:
+            module_id: Module that is trained.
+            as_: Id of the opponent.
+
+        Raises:
+            UnknownNameError: If there is no such module.
+            ConfigError: If the id is taken, there is no room, or the module could not play where
+                opponents are drawn.
+        """
+        self.league.snapshot(module_id, as_=as_)
+
+    @single_threaded
+    def add_module(
+        self,
+        module_id: str,
+        module_spec: "RLModuleSpec | None" = None,
+        *,
+        state: PyTree = None,
+        new_agent_to_module_mapping_fn: NewMapping | Mapped | None = None,
+        new_should_module_be_updated: Collection[str] | Callable[..., Any] | None = None,
+        **others: object,
+    ) -> None:
+        """Add a module, with RLlib's arguments.
+
+        With environments in Python, it is a module like the others, whose programs are compiled again.
+        In the compiled program, it is an opponent that is drawn.
+
+        Args:
+            module_id: Its id.
+            module_spec: Its module; None is that of the first module that is trained. That of an
+                opponent that is drawn is of an architecture that is there.
+            state: Its parameters, in the form of one entry of `get_weights`; None draws new ones.
+            new_agent_to_module_mapping_fn: Mapping from the next episodes on, a function or, of
+                opponents that are drawn, a value; see `set_mapping`.
+            new_should_module_be_updated: The modules that are trained, or a function of an id; None
+                leaves them as they are. Opponents that are drawn are never trained.
+            **others: RLlib's `config_overrides`, for a module that is trained, and `add_to_...`, at
+                their defaults.
+
+        Raises:
+            ConfigError: If the id is taken, or the run cannot have the module: there is no room, it
+                would be trained, or is of an architecture that is not there.
+            ModuleError: If the parameters do not fit.
+        """
+        mapping, wanted = new_agent_to_module_mapping_fn, new_should_module_be_updated
+        if not self.league.is_on_host:
+            self.league.add(module_id, module_spec, state, mapping, wanted, others)
+            return
+        self._follow_changes()
+        self._change_modules(
+            self._host_modules.add(module_id, module_spec, state, mapping, wanted, others)
+        )
+
+    @single_threaded
+    def remove_module(
+        self,
+        module_id: str,
+        *,
+        new_agent_to_module_mapping_fn: NewMapping | Mapped | None = None,
+        new_should_module_be_updated: Collection[str] | Callable[..., Any] | None = None,
+        **others: object,
+    ) -> None:
+        """Remove an opponent. Episodes that have begun against it go on to their end.
+
+        Args:
+            module_id: Its id.
+            new_agent_to_module_mapping_fn: Mapping from the next episodes on; see `set_mapping`.
+            new_should_module_be_updated: The modules that are trained, which cannot change.
+            **others: RLlib's `remove_from_...`, at their defaults.
+
+        Raises:
+            UnknownNameError: If there is no such opponent.
+            ConfigError: If nothing would be left to draw, or the module is trained.
+        """
+        mapping, wanted = new_agent_to_module_mapping_fn, new_should_module_be_updated
+        self.league.remove(module_id, mapping, wanted, others)
+
+    @single_threaded
+    def set_mapping(self, mapping: NewMapping | Mapped) -> None:
+        """Draw other opponents from the next episodes on; those that go on keep theirs.
+
+        Args:
+            mapping: Mapping as in `multi_agent(mapping=...)`, or a function as `policy_mapping_fn`,
+                with the run's own modules in the same seats.
+
+        Raises:
+            ConfigError: If a module of the run has another seat.
+            UnknownNameError: If the mapping names an opponent that there is not.
+        """
+        self.league.set_mapping(mapping)
+
+    def get_league(self) -> LeagueTable | PayoffTable:
+        """Return the games of the learners and their snapshots, with shares and ratings.
+
+        Raises:
+            ConfigError: If the run has no league.
+        """
+        return self.league.get_table()
+
+    def begin_league_round(self) -> None:
+        """Replace the learners of the lowest ratings before an iteration, if a round is due.
+
+        After the iteration before, learners and games are still those of its result.
+        """
+        self.league.begin_round()
+
+    @property
+    def _host_modules(self) -> HostModules:
+        return HostModules(
+            self.config, self._assembly, self._learners, self._loop, keeps=self._keeps_modules
+        )
+
+    def _follow_changes(self) -> None:
+        """Apply what was set on the configs of the local runner and of the learner."""
+        self._change_modules(self._host_modules.follow())
+
+    def _change_modules(self, change: ModulesChange | None) -> None:
+        """Continue the run with a changed config, and its programs if there are others.
+
+        Evaluation keeps its function that chooses modules, unless there is a new one for the run.
+        """
+        if change is None:
+            return
+        config, assembly = change.config, change.assembly
+        if assembly is None:
+            self.config = cast("AlgorithmConfig", config)
+            self._connect_league()
+            return
+        modules = self._host_modules
+        mapping_fn = self._evaluation.mapping_fn or partial(follow, modules.agents.mapping)
+        self._learners = modules.continue_run(change, self._devices)
+        self.config, self._assembly = cast("AlgorithmConfig", config), assembly
+        self._evaluation.stop()
+        hooks = AlgorithmHooks(self._callbacks, self)
+        self._evaluation = Evaluation(config, assembly, hooks)
+        if not change.has_new_mapping and config.multi_agent_settings.policy_mapping_fn is not None:
+            self._evaluation.set_mapping_fn(mapping_fn)
+        self._connect()
+        self.state = change.init(self.state)
+
+    def get_module(self, module_id: str = DEFAULT_MODULE) -> "RLModule":
+        """Return the RLModule; calls with a batch, as in RLlib, use the current weights."""
+        module = self._actions.get_module(module_id)
+        write = make_writer(self)
+        vars(module)["_set_params"] = lambda params: write({module_id: params})
+        return module
+
+    @single_threaded
+    def get_weights(self, module_ids: Sequence[str] | None = None) -> dict[str, PyTree]:
+        """Return `{module_id: parameters}` as NumPy copies, for all or the given modules."""
+        state = self.state
+        names = [module_ids] if isinstance(module_ids, str) else module_ids
+        selected = list_modules(state) if names is None else names
+        return get_weights(state, [self._actions.check_id(name) for name in selected])
+
+    @single_threaded
+    def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:
+        """Replace the module's parameters, e.g. for a warm start from another run.
+
+        A target network becomes a copy of them; optimizers keep their state.
+
+        Args:
+            weights: Weights in the form returned by `get_weights` of this or another Algorithm.
+            strict: Whether to raise on mismatches. False loads the matching parameters and keeps
+                the others.
+
+        Returns:
+            One phrase per mismatch; empty if all parameters matched.
+
+        Raises:
+            ModuleError: If `strict` and any parameter does not match.
+        """
+        self.state, problems = set_weights(self.state, weights, strict=strict)
+        return problems
+
+    def import_policy_model_from_h5(
+        self, import_file: str | os.PathLike[str], policy_id: str = DEFAULT_MODULE
+    ) -> None:
+        """Set a module's parameters to those of RLlib's default network, which Keras saved.
+
+        Args:
+            import_file: File of HDF5, by `model.base_model.save_weights(file)` in RLlib.
+            policy_id: Id of the module, in a run of several agents.
+
+        Raises:
+            ModuleError: If the file cannot be read, or does not fit the module.
+            UnknownNameError: If there is no such module.
+        """
+        higher = importlib.import_module("jaxrl.interop.importing")  # by name: a higher layer
+        higher.import_keras_weights(self, import_file, policy_id)
+
+    # --- recording and export ---
+
+    def record(
+        self,
+        output: str | os.PathLike[str],
+        *,
+        num_steps: int = DEFAULT_NUM_STEPS,
+        num_envs: int = DEFAULT_NUM_ENVS,
+        explore: bool | None = None,
+        seed: int | None = None,
+    ) -> "RecordedData | dict[str, RecordedData]":
+        """Record the current policy in its environment, without learning.
+
+        Several agents have the policies of all modules recorded, each in the folder of its id. The
+        environment has the run's current task. Without an environment to train in, that of the
+        evaluation is taken.
+
+        Args:
+            output: Folder of recorded data; one that has data of the same spaces and module
+                outputs is appended to.
+            num_steps: Least number of environment steps; whole rollouts of all environments are
+                recorded. Episodes that have not ended are cut.
+            num_envs: Number of environments that are stepped side by side.
+            explore: Whether the policy explores; None for the config's `explore`.
+            seed: Seed of the environments and actions; None for the config's, to which the number of
+                files in the folder is added, so that what is appended is new.
+
+        Returns:
+            The data in the folder, by module for several agents.
+
+        Raises:
+            ConfigError: If there is no environment, or a number is below 1.
+            EnvError: If the environment makes no valid step.
+            DataError: If the folder has other data, or cannot be written.
+        """
+        return record_run(
+            self.config,
+            self._assembly,
+            lambda: self.get_policy().inference.policy_step,
+            self._make_evaluation_inputs,
+            output,
+            num_steps=num_steps,
+            num_envs=num_envs,
+            explore=explore,
+            seed=seed,
+        )
+
+    def export(
+        self,
+        folder: str | os.PathLike[str],
+        formats: Sequence[str] = ("numpy",),
+        explore: Sequence[bool] = (False, True),
+        policy_id: str = DEFAULT_MODULE,
+    ) -> str:
+        """Write the current policy as files that run without jaxrl, and return their folder.
+
+        Connectors, masks, memory and the conversion of actions are inside. `export/numpy_program.py`
+        runs the files with NumPy alone; its `NumpyPolicy` has the methods of `Policy`.
+
+        Args:
+            folder: New or empty folder.
+            formats: "numpy", for any language that reads JSON and arrays; "stablehlo", for JAX;
+                "onnx", for runtimes of ONNX.
+            explore: Actions to export: the most likely one (False), a sampled one (True), or both.
+            policy_id: Id of the module, in a run of several agents.
+
+        Raises:
+            ExportError: If the module has an operation without a counterpart, the folder is not
+                empty, or a format is unknown.
+        """
+        return self._export(folder, formats, explore, policy_id=policy_id)
+
+    def _export(
+        self,
+        folder: str | os.PathLike[str],
+        formats: Sequence[str],
+        explore: Sequence[bool] = (False, True),
+        opset: int | None = None,
+        policy_id: str = DEFAULT_MODULE,
+    ) -> str:
+        from jaxrl.export.artifact import describe_run, make_export
+
+        policy = self.get_policy(policy_id)
+        self.get_module(policy_id)  # raises for an unknown id
+        source = describe_run(self.config, self.iteration)
+        exported = make_export(
+            policy.inference,
+            policy.actor,
+            formats=formats,
+            explore=explore,
+            source=source,
+            opset=opset,
+        )
+        return str(exported.write(folder))
+
+    def export_policy_model(
+        self, export_dir: str, policy_id: str = DEFAULT_MODULE, onnx: int | None = None
+    ) -> str:
+        """Export the policy; RLlib's name of `export`.
+
+        Args:
+            export_dir: New or empty folder.
+            policy_id: Id of the module, in a run of several agents.
+            onnx: Version of ONNX's operators to write ONNX files of as well, at least 17, which is
+                written for older ones; None writes none.
+
+        Raises:
+            ExportError: As `export`, or if onnx does not know the version.
+        """
+        formats = ("numpy",) if onnx is None else ("numpy", "onnx")
+        return self._export(export_dir, formats, opset=onnx, policy_id=policy_id)
+
+    def export_policy_checkpoint(self, export_dir: str, policy_id: str = DEFAULT_MODULE) -> str:
+        """Export the policy; RLlib's name of `export`."""
+        return self.export(export_dir, policy_id=policy_id)
+
+    def export_model(
+        self, export_formats: str | Sequence[str], export_dir: str | None = None
+    ) -> dict[str, str]:
+        """Export in RLlib's formats, and return the path of each.
+
+        Args:
+            export_formats: "model", for `export`, and "checkpoint", for `save`.
+            export_dir: Folder of the checkpoint and of the folder `exported`; None is the run's.
+
+        Raises:
+            ConfigError: If there is no such format.
+        """
+        names = [export_formats] if isinstance(export_formats, str) else export_formats
+        for name in names:
+            if name not in _RLLIB_EXPORT_FORMATS:
+                raise ConfigError(
+                    f"There is no export format {name!r}; formats are {', '.join(_RLLIB_EXPORT_FORMATS)}."
+                    f"{did_you_mean(name, _RLLIB_EXPORT_FORMATS)}"
+                )
+        folder = export_dir or self.run_dir
+        return {
+            name: self.save(folder)
+            if name == "checkpoint"
+            else self.export(os.path.join(folder, "exported"))
+            for name in names
+        }
+
+    # --- state ---
 
     @single_threaded
     def get_state(self) -> dict[str, Any]:
@@ -1159,10 +1549,12 @@ class Algorithm(OpponentMethods, ExportMethods, RecordingMethods, RLlibNames):
             settings = saved.metadata["config"]["settings"]
             leaves = host.apply_overrides(leaves, own, saved.config, overrides, settings)
         if policy_ids is not None:
-            algorithm._load_modules(saved.path, leaves, policy_ids, component)
+            algorithm.state = restore_modules(
+                algorithm.state, saved.path, leaves, policy_ids, component
+            )
         else:
             algorithm._load(saved.path, saved.metadata, leaves, component)
-        algorithm._train_others(saved.trained)
+        algorithm._change_modules(algorithm._host_modules.train_others(saved.trained))
         return algorithm
 
     # --- methods of RLlib's Trainable, which a subclass may override ---

@@ -17,6 +17,7 @@ import jax
 
 from jaxrl.algorithm import TRAINABLE_METHODS, Algorithm
 from jaxrl.config.base import AlgorithmConfig, get_algorithm_config_class
+from jaxrl.config.config import Config
 from jaxrl.config.serialize import find_missing, serialize_for_display, serialize_restorable
 from jaxrl.core.algorithms import TRAINABLES
 from jaxrl.envs.registry import get_registered_env, register_env
@@ -194,9 +195,7 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
         return cls.config_class() if own is None else own.get_default_config()
 
     @classmethod
-    def default_resource_request(
-        cls, config: Mapping[str, Any] | AlgorithmConfig
-    ) -> PlacementGroupFactory:
+    def default_resource_request(cls, config: Mapping[str, Any] | Config) -> PlacementGroupFactory:
         """Return the resources of a trial: its own, and those of every runner and every learner.
 
         Tune calls it before it starts a trial, so that settings that contradict each other end here.
@@ -212,7 +211,7 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
         return PlacementGroupFactory([main, *(b for b in others if b)], strategy=strategy)
 
     @classmethod
-    def resource_help(cls, config: Mapping[str, Any] | AlgorithmConfig) -> Any:
+    def resource_help(cls, config: Mapping[str, Any] | Config) -> Any:
         """Describe the settings that determine a trial's resources, and the resulting bundles."""
         request = cls.default_resource_request(config)
         return (
@@ -223,8 +222,8 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
         )
 
     @classmethod
-    def _make_config(cls, config: Mapping[str, Any] | AlgorithmConfig) -> AlgorithmConfig:
-        if isinstance(config, AlgorithmConfig):
+    def _make_config(cls, config: Mapping[str, Any] | Config) -> Config:
+        if isinstance(config, Config):
             settings = config.copy(copy_frozen=False)
         else:
             settings = cls.get_default_config().update_from_dict(config)
@@ -232,7 +231,7 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
             settings.algo_class = cls.algorithm_class
         return settings
 
-    def setup(self, config: Mapping[str, Any] | AlgorithmConfig) -> None:
+    def setup(self, config: Mapping[str, Any] | Config) -> None:
         """Check the trial's settings; the Algorithm is built on first use."""
         settings = self._make_config(config)
         env = settings.environment_settings.env
@@ -269,8 +268,9 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
         """The trial's Algorithm."""
         if self._algorithm is None:
             build = self._settings.algo_class or Algorithm
-            self._algorithm = build(self._settings.copy(), run_folder=self._folder)
-            self._algorithm.trial_id = self.trial_id
+            algorithm: Algorithm = build(self._settings.copy(), run_folder=self._folder)
+            algorithm.trial_id = self.trial_id
+            self._algorithm = algorithm
         return self._algorithm
 
     @single_threaded
@@ -323,7 +323,7 @@ class AlgorithmTrainable(Trainable, metaclass=_TrainableType):
             self._algorithm = None
 
 
-def get_resource_bundles(config: AlgorithmConfig) -> list[dict[str, float]]:
+def get_resource_bundles(config: Config) -> list[dict[str, float]]:
     """Return the resources of each process of a run under Ray's names, the main process first."""
     resources, learners = config.resources_settings, config.learners_settings
     runners, evaluation = config.env_runners_settings, config.evaluation_settings

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.assembly.assemble import assemble
@@ -34,7 +34,8 @@ PACKAGES = ("jaxrl", "jax", "flax", "optax")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job in a file and return the exit code."""
     job = Job.read((sys.argv[1:] if argv is None else argv)[0])
-    config = deserialize_config(dict(job.settings or {}), trust=Trust(everything=True))
+    settings, trust = dict(job.settings or {}), Trust(everything=True)
+    config = cast("AlgorithmConfig", deserialize_config(settings, trust=trust))
     config.debugging(loggers=[], results_dir=job.folder)
     config.checkpointing(checkpoint_frequency=0, checkpoint_at_end=False, max_to_keep=1)
     config.evaluation(evaluation_interval=None)

@@ -213,7 +213,7 @@ def load_run_config(
     """
     source = path / "params.json"
     trusted = Trust.from_argument(trust, is_own=has_own_params(path), source=source)
-    return deserialize_config(params, trust=trusted)
+    return cast("AlgorithmConfig", deserialize_config(params, trust=trusted))
 
 
 def is_lane(path: Path) -> bool:

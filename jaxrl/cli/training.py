@@ -21,8 +21,8 @@ from jaxrl.cli.evaluation import format_evaluation
 from jaxrl.cli.experiments import check_steps_option, parse_stop_options
 from jaxrl.cli.records import find_run, resolve_checkpoint
 from jaxrl.cli.terminal import Interrupts, format_command
-from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.batch_plan import BatchPlan, MultiAgentPlan, ReplayPlan
+from jaxrl.config.config import Config
 from jaxrl.config.datasets import iter_sources
 from jaxrl.config.load import Experiment, load_experiment
 from jaxrl.config.registry import find_shipped_configs
@@ -432,7 +432,7 @@ def format_points(points: Sequence["SweepPoint"]) -> list[str]:
 
 
 def _make_iteration_callback(
-    display: Display, config: AlgorithmConfig, devices: Sequence[Any], iteration: int
+    display: Display, config: Config, devices: Sequence[Any], iteration: int
 ) -> Callable[[results.Result], None]:
     """Return an iteration callback that updates a display and prints a hint after the first one."""
     pending = [] if iteration > 0 else [find_update_hint(config, devices)]
@@ -447,7 +447,7 @@ def _make_iteration_callback(
     return on_iteration
 
 
-def find_update_hint(config: AlgorithmConfig, devices: Sequence[Any]) -> str | None:
+def find_update_hint(config: Config, devices: Sequence[Any]) -> str | None:
     """Return a hint on the settings behind the updates that dominate a run on a CPU.
 
     It is None if updates do not dominate, if the user chose the settings, or on an accelerator.
@@ -477,7 +477,7 @@ def find_update_hint(config: AlgorithmConfig, devices: Sequence[Any]) -> str | N
     return f"{hint}; the shipped file makes {_format_counts(other)}: {format_command('train', 'file', name)}"
 
 
-def _get_deciding_plan(config: AlgorithmConfig) -> BatchPlan:
+def _get_deciding_plan(config: Config) -> BatchPlan:
     """Return the plan of a config; of several modules, that of the one that learns most often."""
     plan = config.plan()
     if not isinstance(plan, MultiAgentPlan):
@@ -510,9 +510,7 @@ def _format_counts(plan: BatchPlan) -> str:
     )
 
 
-def _get_settings(
-    config: AlgorithmConfig, plan: BatchPlan
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _get_settings(config: Config, plan: BatchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the settings that decide how often a step is used, and those for the update size."""
     if isinstance(plan, ReplayPlan):
         return ("training_intensity", "train_batch_size"), ("num_envs_per_env_runner",)

@@ -46,6 +46,7 @@ from jaxrl.runtime.files import open_atomic, translate_os_errors
 
 if TYPE_CHECKING:
     from jaxrl.config.base import AlgorithmConfig
+    from jaxrl.config.config import Config
 
 MIXED_SHARE = 0.1
 """Share of the expert's steps in `mixed`."""
@@ -66,7 +67,7 @@ class _Checkpoint(NamedTuple):
     path: str
 
 
-def make_missing(config: "AlgorithmConfig", on_progress: OnProgress) -> None:
+def make_missing(config: "Config", on_progress: OnProgress) -> None:
     """Make the data sets that a config learns from, each in a process of its own.
 
     Args:

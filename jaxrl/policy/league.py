@@ -29,18 +29,20 @@ from jaxrl.core.types import Counter, PyTree
 from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
 from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.evaluation.pairings import Opponent
+from jaxrl.loggers.recorder import RunRecord
 from jaxrl.metrics import LEAGUE, lookup
 from jaxrl.modules.rl_module import is_module_class
-from jaxrl.policy.host_modules import HostModuleMethods, LocalRunnerView
+from jaxrl.policy.host_modules import check_others
 from jaxrl.runners.in_graph_loop import InGraphLoop
+from jaxrl.runners.learner_group import LearnerGroup
+from jaxrl.runners.protocols import Loop
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs import opponents
 from jaxrl.runs.exploits import Exploit, PBTScheduler
 from jaxrl.runs.host_state import check_metadata
 from jaxrl.runs.league_table import LeagueTable, PayoffTable, compute_shares, find_versions
 from jaxrl.runs.opponents import NewMapping, list_opponents, make_payoff_table
-from jaxrl.runs.weights import match_parameters, refresh_snapshot, set_first_versions
-from jaxrl.runtime.lock import ExclusiveLock, single_threaded
+from jaxrl.runs.weights import match_parameters
 from jaxrl.runtime.program import Program
 from jaxrl.training.evaluate import EvaluationInputs
 from jaxrl.training.league import find_version, get_learned, is_due, weigh_draws
@@ -51,160 +53,11 @@ from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.config import Config
-    from jaxrl.config.multi_agent import AgentMapping
     from jaxrl.modules.rl_module import RLModuleSpec
-    from jaxrl.runners.env_runner import EnvRunner
-    from jaxrl.runners.protocols import Loop
 
 
 _SEED_DOMAIN = 0x6C6561
 """Constant that separates this module's random draws from others with the same seed."""
-
-
-class LearnersLeagueMethods:
-    """Methods that advance a league of several learners between iterations."""
-
-    if TYPE_CHECKING:
-        config: Config
-        _loop: Loop
-
-        @property
-        def state(self) -> TrainState: ...
-        @state.setter
-        def state(self, state: TrainState) -> None: ...
-        @property
-        def iteration(self) -> int: ...
-        @property
-        def last_result(self) -> dict[str, Any]: ...
-        @property
-        def _agents(self) -> AgentMapping: ...
-
-        def snapshot(self, module_id: str, *, as_: str) -> None: ...
-        def _list_slots(self, module_id: str) -> tuple[set[int], set[int]]: ...
-        def _list_alike(self, module_id: str) -> list[str]: ...
-        def _get_pool(self, call: str) -> OpponentPool: ...
-
-    def _advance_learners(self, league: SeveralLearners, result: dict[str, Any]) -> None:
-        """Add the league to a result, change learners that are due, and weigh the opponents."""
-        result[LEAGUE] = describe_payoff(opponents.make_payoff_table(self.state))
-        if isinstance(league, League):
-            steps, standing = opponents.count_steps(self.state), opponents.make_standing(self.state)
-            for index, learner in enumerate(league.learners):
-                if is_due(league, standing, learner, steps[learner]):
-                    self._take_learner_snapshot(league, learner, index)
-        elif league.pbt is not None:
-            mutations = parse_mutations(self.config, league.pbt)
-            for learner in league.learners:
-                result[LEAGUE][learner] |= self._read_values(learner, mutations)
-        state = opponents.advance_learner_windows(self.state, league.least_games)
-        self.state = self._weigh_learners(league, state)
-
-    def _weigh_learners(self, league: SeveralLearners, state: TrainState) -> TrainState:
-        """Return the state with the weights of each learner's opponents."""
-        pool = self._get_pool("league=...")
-        if not pool.draws:
-            return state
-        standing, patterns = opponents.make_standing(state), self._agents.patterns
-        rows = [weigh_draws(league, standing, patterns, get_learner(draw)) for draw in pool.draws]
-        weights = np.array(rows, np.float32)
-        if (np.asarray(to_host(state.opponents.weights)) == weights).all():
-            return state
-        return opponents.replace_tables(state, weights=weights)
-
-    def _take_learner_snapshot(self, league: League, learner: str, index: int) -> None:
-        """Add a learner to the opponents; without room, remove an old snapshot first.
-
-        The slot of a snapshot that still plays an episode is free only later: then this waits for
-        the next iteration.
-        """
-        empty, free = self._list_slots(learner)
-        if not empty:
-            surplus = self._find_surplus(learner)
-            if surplus is None:
-                return
-            self.state = opponents.remove_opponent(self.state, surplus)
-            free = self._list_slots(learner)[1]
-        if not free:
-            return
-        names = opponents.read_names(self.state)
-        numbers = [find_version(learner, name) for name in names]
-        version = max((number for number in numbers if number is not None), default=0) + 1
-        name = f"{learner}_v{version}"
-        self.snapshot(learner, as_=name)
-        slot = opponents.find_slot(self.state, name)
-        self.state = opponents.take_over_games(self.state, learner, slot)
-        returns = self._draws_return(league, learner, index)
-        if returns:
-            self.state = opponents.return_to_first(self.state, learner)
-            self.state = opponents.begin_anew(self.state, learner)
-        logger.info(
-            "league: %s joins%s.",
-            name,
-            f", and {learner} returns to its first parameters" if returns else "",
-        )
-
-    def _find_surplus(self, learner: str) -> str | None:
-        """Return the oldest snapshot of the learner of an architecture that has the most.
-
-        The first version of a main agent, its version 0, stays: ratings may be relative to it. None
-        if there is no other one, where other opponents take all room.
-        """
-        found: list[list[str]] = []
-        for other in self._list_alike(learner):
-            numbers = {find_version(other, name): name for name in opponents.read_names(self.state)}
-            found.append([numbers[number] for number in sorted(n for n in numbers if n)])
-        most = max(found, key=len)
-        return most[0] if most else None
-
-    def _draws_return(self, league: League, learner: str, index: int) -> bool:
-        if learner in league.exploiters_of_mains:
-            return True
-        if learner not in league.exploiters_of_all:
-            return False
-        seed = self.config.debugging_settings.run_seed
-        sequence = make_seed_sequence(seed, _SEED_DOMAIN, self.iteration, index)
-        return bool(np.random.default_rng(sequence).random() < league.reset)
-
-    def begin_league_round(self) -> None:
-        """Replace the learners of the lowest ratings before an iteration, if a round is due.
-
-        After the iteration before, learners and games are still those of its result.
-        """
-        league = self.config.multi_agent_settings.learners_league
-        if not isinstance(league, PopulationPlay) or league.pbt is None or not self.last_result:
-            return
-        assert isinstance(self._loop, InGraphLoop)
-        if self._loop.is_dispatched:  # a lane, whose round was before the dispatch of all lanes
-            return
-        mutations = parse_mutations(self.config, league.pbt)
-        scheduler = PBTScheduler(league.pbt, mutations, self.config.debugging_settings.run_seed)
-        time = float(lookup(self.last_result, league.pbt.time_attr))
-        elapsed = (int(time) - opponents.read_last_round(self.state)) % 2**32
-        scheduler.last_time = time - elapsed
-        if not scheduler.is_due(time):
-            return
-        table = opponents.make_payoff_table(self.state)
-        ratings, played = table.compute_elo(), table.count_games().sum(axis=1)
-        scores = {
-            i: ratings[learner]
-            for i, learner in enumerate(league.learners)
-            if played[table.players.index(learner)]
-        }
-        if not scores:
-            return
-        values = [self._read_values(learner, mutations) for learner in league.learners]
-        exploits = scheduler.pair(scores, values, {}, self.iteration)
-        state = self.state
-        for exploit in exploits:
-            source, target = (league.learners[i] for i in (exploit.source, exploit.lane))
-            state = copy_learner(state, self.state, source, target, exploit.new)
-            _log_exploit(exploit, source, target)
-        self.state = self._weigh_learners(league, opponents.begin_round(state, int(time)))
-
-    def _read_values(self, learner: str, mutations: Mapping[str, Marker]) -> dict[str, float]:
-        """Return a learner's numbers that exploit steps change."""
-        hparams = self.state.modules[learner].learner.hparams
-        return {name: read_value(hparams[name], marker) for name, marker in mutations.items()}
 
 
 def read_value(leaf: Hyperparameter, marker: Marker) -> float:
@@ -264,91 +117,6 @@ logger = logging.getLogger("jaxrl")
 
 LEAST_WEIGHT = 1e-6
 """Smallest weight of an opponent beside the largest, 1: smaller ones would be 0 in the program."""
-
-
-class LeagueMethods(LearnersLeagueMethods):
-    """Methods that read a run's league and advance it after an iteration."""
-
-    if TYPE_CHECKING:
-        config: Config
-
-        @property
-        def _trained(self) -> frozenset[str]: ...
-
-        def snapshot(self, module_id: str, *, as_: str) -> None: ...
-        def _list_slots(self, module_id: str) -> tuple[set[int], set[int]]: ...
-
-    def get_league(self) -> LeagueTable | PayoffTable:
-        """Return the games of the learners and their snapshots, with shares and ratings.
-
-        Raises:
-            ConfigError: If the run has no league.
-        """
-        state = self.state.opponents
-        if isinstance(state, OpponentState) and state.league is not None:
-            return make_payoff_table(self.state)
-        return self._get_self_play()
-
-    def _get_self_play(self) -> LeagueTable:
-        state = self.state.opponents
-        if not isinstance(state, OpponentState) or state.games is None:
-            raise ConfigError(
-                "get_league() needs a league: set multi_agent(league=SelfPlay(...)) with a mapping "
-                "that draws, such as Seats('main', Draw())."
-            )
-        games, played = opponents.read_games(self.state)
-        names = np.asarray(to_host(state.names))
-        return LeagueTable.from_arrays(min(self._trained), names, games, played)
-
-    def _advance_league(self, result: dict[str, Any]) -> None:
-        """Add the league to a result, take a snapshot that is due, and weigh the opponents."""
-        settings = self.config.multi_agent_settings.any_league
-        if settings is None:
-            return
-        if not isinstance(settings, SelfPlay):
-            self._advance_learners(settings, result)
-            return
-        table = self._get_self_play()
-        shares = table.compute_recent_shares()
-        met = shares[~np.isnan(shares)]
-        result[LEAGUE] = {
-            "num_opponents": len(table.opponents),
-            "num_games": int(table.count_games()[-1].sum()),
-            "win_rate_mean": float(met.mean()) if len(met) else float("nan"),
-            "win_rate_min": float(met.min()) if len(met) else float("nan"),
-            "elo": table.compute_elo()[table.learner],
-        }
-        waits = bool(to_host(self.state.opponents.waits))
-        if waits or is_snapshot_due(settings, table, self.iteration):
-            self._take_snapshot(table)
-            table = self._get_self_play()
-        state = self.state
-        after = opponents.advance_windows(state, settings.least_games)
-        after = opponents.weigh_slots(after, weigh(settings, table))
-        if after is not state:
-            self.state = after
-
-    def _take_snapshot(self, table: LeagueTable) -> None:
-        """Add the learner to the opponents; without room, remove its oldest snapshot first.
-
-        The slot of a snapshot that still plays an episode is free only later: then this waits for
-        the next iteration.
-        """
-        learner = table.learner
-        versions = find_versions(learner, table.opponents)
-        empty, free = self._list_slots(learner)
-        if not empty and versions:
-            self.state = opponents.remove_opponent(self.state, versions[min(versions)])
-            empty, free = self._list_slots(learner)
-        waits = np.asarray(bool(empty) and not free)
-        self.state = opponents.replace_tables(self.state, waits=waits)
-        if not free:
-            return
-        name = f"{learner}_v{max(versions, default=0) + 1}"
-        self.snapshot(learner, as_=name)
-        slot = opponents.find_slot(self.state, name)
-        self.state = opponents.record_snapshot(self.state, slot)
-        logger.info("league: %s joins %s.", name, ", ".join(table.opponents))
 
 
 def is_snapshot_due(settings: SelfPlay, table: LeagueTable, iteration: int) -> bool:
@@ -498,57 +266,57 @@ LEAGUE_CALL = "league=..."
 """Name of the calls that a league makes itself, in messages."""
 
 
-class OpponentMethods(HostModuleMethods, LeagueMethods):
-    """Methods that change the opponents of a run.
+class RunLeague:
+    """Opponents of a run, and its league, in the state of the learners.
 
-    Where they are drawn in the compiled program, nothing is compiled again.
+    Where they are drawn in the compiled program, nothing is compiled again when they change.
+
+    Args:
+        config: Config of the run.
+        assembly: Functions of the run.
+        learners: Learners that own the state.
+        loop: Training loop.
+        record: Record of the run.
     """
 
-    if TYPE_CHECKING:
-        config: Config
-        _assembly: Assembly
-        _evaluation: Evaluation
-        _use: ExclusiveLock
-
-        def _make_evaluation_inputs(self) -> EvaluationInputs: ...
-
-        @property
-        def state(self) -> TrainState: ...
-        @state.setter
-        def state(self, state: TrainState) -> None: ...
-
-    @functools.cached_property
-    def _put_module(self) -> Program:
-        return Program("put_module", put, enabled=self.config.debugging_settings.compiles)
+    def __init__(
+        self,
+        config: "Config",
+        assembly: Assembly,
+        learners: LearnerGroup,
+        loop: Loop,
+        record: RunRecord,
+    ) -> None:
+        self._config, self._assembly, self._learners = config, assembly, learners
+        self._loop, self._record = loop, record
 
     @property
-    def env_runner(self) -> "EnvRunner | LocalRunnerView":
-        """Runner of this process; with several agents in Python, its modules have the weights."""
-        if self._is_on_host:
-            return LocalRunnerView(self)
-        return self._loop.runners.local_env_runner  # pyright: ignore
+    def state(self) -> TrainState:
+        """State of the run."""
+        return self._learners.state
+
+    @state.setter
+    def state(self, state: TrainState) -> None:
+        self._learners.state = state
+
+    @property
+    def is_on_host(self) -> bool:
+        """True if several agents are in environments in Python, where no opponents are drawn."""
+        assembly = self._assembly
+        return isinstance(assembly, MultiAgentAssembly) and not assembly.is_in_graph
+
+    @functools.cached_property
+    def put_module(self) -> Program:
+        """Program that writes an opponent into its slot."""
+        return Program("put_module", put, enabled=self._config.debugging_settings.compiles)
 
     @property
     def opponents(self) -> list[str]:
-        """Ids of the opponents that are drawn, in the order of their slots."""
+        """Ids of the opponents, in the order of their slots."""
         return list(opponents.list_opponents(self.state))
 
-    @single_threaded
     def snapshot(self, module_id: str, *, as_: str) -> None:
-        """Add a copy of a module as an opponent, with its connectors' statistics.
-
-        It is drawn from the next episodes on, where the mapping has a Draw without ids, and never
-        changes.
-
-        Args:
-            module_id: Module that is trained.
-            as_: Id of the opponent.
-
-        Raises:
-            UnknownNameError: If there is no such module.
-            ConfigError: If the id is taken, there is no room, or the module could not play where
-                opponents are drawn.
-        """
+        """Add a copy of a module as an opponent; see `Algorithm.snapshot`."""
         pool = self._get_pool(f"snapshot({module_id!r}, as_={as_!r})")
         assembly = self._assembly
         assert isinstance(assembly, MultiAgentAssembly)
@@ -562,61 +330,27 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
         actor = step.make_actor_state(self.state.modules[module_id])
         self._add(pool, kind, as_, actor, follows=False)
 
-    @single_threaded
-    def add_module(
+    def add(
         self,
         module_id: str,
-        module_spec: "RLModuleSpec | None" = None,
-        *,
-        state: PyTree = None,
-        new_agent_to_module_mapping_fn: NewMapping | Mapped | None = None,
-        new_should_module_be_updated: Collection[str] | Callable[..., Any] | None = None,
-        **others: object,
+        module_spec: "RLModuleSpec | None",
+        state: PyTree,
+        mapping: NewMapping | Mapped | None,
+        wanted: Collection[str] | Callable[..., Any] | None,
+        others: dict[str, object],
     ) -> None:
-        """Add a module, with RLlib's arguments.
-
-        With environments in Python, it is a module like the others, whose programs are compiled again.
-        In the compiled program, it is an opponent that is drawn.
-
-        Args:
-            module_id: Its id.
-            module_spec: Its module; None is that of the first module that is trained. That of an
-                opponent that is drawn is of an architecture that is there.
-            state: Its parameters, in the form of one entry of `get_weights`; None draws new ones.
-            new_agent_to_module_mapping_fn: Mapping from the next episodes on, a function or, of
-                opponents that are drawn, a value; see `set_mapping`.
-            new_should_module_be_updated: The modules that are trained, or a function of an id; None
-                leaves them as they are. Opponents that are drawn are never trained.
-            **others: RLlib's `config_overrides`, for a module that is trained, and `add_to_...`, at
-                their defaults.
-
-        Raises:
-            ConfigError: If the id is taken, or the run cannot have the module: there is no room, it
-                would be trained, or is of an architecture that is not there.
-            ModuleError: If the parameters do not fit.
-        """
+        """Add an opponent that is drawn; see `Algorithm.add_module`."""
         call = f"add_module({module_id!r})"
-        if self._is_on_host:
-            overrides = others.pop("config_overrides", None) or {}
-            _check_others(call, others)
-            chosen, wanted = new_agent_to_module_mapping_fn, new_should_module_be_updated
-            if chosen is not None and not callable(chosen):
-                raise ConfigError(
-                    f"{call} got the mapping {chosen!r}, which is part of a compiled program: give a "
-                    "function, which is called in every episode."
-                )
-            self._add_to_host(module_id, module_spec, state, chosen, wanted, overrides)  # pyright: ignore
-            return
         pool = self._get_pool(call)
-        _check_others(call, others)
-        self._check_trained(module_id, new_should_module_be_updated)
+        check_others(call, others)
+        self._check_trained(module_id, wanted)
         module_class = model_config = None
         if module_spec is not None:
             module_class, model_config = module_spec.module_class, module_spec.model_config
         kind = self._find_kind(pool, module_class, model_config, module_id)
         like = pool.get_actor(self.state.opponents, pool.first_slots[kind.name])
         key = jax.random.fold_in(
-            make_key(self.config.debugging_settings.run_seed), zlib.crc32(module_id.encode())
+            make_key(self._config.debugging_settings.run_seed), zlib.crc32(module_id.encode())
         )
         params = kind.policy.module.init(key)
         if state is not None:
@@ -624,52 +358,39 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
         actor = replace(like, params=params, obs_state=kind.policy.obs_pipeline.init())
         before = self.state
         self._add(pool, kind, module_id, actor, follows=True)
-        if new_agent_to_module_mapping_fn is not None:
+        if mapping is not None:
             try:
-                self.set_mapping(new_agent_to_module_mapping_fn)
+                self.set_mapping(mapping)
             except BaseException:
                 self.state = before
                 raise
 
-    @single_threaded
-    def remove_module(
+    def remove(
         self,
         module_id: str,
-        *,
-        new_agent_to_module_mapping_fn: NewMapping | Mapped | None = None,
-        new_should_module_be_updated: Collection[str] | Callable[..., Any] | None = None,
-        **others: object,
+        mapping: NewMapping | Mapped | None,
+        wanted: Collection[str] | Callable[..., Any] | None,
+        others: dict[str, object],
     ) -> None:
-        """Remove an opponent. Episodes that have begun against it go on to their end.
-
-        Args:
-            module_id: Its id.
-            new_agent_to_module_mapping_fn: Mapping from the next episodes on; see `set_mapping`.
-            new_should_module_be_updated: The modules that are trained, which cannot change.
-            **others: RLlib's `remove_from_...`, at their defaults.
-
-        Raises:
-            UnknownNameError: If there is no such opponent.
-            ConfigError: If nothing would be left to draw, or the module is trained.
-        """
+        """Remove an opponent; see `Algorithm.remove_module`."""
         call = f"remove_module({module_id!r})"
-        if self._is_on_host:
+        if self.is_on_host:
             raise ConfigError(
                 f"{call} is for opponents that are drawn in the compiled program: in Python, let "
                 "policy_mapping_fn not choose the module any longer."
             )
         self._get_pool(call)
-        _check_others(call, others)
+        check_others(call, others)
         if module_id in self.state.modules:
             raise ConfigError(
                 f"{call} would remove a module that is part of the compiled program: only opponents "
                 f"that are drawn may be removed, {', '.join(self.opponents)}."
             )
-        self._check_trained("", new_should_module_be_updated)
+        self._check_trained("", wanted)
         opponents.find_slot(self.state, module_id)
         before = self.state
-        if new_agent_to_module_mapping_fn is not None:
-            self.set_mapping(new_agent_to_module_mapping_fn)
+        if mapping is not None:
+            self.set_mapping(mapping)
         try:
             self.state = opponents.remove_opponent(self.state, module_id)
             self._weigh_league()
@@ -677,20 +398,10 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             self.state = before
             raise
 
-    @single_threaded
     def set_mapping(self, mapping: NewMapping | Mapped) -> None:
-        """Draw other opponents from the next episodes on; those that go on keep theirs.
-
-        Args:
-            mapping: Mapping as in `multi_agent(mapping=...)`, or a function as `policy_mapping_fn`,
-                with the run's own modules in the same seats.
-
-        Raises:
-            ConfigError: If a module of the run has another seat.
-            UnknownNameError: If the mapping names an opponent that there is not.
-        """
+        """Draw other opponents; see `Algorithm.set_mapping`."""
         pool = self._get_pool("set_mapping(...)")
-        league = self.config.multi_agent_settings.any_league
+        league = self._config.multi_agent_settings.any_league
         if league is not None:
             raise ConfigError(
                 f"set_mapping(...) has no effect with league={type(league).__name__}(...), which weighs the opponents "
@@ -699,8 +410,10 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
         trained = sorted(self._trained)
         self.state = opponents.weigh_opponents(pool, self.state, mapping, trained)
 
-    def _evaluate_against(
+    def evaluate(
         self,
+        evaluation: Evaluation,
+        make_inputs: Callable[[], EvaluationInputs],
         wanted: Sequence[OpponentSource] | None,
         seats: str | Sequence[str],
         module_id: str | None,
@@ -717,7 +430,7 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             raise ConfigError(
                 "evaluate(opponents=...) needs an environment of two agents: leave opponents out."
             )
-        if self._is_on_host:
+        if self.is_on_host:
             raise ConfigError(
                 f"evaluate(opponents=...) plays in the compiled program, and {assembly.made.id} is "
                 "written in Python: leave opponents out; who plays in an evaluation is chosen by the "
@@ -735,67 +448,204 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
                 f"{', '.join(assembly.modules)}.{did_you_mean(module, assembly.modules)}"
             )
         chosen = choose_seats(seats, agents)
-        number = choose_num_episodes(num_episodes, self.config.evaluation_settings)
+        number = choose_num_episodes(num_episodes, self._config.evaluation_settings)
         opponents_ = find_opponents(assembly, self.state, module, wanted)
-        pairings = self._evaluation.get_pairings()
-        inputs = self._make_evaluation_inputs()
-        return {"opponents": pairings.run(inputs, module, opponents_, chosen, number)}
+        played = evaluation.get_pairings().run(make_inputs(), module, opponents_, chosen, number)
+        return {"opponents": played}
 
-    def _load_modules(
-        self,
-        path: Path,
-        leaves: Mapping[str, np.ndarray],
-        module_ids: Sequence[str],
-        component: str | None,
-    ) -> None:
-        """Restore learners and connectors of modules from the leaves of a checkpoint.
+    def get_table(self) -> LeagueTable | PayoffTable:
+        """Return the games; see `Algorithm.get_league`."""
+        state = self.state.opponents
+        if isinstance(state, OpponentState) and state.league is not None:
+            return make_payoff_table(self.state)
+        return self._get_self_play()
 
-        Raises:
-            ConfigError: If the config has no such module.
-            UnknownNameError: If the checkpoint has none.
-            CheckpointError: If one has another architecture or optimizer.
+    def _get_self_play(self) -> LeagueTable:
+        state = self.state.opponents
+        if not isinstance(state, OpponentState) or state.games is None:
+            raise ConfigError(
+                "get_league() needs a league: set multi_agent(league=SelfPlay(...)) with a mapping "
+                "that draws, such as Seats('main', Draw())."
+            )
+        games, played = opponents.read_games(self.state)
+        names = np.asarray(to_host(state.names))
+        return LeagueTable.from_arrays(min(self._trained), names, games, played)
+
+    def advance(self, result: dict[str, Any]) -> None:
+        """Add the league to a result, take a snapshot that is due, and weigh the opponents."""
+        settings = self._config.multi_agent_settings.any_league
+        if settings is None:
+            return
+        if not isinstance(settings, SelfPlay):
+            self._advance_learners(settings, result)
+            return
+        table = self._get_self_play()
+        shares = table.compute_recent_shares()
+        met = shares[~np.isnan(shares)]
+        result[LEAGUE] = {
+            "num_opponents": len(table.opponents),
+            "num_games": int(table.count_games()[-1].sum()),
+            "win_rate_mean": float(met.mean()) if len(met) else float("nan"),
+            "win_rate_min": float(met.min()) if len(met) else float("nan"),
+            "elo": table.compute_elo()[table.learner],
+        }
+        waits = bool(to_host(self.state.opponents.waits))
+        if waits or is_snapshot_due(settings, table, self._record.iteration):
+            self._take_snapshot(table)
+            table = self._get_self_play()
+        state = self.state
+        after = opponents.advance_windows(state, settings.least_games)
+        after = opponents.weigh_slots(after, weigh(settings, table))
+        if after is not state:
+            self.state = after
+
+    def _take_snapshot(self, table: LeagueTable) -> None:
+        """Add the learner to the opponents; without room, remove its oldest snapshot first.
+
+        The slot of a snapshot that still plays an episode is free only later: then this waits for
+        the next iteration.
         """
-        if component is not None:
-            raise ConfigError(
-                f"policy_ids restores learners and connectors whole, so component={component!r} has no "
-                "effect: leave one of them out."
-            )
-        if isinstance(module_ids, str) or not module_ids:
-            raise ConfigError(
-                f"policy_ids={module_ids!r} must be a list of the modules to restore, such as ['main']; "
-                "None restores the whole run."
-            )
-        saved = sorted({name.split(".")[1] for name in leaves if name.startswith("modules.")})
-        modules = dict(self.state.modules)
-        for name in module_ids:
-            if name not in saved:
-                raise UnknownNameError(
-                    f"policy_ids has {name!r}, but {path} has the modules "
-                    f"{', '.join(saved) or 'of a single agent'}.{did_you_mean(name, saved)}"
-                )
-            if name not in modules:
-                raise ConfigError(
-                    f"policy_ids has {name!r}, but the modules of the config are "
-                    f"{', '.join(modules) or 'those of a single agent'}."
-                )
-        parts = ("learner", "connectors.obs", "connectors.learner", "progress")
-        prefixes = tuple(f"modules.{name}.{part}" for name in module_ids for part in parts)
-        template = {"modules": modules}
-        problem = ckpt.find_first_difference(template, leaves, prefixes)
-        if problem is not None:
-            raise CheckpointError(f"{path} does not fit: {problem}.")
-        filled: dict[str, Any] = ckpt.fill(template, leaves, prefixes)["modules"]
-        restored = {name: refresh_snapshot(filled[name]) for name in module_ids}
-        after = replace(self.state, modules={**modules, **restored})
-        self.state = set_first_versions(after, module_ids)
-        new = [name for name in modules if name not in module_ids]
+        learner = table.learner
+        versions = find_versions(learner, table.opponents)
+        empty, free = self._list_slots(learner)
+        if not empty and versions:
+            self.state = opponents.remove_opponent(self.state, versions[min(versions)])
+            empty, free = self._list_slots(learner)
+        waits = np.asarray(bool(empty) and not free)
+        self.state = opponents.replace_tables(self.state, waits=waits)
+        if not free:
+            return
+        name = f"{learner}_v{max(versions, default=0) + 1}"
+        self.snapshot(learner, as_=name)
+        slot = opponents.find_slot(self.state, name)
+        self.state = opponents.record_snapshot(self.state, slot)
+        logger.info("league: %s joins %s.", name, ", ".join(table.opponents))
+
+    def _advance_learners(self, league: SeveralLearners, result: dict[str, Any]) -> None:
+        """Add the league to a result, change learners that are due, and weigh the opponents."""
+        result[LEAGUE] = describe_payoff(opponents.make_payoff_table(self.state))
+        if isinstance(league, League):
+            steps, standing = opponents.count_steps(self.state), opponents.make_standing(self.state)
+            for index, learner in enumerate(league.learners):
+                if is_due(league, standing, learner, steps[learner]):
+                    self._take_learner_snapshot(league, learner, index)
+        elif league.pbt is not None:
+            mutations = parse_mutations(self._config, league.pbt)
+            for learner in league.learners:
+                result[LEAGUE][learner] |= self._read_values(learner, mutations)
+        state = opponents.advance_learner_windows(self.state, league.least_games)
+        self.state = self._weigh_learners(league, state)
+
+    def _weigh_learners(self, league: SeveralLearners, state: TrainState) -> TrainState:
+        """Return the state with the weights of each learner's opponents."""
+        pool = self._get_pool("league=...")
+        if not pool.draws:
+            return state
+        standing, patterns = opponents.make_standing(state), self._agents.patterns
+        rows = [weigh_draws(league, standing, patterns, get_learner(draw)) for draw in pool.draws]
+        weights = np.array(rows, np.float32)
+        if (np.asarray(to_host(state.opponents.weights)) == weights).all():
+            return state
+        return opponents.replace_tables(state, weights=weights)
+
+    def _take_learner_snapshot(self, league: League, learner: str, index: int) -> None:
+        """Add a learner to the opponents; without room, remove an old snapshot first.
+
+        The slot of a snapshot that still plays an episode is free only later: then this waits for
+        the next iteration.
+        """
+        empty, free = self._list_slots(learner)
+        if not empty:
+            surplus = self._find_surplus(learner)
+            if surplus is None:
+                return
+            self.state = opponents.remove_opponent(self.state, surplus)
+            free = self._list_slots(learner)[1]
+        if not free:
+            return
+        names = opponents.read_names(self.state)
+        numbers = [find_version(learner, name) for name in names]
+        version = max((number for number in numbers if number is not None), default=0) + 1
+        name = f"{learner}_v{version}"
+        self.snapshot(learner, as_=name)
+        slot = opponents.find_slot(self.state, name)
+        self.state = opponents.take_over_games(self.state, learner, slot)
+        returns = self._draws_return(league, learner, index)
+        if returns:
+            self.state = opponents.return_to_first(self.state, learner)
+            self.state = opponents.begin_anew(self.state, learner)
         logger.info(
-            "%s: restored %s; new: %s; left out: %s.",
-            path,
-            ", ".join(module_ids),
-            ", ".join(new) or "none",
-            ", ".join(name for name in saved if name not in module_ids) or "none",
+            "league: %s joins%s.",
+            name,
+            f", and {learner} returns to its first parameters" if returns else "",
         )
+
+    def _find_surplus(self, learner: str) -> str | None:
+        """Return the oldest snapshot of the learner of an architecture that has the most.
+
+        The first version of a main agent, its version 0, stays: ratings may be relative to it. None
+        if there is no other one, where other opponents take all room.
+        """
+        found: list[list[str]] = []
+        for other in self._list_alike(learner):
+            numbers = {find_version(other, name): name for name in opponents.read_names(self.state)}
+            found.append([numbers[number] for number in sorted(n for n in numbers if n)])
+        most = max(found, key=len)
+        return most[0] if most else None
+
+    def _draws_return(self, league: League, learner: str, index: int) -> bool:
+        if learner in league.exploiters_of_mains:
+            return True
+        if learner not in league.exploiters_of_all:
+            return False
+        seed = self._config.debugging_settings.run_seed
+        sequence = make_seed_sequence(seed, _SEED_DOMAIN, self._record.iteration, index)
+        return bool(np.random.default_rng(sequence).random() < league.reset)
+
+    def begin_round(self) -> None:
+        """Replace the learners of the lowest ratings before an iteration, if a round is due.
+
+        After the iteration before, learners and games are still those of its result.
+        """
+        league = self._config.multi_agent_settings.learners_league
+        if (
+            not isinstance(league, PopulationPlay)
+            or league.pbt is None
+            or not self._record.last_result
+        ):
+            return
+        assert isinstance(self._loop, InGraphLoop)
+        if self._loop.is_dispatched:  # a lane, whose round was before the dispatch of all lanes
+            return
+        mutations = parse_mutations(self._config, league.pbt)
+        scheduler = PBTScheduler(league.pbt, mutations, self._config.debugging_settings.run_seed)
+        time = float(lookup(self._record.last_result, league.pbt.time_attr))
+        elapsed = (int(time) - opponents.read_last_round(self.state)) % 2**32
+        scheduler.last_time = time - elapsed
+        if not scheduler.is_due(time):
+            return
+        table = opponents.make_payoff_table(self.state)
+        ratings, played = table.compute_elo(), table.count_games().sum(axis=1)
+        scores = {
+            i: ratings[learner]
+            for i, learner in enumerate(league.learners)
+            if played[table.players.index(learner)]
+        }
+        if not scores:
+            return
+        values = [self._read_values(learner, mutations) for learner in league.learners]
+        exploits = scheduler.pair(scores, values, {}, self._record.iteration)
+        state = self.state
+        for exploit in exploits:
+            source, target = (league.learners[i] for i in (exploit.source, exploit.lane))
+            state = copy_learner(state, self.state, source, target, exploit.new)
+            _log_exploit(exploit, source, target)
+        self.state = self._weigh_learners(league, opponents.begin_round(state, int(time)))
+
+    def _read_values(self, learner: str, mutations: Mapping[str, Marker]) -> dict[str, float]:
+        """Return a learner's numbers that exploit steps change."""
+        hparams = self.state.modules[learner].learner.hparams
+        return {name: read_value(hparams[name], marker) for name, marker in mutations.items()}
 
     def _find_kind_of(self, pool: OpponentPool, module_id: str) -> OpponentKind:
         """Return the kind that snapshots of a module are of."""
@@ -836,7 +686,7 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
         return self._assembly.in_graph_runner.trained  # pyright: ignore
 
     def _get_pool(self, call: str) -> OpponentPool:
-        if self._is_on_host:
+        if self.is_on_host:
             raise ConfigError(
                 f"{call} is for opponents that are drawn in the compiled program: in Python, add a copy "
                 "by add_module(id, state=get_weights([module])[module], "
@@ -849,7 +699,7 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
                 f"{call} needs a mapping that draws opponents, such as mapping=Seats('main', Draw()) "
                 "with policies={'main': None, 'random': RandomRLModule}."
             )
-        league = self.config.multi_agent_settings.learners_league
+        league = self._config.multi_agent_settings.learners_league
         if isinstance(league, PopulationPlay) and call != LEAGUE_CALL:
             raise ConfigError(
                 f"{call} has no effect with league=PopulationPlay(...), whose learners play each other "
@@ -869,12 +719,12 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
             )
         slot = opponents.find_free_slot(pool, self.state, kind)
         self.state = opponents.write_opponent(
-            self.state, slot, name, actor, self._put_module, follows=follows
+            self.state, slot, name, actor, self.put_module, follows=follows
         )
         self._weigh_league()
 
     def _weigh_league(self) -> None:
-        league = self.config.multi_agent_settings.learners_league
+        league = self._config.multi_agent_settings.learners_league
         if league is not None:
             self.state = self._weigh_learners(league, self.state)
 
@@ -909,30 +759,4 @@ class OpponentMethods(HostModuleMethods, LeagueMethods):
                 f"new_should_module_be_updated asks to train {', '.join(sorted(chosen)) or 'nothing'}, "
                 f"but the compiled program trains {', '.join(sorted(trained))}: build another config "
                 "to train others."
-            )
-
-
-_DEFAULTS: dict[str, tuple[object, ...]] = {
-    "config_overrides": (None, {}),
-    **dict.fromkeys(
-        (
-            *("add_to_learners", "add_to_env_runners", "add_to_eval_env_runners"),
-            *("remove_from_learners", "remove_from_env_runners", "remove_from_eval_env_runners"),
-        ),
-        (True,),
-    ),
-}
-"""RLlib's other arguments, with the values that have a meaning here."""
-
-
-def _check_others(call: str, others: dict[str, object]) -> None:
-    for name, value in others.items():
-        if name not in _DEFAULTS:
-            raise ConfigError(
-                f"{call} has no argument {name!r}.{did_you_mean(name, list(_DEFAULTS))}"
-            )
-        if value not in _DEFAULTS[name]:
-            raise ConfigError(
-                f"{call} does not take {name}={value!r}: opponents are not trained, and play wherever "
-                "they are drawn; leave it out."
             )

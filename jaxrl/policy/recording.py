@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -40,79 +40,57 @@ from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
     from jaxrl.config.config import Config
-    from jaxrl.policy.policy import Policy
 
 DEFAULT_NUM_STEPS = 10_000
 DEFAULT_NUM_ENVS = 8
 
 
-class RecordingMethods:
-    """Methods that record the current policy of an algorithm."""
+def record_run(
+    own: "Config",
+    assembly: Assembly,
+    get_policy_step: Callable[[], PolicyStep],
+    make_inputs: Callable[[], EvaluationInputs],
+    output: str | os.PathLike[str],
+    *,
+    num_steps: int,
+    num_envs: int,
+    explore: bool | None,
+    seed: int | None,
+) -> RecordedData | dict[str, RecordedData]:
+    """Record the current policy of a run; see `Algorithm.record`.
 
-    if TYPE_CHECKING:
-        config: Config
-
-        _assembly: Assembly
-
-        def get_policy(self) -> Policy: ...
-        def _make_evaluation_inputs(self) -> EvaluationInputs: ...
-
-    def record(
-        self,
-        output: str | os.PathLike[str],
-        *,
-        num_steps: int = DEFAULT_NUM_STEPS,
-        num_envs: int = DEFAULT_NUM_ENVS,
-        explore: bool | None = None,
-        seed: int | None = None,
-    ) -> RecordedData | dict[str, RecordedData]:
-        """Record the current policy in its environment, without learning.
-
-        Several agents have the policies of all modules recorded, each in the folder of its id. The
-        environment has the run's current task. Without an environment to train in, that of the
-        evaluation is taken.
-
-        Args:
-            output: Folder of recorded data; one that has data of the same spaces and module
-                outputs is appended to.
-            num_steps: Least number of environment steps; whole rollouts of all environments are
-                recorded. Episodes that have not ended are cut.
-            num_envs: Number of environments that are stepped side by side.
-            explore: Whether the policy explores; None for the config's `explore`.
-            seed: Seed of the environments and actions; None for the config's, to which the number of
-                files in the folder is added, so that what is appended is new.
-
-        Returns:
-            The data in the folder, by module for several agents.
-
-        Raises:
-            ConfigError: If there is no environment, or a number is below 1.
-            EnvError: If the environment makes no valid step.
-            DataError: If the folder has other data, or cannot be written.
-        """
-        for name, number in (("num_steps", num_steps), ("num_envs", num_envs)):
-            if number < 1:
-                raise ConfigError(f"{name} must be at least 1, got {number}.")
-        own, path = self.config, Path(output).expanduser().absolute()
-        config, inputs = own.get_evaluation_config_object(), self._make_evaluation_inputs()
-        if config is None or own.environment_settings.env is not None:
-            config = own.copy(copy_frozen=False)
-            config.in_evaluation = True
-        else:  # another environment, which has tasks and parameters of its own
-            inputs = dataclasses.replace(inputs, env_params=(), task=None)
-        default = own.env_runners_settings.explore
-        config.env_runners(explore=default if explore is None else explore)
-        if seed is None:
-            folders = [path, *find_module_folders(path).values()]
-            manifests = [read_manifest(folder) for folder in folders if folder.is_dir()]
-            added = max((len(own.files) for own in manifests if own is not None), default=0)
-            seed = (config.debugging_settings.run_seed + added) % 2**63
-        config.debugging(seed=seed)
-        assembly, step = self._assembly, None
-        if not isinstance(assembly, MultiAgentAssembly):
-            step = self.get_policy().inference.policy_step
-        found = _record(config, assembly, step, inputs, path, num_steps, num_envs)
-        return found if step is None else found[""]
+    Args:
+        own: Config of the run.
+        assembly: Functions of the run.
+        get_policy_step: Function that returns the policy of a single agent.
+        make_inputs: Function that returns the current parameters and the current task.
+        output: Folder of recorded data.
+        num_steps: Least number of environment steps.
+        num_envs: Number of environments.
+        explore: Whether the policy explores; None for the config's `explore`.
+        seed: Seed of the environments and actions; None for the config's.
+    """
+    for name, number in (("num_steps", num_steps), ("num_envs", num_envs)):
+        if number < 1:
+            raise ConfigError(f"{name} must be at least 1, got {number}.")
+    path = Path(output).expanduser().absolute()
+    config, inputs = own.get_evaluation_config_object(), make_inputs()
+    if config is None or own.environment_settings.env is not None:
+        config = own.copy(copy_frozen=False)
+        config.in_evaluation = True
+    else:  # another environment, which has tasks and parameters of its own
+        inputs = dataclasses.replace(inputs, env_params=(), task=None)
+    default = own.env_runners_settings.explore
+    config.env_runners(explore=default if explore is None else explore)
+    if seed is None:
+        folders = [path, *find_module_folders(path).values()]
+        manifests = [read_manifest(folder) for folder in folders if folder.is_dir()]
+        added = max((len(own.files) for own in manifests if own is not None), default=0)
+        seed = (config.debugging_settings.run_seed + added) % 2**63
+    config.debugging(seed=seed)
+    step = None if isinstance(assembly, MultiAgentAssembly) else get_policy_step()
+    found = _record(config, assembly, step, inputs, path, num_steps, num_envs)
+    return found if step is None else found[""]
 
 
 def _record(
@@ -124,7 +102,7 @@ def _record(
     num_steps: int,
     num_envs: int,
 ) -> dict[str, RecordedData]:
-    """Record the policies of all modules; see `RecordingMethods.record`.
+    """Record the policies of all modules; see `record_run`.
 
     Args:
         config: Config of an evaluation, with the environment, `explore` and the seed.

@@ -1,6 +1,8 @@
 """Getting and setting a state's module parameters, also from partly matching ones."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,7 +12,7 @@ import numpy as np
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree
-from jaxrl.errors import CheckpointError, ModuleError, did_you_mean
+from jaxrl.errors import CheckpointError, ConfigError, ModuleError, UnknownNameError, did_you_mean
 from jaxrl.learners.target_network import TargetNetwork
 from jaxrl.metrics import DEFAULT_MODULE
 from jaxrl.runs import checkpoint as ckpt
@@ -26,6 +28,8 @@ from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.modules.rl_module import RLModule
+
+logger = logging.getLogger("jaxrl")
 
 
 def check_fits(
@@ -250,6 +254,63 @@ def refresh_snapshot(state: TrainState) -> TrainState:
         return state
     snapshot = jax.tree.map(jnp.copy, state.learner)
     return replace(state, guard=replace(state.guard, snapshot=snapshot))
+
+
+def restore_modules(
+    state: TrainState,
+    path: Path,
+    leaves: Mapping[str, np.ndarray],
+    module_ids: Sequence[str],
+    component: str | None,
+) -> TrainState:
+    """Restore learners and connectors of modules from the leaves of a checkpoint.
+
+    Raises:
+        ConfigError: If the config has no such module.
+        UnknownNameError: If the checkpoint has none.
+        CheckpointError: If one has another architecture or optimizer.
+    """
+    if component is not None:
+        raise ConfigError(
+            f"policy_ids restores learners and connectors whole, so component={component!r} has no "
+            "effect: leave one of them out."
+        )
+    if isinstance(module_ids, str) or not module_ids:
+        raise ConfigError(
+            f"policy_ids={module_ids!r} must be a list of the modules to restore, such as ['main']; "
+            "None restores the whole run."
+        )
+    saved = sorted({name.split(".")[1] for name in leaves if name.startswith("modules.")})
+    modules = dict(state.modules)
+    for name in module_ids:
+        if name not in saved:
+            raise UnknownNameError(
+                f"policy_ids has {name!r}, but {path} has the modules "
+                f"{', '.join(saved) or 'of a single agent'}.{did_you_mean(name, saved)}"
+            )
+        if name not in modules:
+            raise ConfigError(
+                f"policy_ids has {name!r}, but the modules of the config are "
+                f"{', '.join(modules) or 'those of a single agent'}."
+            )
+    parts = ("learner", "connectors.obs", "connectors.learner", "progress")
+    prefixes = tuple(f"modules.{name}.{part}" for name in module_ids for part in parts)
+    template = {"modules": modules}
+    problem = ckpt.find_first_difference(template, leaves, prefixes)
+    if problem is not None:
+        raise CheckpointError(f"{path} does not fit: {problem}.")
+    filled: dict[str, Any] = ckpt.fill(template, leaves, prefixes)["modules"]
+    restored = {name: refresh_snapshot(filled[name]) for name in module_ids}
+    new = [name for name in modules if name not in module_ids]
+    logger.info(
+        "%s: restored %s; new: %s; left out: %s.",
+        path,
+        ", ".join(module_ids),
+        ", ".join(new) or "none",
+        ", ".join(name for name in saved if name not in module_ids) or "none",
+    )
+    after = replace(state, modules={**modules, **restored})
+    return set_first_versions(after, module_ids)
 
 
 def select_module(weights: Mapping[str, PyTree], module_id: str) -> PyTree:

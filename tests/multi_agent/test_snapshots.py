@@ -111,7 +111,7 @@ def test_snapshots_join_and_never_change(algorithm: Algorithm) -> None:
     assert played == {0, 1, 3}
     programs = algorithm.last_result["compile"]
     assert programs["train"]["num_compilations"] == 1
-    assert algorithm._put_module.compile_stats.__len__() == 1
+    assert algorithm.league.put_module.compile_stats.__len__() == 1
     # What the opponents compute for a caller is theirs, too.
     module = algorithm.get_module("main_v1")
     assert type(module) is type(algorithm.get_module("main"))
