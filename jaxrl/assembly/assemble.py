@@ -49,9 +49,10 @@ from jaxrl.config.batch_plan import BatchPlan, OfflinePlan, ReplayPlan
 from jaxrl.config.placement import resolve_placement
 from jaxrl.config.settings.offline import Storage
 from jaxrl.config.settings.replay import OffPolicyTraining
-from jaxrl.config.settings.training import Auto
+from jaxrl.config.settings.runners import EnvRunnersSettings
+from jaxrl.config.settings.training import Auto, BatchUse, EnvironmentSettings
 from jaxrl.config.teams import make_named_env
-from jaxrl.connectors.pipelines import ActionPipeline, LearnerPipeline, ObservationPipeline
+from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
 from jaxrl.core.dependence import find_dependence
 from jaxrl.core.hparams import PerLane, replace_with_traced
 from jaxrl.core.space_arrays import count_bytes
@@ -648,10 +649,13 @@ def assemble(config: "Config") -> Assembly:
         from jaxrl.assembly.multi_agent import assemble_multi_agent
 
         return assemble_multi_agent(config)
-    made = prepare_first_task(config, make_env(config))
+    mode = config.env_runners_settings.gym_env_vectorize_mode
+    made = prepare_first_task(config.environment_settings, mode, make_env(config))
     placement = resolve_placement(config, made.id, is_jax_env=made.is_jax)
     if isinstance(made, MadeEnv) and placement == "in_graph":
-        acting = make_policy_step(config, made).with_envs(make_vector_env(config, made))
+        acting = make_policy_step(config, made).with_envs(
+            make_vector_env(config.environment_settings, made)
+        )
         sampler = with_sequences(config, acting)
         plan = config.plan()
         fields: dict[str, Any] = {
@@ -669,7 +673,7 @@ def assemble(config: "Config") -> Assembly:
             return _make_assembly(config, made, sampler, MixedRunner(recorded=recorded, **fields))
         return _make_assembly(config, made, sampler, InGraphRunner(**fields))
     if isinstance(made, MadeHostEnv):
-        _check_can_pause(config, made)
+        _check_can_pause(config.env_runners_settings, made)
     acting = with_sequences(config, make_policy_step(config, made))
     if config.is_mixed and not config.in_evaluation:
         return _make_assembly(config, made, acting, _make_mixed_step(config, made, acting))
@@ -686,7 +690,9 @@ def assemble(config: "Config") -> Assembly:
     return _make_assembly(config, made, acting, train_step)
 
 
-def _make_mixed_step(config: "Config", made: AnyMadeEnv, acting: PolicyStep) -> MixedTrainStep:
+def _make_mixed_step(
+    config: "Config", made: AnyMadeEnv, acting: PolicyStep
+) -> MixedTrainStep:
     """Make the train step of a run that learns from recorded data, too, and samples on the host."""
     plan = config.plan()
     assert isinstance(plan, ReplayPlan)
@@ -781,7 +787,8 @@ def make_train_step_fields(
     learner = config.get_learner_class()(
         module=policy_step.module, settings=training, log_gradients=reporting.log_gradients
     )
-    pipeline = _make_learner_pipeline(config, made, policy_step)
+    clip_rewards = config.environment_settings.resolve_clip_rewards(is_atari_id=made.is_atari)
+    pipeline = make_learner_pipeline(config, policy_step, clip_rewards)
     if isinstance(plan, ReplayPlan):
         experience = make_replay_buffer(
             config, plan, made, policy_step, pipeline, in_graph=in_graph
@@ -798,7 +805,7 @@ def make_train_step_fields(
         "guard": DivergenceGuard(
             on_nonfinite=faults.on_nonfinite, tolerance=faults.nonfinite_updates_tolerance
         ),
-        "circular": _make_circular(config),
+        "circular": _make_circular(training.batch_use, config.env_runners_settings.batch_mode),
         "zero_init_states": training.starts_sequences_at_zero,
     }
 
@@ -822,13 +829,11 @@ def _make_experience(
     )
 
 
-def _make_circular(config: "Config") -> CircularBuffer | None:
+def _make_circular(use: BatchUse, batch_mode: str) -> CircularBuffer | None:
     """Make the buffer of train batches; None if only the newest batch is learned from."""
-    use = config.training_settings.batch_use
     size, iterations = use.num_batches, use.iterations_per_batch
     if size == iterations == 1:
         return None
-    batch_mode = config.env_runners_settings.batch_mode
     if batch_mode != "truncate_episodes":
         raise ConfigError(
             f"circular_buffer_num_batches={size} and circular_buffer_iterations_per_batch="
@@ -838,21 +843,13 @@ def _make_circular(config: "Config") -> CircularBuffer | None:
     return CircularBuffer(num_batches=size, iterations_per_batch=iterations)
 
 
-def _make_learner_pipeline(
-    config: "Config", made: AnyMadeEnv, acting: PolicyStep
-) -> LearnerPipeline:
-    settings = config.environment_settings
-    clip = settings.resolve_clip_rewards(is_atari_id=made.is_atari)
-    return make_learner_pipeline(config, acting, clip)
-
-
 def make_env(config: "Config") -> AnyMadeEnv:
     """Make and check the config's environment, comparing its spaces with the declared ones."""
     settings = config.environment_settings
     if settings.env is None and config.env_runners_settings.placement == "external":
-        return make_external_env(config)
+        return make_external_env(settings)
     if settings.env is None and config.is_offline and not config.in_evaluation:
-        return make_data_env(config)
+        return make_data_env(settings, config.offline_data_settings)
     if settings.env is None:
         raise ConfigError(
             "env is not set: name one with .environment(env=...), e.g. 'CartPole-v1'."
@@ -876,9 +873,8 @@ def make_env(config: "Config") -> AnyMadeEnv:
     return made
 
 
-def _check_can_pause(config: "Config", made: MadeHostEnv) -> None:
+def _check_can_pause(runners: EnvRunnersSettings, made: MadeHostEnv) -> None:
     """Raise ConfigError if whole episodes are asked for of environments that step together."""
-    runners = config.env_runners_settings
     mode = made.resolve_mode(runners.gym_env_vectorize_mode)
     if runners.batch_mode == "complete_episodes" and mode == "vector_entry_point":
         raise ConfigError(
@@ -912,9 +908,8 @@ def make_policy_step(config: "Config", made: AnyMadeEnv) -> PolicyStep:
     return step.fit(observation_space)
 
 
-def make_vector_env(config: "Config", made: MadeEnv) -> VectorEnv:
+def make_vector_env(settings: EnvironmentSettings, made: MadeEnv) -> VectorEnv:
     """Make the vector of JAX environments."""
-    setting = config.environment_settings.reset_mode
-    mode = made.env.reset_mode if setting == "auto" else setting
-    is_checked = not config.environment_settings.disable_env_checking
+    mode = made.env.reset_mode if settings.reset_mode == "auto" else settings.reset_mode
+    is_checked = not settings.disable_env_checking
     return VectorEnv(made.env, mode, obs_space=made.spaces[0] if is_checked else None)

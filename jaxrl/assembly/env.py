@@ -13,15 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from jaxrl.assembly.offline import open_config_data
+from jaxrl.assembly.offline import open_sources
 from jaxrl.config.curriculum import parse_curriculum
+from jaxrl.config.settings.offline import OfflineDataSettings
+from jaxrl.config.settings.training import EnvironmentSettings
 from jaxrl.connectors.pipelines import Offers
 from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.adapters.host_spaces import to_runner_space
 from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.context import EnvContext
-from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.host import MadeHostEnv, VectorizeMode
 from jaxrl.envs.multi.base import MultiAgentJaxEnv
 from jaxrl.envs.params import cast_params, get_param, override_params, param_names
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv, MadeMultiEnv
@@ -31,54 +33,53 @@ from jaxrl.errors import ConfigError, EnvError
 from jaxrl.training.report import to_host
 
 if TYPE_CHECKING:
-    from jaxrl.config.config import Config
+    pass
 
 
-def make_data_env(config: "Config") -> MadeHostEnv:
+def make_data_env(environment: EnvironmentSettings, data: OfflineDataSettings) -> MadeHostEnv:
     """Make the description of an environment that only its recorded data are there of."""
-    settings = config.environment_settings
-    spaces = settings.observation_space, settings.action_space
+    spaces = environment.observation_space, environment.action_space
     if None in spaces:
-        data = open_config_data(config)[0]
-        spaces = data.observation_space, data.action_space
-
-    def create(context: EnvContext) -> NoReturn:
-        raise ConfigError(
-            "There is no environment, only its recorded data: name it for evaluation, "
-            "environment(env=...)."
-        )
-
-    check_space("observation_space", spaces[0])
-    check_space("action_space", to_runner_space(spaces[1]))
-    return MadeHostEnv(
-        id="recorded data",
-        create=create,
-        observation_space=spaces[0],
-        action_space=spaces[1],
-        max_episode_steps=None,
-        env_config={},
+        first = open_sources(data, environment)[0]
+        spaces = first.observation_space, first.action_space
+    return _describe_env(
+        "recorded data",
+        spaces,
+        "There is no environment, only its recorded data: name it for evaluation, "
+        "environment(env=...).",
     )
 
 
-def make_external_env(config: "Config") -> MadeHostEnv:
+def make_external_env(environment: EnvironmentSettings) -> MadeHostEnv:
     """Make the description of environments in simulators, from the declared spaces."""
-    settings = config.environment_settings
+    return _describe_env(
+        "external",
+        (environment.observation_space, environment.action_space),
+        "The environments are in simulators (placement='external'), and there is none here: "
+        "name one for evaluation, evaluation_config={'env': ...}.",
+    )
+
+
+def _describe_env(
+    name: str,
+    spaces: tuple[gymnasium.Space[Any] | None, gymnasium.Space[Any] | None],
+    problem: str,
+) -> MadeHostEnv:
+    """Return an environment that has spaces, and raises ConfigError where it should be made."""
+    observation_space, action_space = spaces
+    assert observation_space is not None
+    assert action_space is not None
+    check_space("observation_space", observation_space)
+    check_space("action_space", to_runner_space(action_space))
 
     def create(context: EnvContext) -> NoReturn:
-        raise ConfigError(
-            "The environments are in simulators (placement='external'), and there is none here: "
-            "name one for evaluation, evaluation_config={'env': ...}."
-        )
+        raise ConfigError(problem)
 
-    assert settings.observation_space is not None
-    assert settings.action_space is not None
-    check_space("observation_space", settings.observation_space)
-    check_space("action_space", to_runner_space(settings.action_space))
     return MadeHostEnv(
-        id="external",
+        id=name,
         create=create,
-        observation_space=settings.observation_space,
-        action_space=settings.action_space,
+        observation_space=observation_space,
+        action_space=action_space,
         max_episode_steps=None,
         env_config={},
     )
@@ -272,18 +273,19 @@ def _place_like(old: PyTree, new: PyTree) -> PyTree:
     return jax.device_put(typed, old.sharding)
 
 
-def prepare_first_task(config: "Config", made: AnyMadeEnv) -> AnyMadeEnv:
+def prepare_first_task(
+    settings: EnvironmentSettings, vectorize_mode: VectorizeMode, made: AnyMadeEnv
+) -> AnyMadeEnv:
     """Return the training environment with the task of its first stage, if it has stages.
 
     Raises:
         JaxrlError: If the environment takes no tasks, or a stage's task does not fit it.
     """
-    settings = config.environment_settings
     stages = parse_curriculum(settings.curriculum)
     if not stages and settings.env_task_fn is None:
         return made
     name = "curriculum" if stages else "env_task_fn"
-    _check_takes_tasks(config, made, name)
+    _check_takes_tasks(made, vectorize_mode, name)
     tasks = [
         resolve_task(made, stage.task, f"curriculum, stage {number}: task")
         for number, stage in enumerate(stages, 1)
@@ -330,7 +332,7 @@ def is_same_task(task: PyTree, other: PyTree) -> bool:
     return structure == other_structure and all(map(np.array_equal, leaves, others))
 
 
-def _check_takes_tasks(config: "Config", made: AnyMadeEnv, name: str) -> None:
+def _check_takes_tasks(made: AnyMadeEnv, vectorize_mode: VectorizeMode, name: str) -> None:
     if isinstance(made, MadeEnv):
         if not param_names(made.params):
             raise ConfigError(
@@ -343,7 +345,7 @@ def _check_takes_tasks(config: "Config", made: AnyMadeEnv, name: str) -> None:
             f"{name} needs an environment with a method set_task(task), but {made.id} has none: "
             "derive it from jaxrl.envs.TaskSettableEnv."
         )
-    mode = made.resolve_mode(config.env_runners_settings.gym_env_vectorize_mode)
+    mode = made.resolve_mode(vectorize_mode)
     if mode == "vector_entry_point":
         raise ConfigError(
             f"{name} sets the task of each environment, which gym_env_vectorize_mode={mode!r} "

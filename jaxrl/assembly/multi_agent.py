@@ -24,7 +24,8 @@ from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.config.agent_mapping import DRAWN, describe_suggestion, merge_patterns
 from jaxrl.config.batch_plan import MultiAgentPlan
 from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
-from jaxrl.config.settings.multi_agent import PolicySpec
+from jaxrl.config.settings.multi_agent import MultiAgentSettings, PolicySpec
+from jaxrl.config.settings.training import EnvironmentSettings
 from jaxrl.connectors.agent_ids import AgentIds
 from jaxrl.connectors.pipelines import CentralPipeline
 from jaxrl.core.spaces import is_same_space
@@ -33,7 +34,6 @@ from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures, find_acting
 from jaxrl.envs.multi.base import Entry, get_entries
-from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.envs.registry import MadeEnv
@@ -212,7 +212,8 @@ def assemble_multi_agent(config: "Config") -> MultiAgentAssembly:
     Raises:
         JaxrlError: If anything in the config is invalid.
     """
-    made, plan = make_multi_agent_env(config), config.plan()
+    plan = config.plan()
+    made = make_multi_agent_env(config.environment_settings, config.multi_agent_settings)
     assert isinstance(plan, MultiAgentPlan)
     rows = _make_rows(plan, made)
     assembled = {m: _assemble_or_explain(config, made, rows, m) for m in plan.modules}
@@ -229,7 +230,7 @@ def assemble_multi_agent(config: "Config") -> MultiAgentAssembly:
         policies={m: own.policy_step for m, own in modules.items()},
         rows=rows,
         views=views,
-        sharing=_make_sharing(config, made, rows),
+        sharing=_make_sharing(config.multi_agent_settings.share_rewards, made, rows),
         pool=_make_pool(config, drawn_env, rows, plan, modules, views),
     )
     fields: dict[str, Any] = {
@@ -241,7 +242,7 @@ def assemble_multi_agent(config: "Config") -> MultiAgentAssembly:
         "ring_size": compute_ring_size(config),
     }
     if isinstance(made, MadeMultiEnv):
-        vector = make_multi_vector_env(config, made)
+        vector = make_multi_vector_env(config.environment_settings, made)
         runner = MultiAgentRunner(
             rollout_worker=policy_step.with_envs(vector, for_training=True),
             explore=config.env_runners_settings.explore,
@@ -332,42 +333,28 @@ def make_multi_policy_step(config: "Config", made: AnyMadeMulti) -> MultiPolicyS
         agents = [rows.agents[i] for i in rows.get_positions(m)]
         policies[m] = make_policy_step(own, make_module_env(made, agents, m, views[m].ids))
         views[m] = views[m] if own.is_trained else views[m].without_critic()
-    sharing = _make_sharing(config, made, rows)
+    sharing = _make_sharing(config.multi_agent_settings.share_rewards, made, rows)
     return MultiPolicyStep(policies=policies, rows=rows, views=views, sharing=sharing)
 
 
-def make_multi_vector_env(config: "Config", made: MadeMultiEnv) -> MultiVectorEnv:
+def make_multi_vector_env(settings: EnvironmentSettings, made: MadeMultiEnv) -> MultiVectorEnv:
     """Make the vector of JAX environments of several agents."""
-    setting = config.environment_settings.reset_mode
-    mode = made.env.reset_mode if setting == "auto" else setting
+    mode = made.env.reset_mode if settings.reset_mode == "auto" else settings.reset_mode
     spaces = {e.key: made.observation_spaces[e.agents[0]] for e in get_entries(made.env)}
-    if config.environment_settings.disable_env_checking:
+    if settings.disable_env_checking:
         spaces = {}
     return MultiVectorEnv(made.env, mode, acting=find_acting(made), obs_spaces=spaces)
 
 
-def make_multi_agent_env(config: "Config") -> AnyMadeMulti:
-    """Make and check the environment of a config for several agents.
-
-    Runners check one in Python.
-    """
-    settings, made = (
-        config.environment_settings,
-        make_agents_env(config.environment_settings, config.multi_agent_settings),
-    )
+def make_multi_agent_env(settings: EnvironmentSettings, agents: MultiAgentSettings) -> AnyMadeMulti:
+    """Make the environment of several agents, and check it unless it is in Python, as runners do."""
+    made = make_agents_env(settings, agents)
     if not isinstance(made, MadeMultiEnv):
         return made
     if not settings.disable_env_checking:
         check_signatures(made)
     if settings.validate_env is not None:
         settings.validate_env(made.env, EnvContext(settings.env_config))
-    return made
-
-
-def make_multi_host_env(config: "Config") -> MadeMultiHostEnv:
-    """Make the environment of a config for several agents that is written in Python."""
-    made = make_agents_env(config.environment_settings, config.multi_agent_settings)
-    assert isinstance(made, MadeMultiHostEnv)
     return made
 
 
@@ -391,7 +378,7 @@ def _assemble_module(
     agents = [rows.agents[i] for i in rows.get_positions(module)]
     view = _make_view(own, made, rows, module)
     env = make_module_env(made, agents, module, view.ids)
-    _check_policy_spaces(config, env, module)
+    _check_policy_spaces(config.multi_agent_settings.policies, env, module)
     own.critic_space = None if view.critic is None else view.critic.space
     policy_step = with_sequences(own, make_policy_step(own, env))
     fields = make_train_step_fields(own, env, policy_step, in_graph=isinstance(made, MadeMultiEnv))
@@ -427,7 +414,9 @@ def _assemble_module(
     return assembly, view
 
 
-def _make_view(config: "Config", made: AnyMadeMulti, rows: AgentRows, module: str) -> AgentView:
+def _make_view(
+    config: "Config", made: AnyMadeMulti, rows: AgentRows, module: str
+) -> AgentView:
     """Return what the agents of a module observe, and what its critic sees.
 
     Raises:
@@ -466,9 +455,8 @@ def _make_learner_step(policy_step: PolicyStep, view: AgentView) -> PolicyStep:
     return dataclasses.replace(policy_step, obs_pipeline=CentralPipeline(own.connectors, own.space))
 
 
-def _check_policy_spaces(config: "Config", view: MadeEnv, module: str) -> None:
+def _check_policy_spaces(policies: object, view: MadeEnv, module: str) -> None:
     """Raise if a PolicySpec declares spaces that the module's agents do not have."""
-    policies = config.multi_agent_settings.policies
     spec = policies.get(module) if isinstance(policies, Mapping) else None
     if isinstance(spec, tuple | list):
         spec = PolicySpec(*spec)
@@ -487,13 +475,12 @@ def _check_policy_spaces(config: "Config", view: MadeEnv, module: str) -> None:
             )
 
 
-def _make_sharing(config: "Config", made: AnyMadeMulti, rows: AgentRows) -> np.ndarray | None:
+def _make_sharing(setting: str | None, made: AnyMadeMulti, rows: AgentRows) -> np.ndarray | None:
     """Return the matrix that shares rewards; None without.
 
     Raises:
         ConfigError: If teams share, and there are none.
     """
-    setting = config.multi_agent_settings.share_rewards
     if setting is None:
         return None
     if setting == "all":

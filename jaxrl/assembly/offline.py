@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -20,7 +20,7 @@ from jaxrl.config.batch_plan import OfflinePlan, ReplayPlan
 from jaxrl.config.offline import check_stream, count_source_rows, describe_storage
 from jaxrl.config.settings.offline import SAMPLER, OfflineDataSettings, Storage
 from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step
-from jaxrl.config.settings.training import Auto, Training
+from jaxrl.config.settings.training import Auto, EnvironmentSettings, Training
 from jaxrl.connectors.base import Before
 from jaxrl.connectors.checks import check_action_inverse
 from jaxrl.connectors.learning import ClipRewards
@@ -357,20 +357,19 @@ def get_sources(settings: OfflineDataSettings) -> list[Source]:
     return [*settings.sources] or [cast("str | list[str]", settings.input_)]
 
 
-def open_config_data(
-    config: "Config",
-    spaces: Spaces | None = None,
+def open_sources(
+    settings: OfflineDataSettings, environment: EnvironmentSettings, spaces: Spaces | None = None
 ) -> list[RecordedData]:
-    """Open the recorded data of a config, by source, without reading their rows.
+    """Open the recorded data of a run, by source, without reading their rows.
 
     Args:
-        config: Config with `input_`.
+        settings: Settings with `input_`.
+        environment: Settings that declare the environment.
         spaces: Spaces that the data must have; None for the declared ones, or those of the data.
 
     Raises:
         JaxrlError: If there are no data, or they have other spaces.
     """
-    settings, environment = config.offline_data_settings, config.environment_settings
     wanted = spaces or (environment.observation_space, environment.action_space)
     opened: list[RecordedData] = []
     for source in get_sources(settings):
@@ -387,12 +386,10 @@ def open_config_data(
     return opened
 
 
-def find_reference(config: "Config") -> ReferenceReturns | None:
+def find_reference(settings: OfflineDataSettings) -> ReferenceReturns | None:
     """Return the returns that scores are normalized with; None if the recorded data do not say."""
-    if not (config.is_offline or config.is_mixed):
-        return None
     try:
-        found = {read_reference(source) for source in get_sources(config.offline_data_settings)}
+        found = {read_reference(source) for source in get_sources(settings)}
     except JaxrlError:  # what is missing or damaged is reported by what reads the rows
         return None
     return found.pop() if len(found) == 1 else None
@@ -432,7 +429,7 @@ def make_mixed_sampler(
             f"{type(module).__name__} learns from sequences: use a module without memory."
         )
     assert isinstance(training, OffPolicyTraining)
-    sizes = _get_source_sizes(config, plan.train_batch_size)
+    sizes = _count_samples(count_source_rows(config, plan.train_batch_size))
     return DatasetSampler(
         batch_size=sum(sizes),
         num_updates=plan.num_minibatches,
@@ -442,14 +439,8 @@ def make_mixed_sampler(
     )
 
 
-def _get_source_sizes(
-    config: "Config", num_rows: int, length: int = 1, num_shards: int = 1
-) -> tuple[int, ...]:
-    """Return the number of samples per gradient step of each recorded source; empty without shares.
-
-    A sample is a row, or a sequence of `length` rows, of which each shard has equally many.
-    """
-    counts = count_source_rows(config, num_rows, length, num_shards)
+def _count_samples(counts: Mapping[str, int], length: int = 1) -> tuple[int, ...]:
+    """Return the number of samples, of `length` rows each, of each recorded source."""
     return tuple(number // length for name, number in counts.items() if name != SAMPLER)
 
 
@@ -472,13 +463,15 @@ def make_dataset_sampler(
     has_memory, length = module.is_stateful, config.rows_per_window
     if length is None and has_memory:
         length = get_max_seq_len(module)
+    name = "max_seq_len" if config.rows_per_window is None else config.window_setting
     check_whole_sequences(
-        config, plan.train_batch_size, plan.num_shards, length, has_memory=has_memory
+        training, plan.train_batch_size, plan.num_shards, length, name, has_memory=has_memory
     )
     order, sizes = config.offline_data_settings.dataset_sampling, None
     if len(config.offline_data_settings.sources) > 1:
         rows, shards = plan.train_batch_size, plan.num_shards
-        sizes = _get_source_sizes(config, rows, length or 1, shards)
+        counts = count_source_rows(config, rows, length or 1, shards)
+        sizes = _count_samples(counts, length or 1)
         if order == "epochs":
             raise ConfigError(
                 "dataset_sampling='epochs' draws every row equally often, and "
@@ -671,7 +664,9 @@ def select_parts(
         yield part
 
 
-def count_recorded_batches(config: "Config", rows: Iterable[tuple[PolicyStep, int]]) -> int:
+def count_recorded_batches(
+    config: "Config", rows: Iterable[tuple[PolicyStep, int]]
+) -> int:
     """Return the maximum number of train batches whose rollouts one dispatch records; 0 for none.
 
     Args:
@@ -757,10 +752,14 @@ def choose_storage(config: "Config", spaces: Spaces) -> ChosenStorage:
         reason = f"each learner of num_learners={num_learners} reads its share"
         chosen = ChosenStorage(name="stream", reason=reason)
     else:
-        chosen = _choose_by_size(config, spaces)
+        chosen = _choose_by_size(settings, config.environment_settings, spaces)
     if chosen.name == "stream":
         check_stream(config)
-        _check_packages(config)
+        if (missing := find_missing_package()) is not None:
+            raise ConfigError(
+                f"{describe_storage(config)} reads by Ray Data, which needs {missing}: pip install "
+                "'jaxrl[offline]', or set dataset_storage='host'."
+            )
     elif settings.shuffle_buffer_size:
         raise ConfigError(
             f"shuffle_buffer_size={settings.shuffle_buffer_size} has no effect with dataset_storage="
@@ -770,10 +769,11 @@ def choose_storage(config: "Config", spaces: Spaces) -> ChosenStorage:
     return chosen
 
 
-def _choose_by_size(config: "Config", spaces: Spaces) -> ChosenStorage:
-    settings = config.offline_data_settings
+def _choose_by_size(
+    settings: OfflineDataSettings, environment: EnvironmentSettings, spaces: Spaces
+) -> ChosenStorage:
     try:
-        size = measure_data(open_config_data(config, spaces))
+        size = measure_data(open_sources(settings, environment, spaces))
     except DataError as error:  # loading raises it again, if the run is to be trained
         return ChosenStorage(name="device", reason=f"there are no data: {error}")
     device_limit = get_device_limit(settings.max_dataset_bytes, jax.local_devices()[0])
@@ -807,7 +807,11 @@ def get_host_limit() -> int | None:
 
 
 def limit_dataset_size(
-    config: "Config", data: Sequence[RecordedData], storage: Storage, device: Device
+    settings: OfflineDataSettings,
+    held_out: float | str | None,
+    data: Sequence[RecordedData],
+    storage: Storage,
+    device: Device,
 ) -> Callable[[EpisodePart], None]:
     """Check the size of a dataset before it is read, and return the function that counts its parts.
 
@@ -815,7 +819,8 @@ def limit_dataset_size(
     memory.
 
     Args:
-        config: Config of the run.
+        settings: How the data are learned from.
+        held_out: Setting `offline_evaluation_split`.
         data: Recorded data by source.
         storage: Where the rows are.
         device: Device that has them, if a device does.
@@ -824,7 +829,6 @@ def limit_dataset_size(
         ConfigError: If the data are larger than the limit of their storage. Where files do not say
             their size, the function raises it, as soon as so much was read.
     """
-    settings = config.offline_data_settings
     limit = (
         get_device_limit(settings.max_dataset_bytes, device)
         if storage == "device"
@@ -834,7 +838,7 @@ def limit_dataset_size(
     is_known = size.num_steps is not None  # files on disk may be larger than their rows
     if limit is None or (is_known and not is_stream):
         if limit is not None and size.num_bytes > limit:
-            raise _make_size_error(config, str(size), storage, limit)
+            raise _make_size_error(settings, held_out, str(size), storage, limit)
         return lambda part: None
     total, most = 0, limit
 
@@ -842,19 +846,22 @@ def limit_dataset_size(
         nonlocal total
         total += part.num_bytes
         if total > most:
-            raise _make_size_error(
-                config, f"more than {format_bytes(most)} of steps", storage, most
-            )
+            read = f"more than {format_bytes(most)} of steps"
+            raise _make_size_error(settings, held_out, read, storage, most)
 
     return count
 
 
-def _make_size_error(config: "Config", size: str, storage: Storage, limit: int) -> ConfigError:
-    settings = config.offline_data_settings
+def _make_size_error(
+    settings: OfflineDataSettings,
+    held_out: float | str | None,
+    size: str,
+    storage: Storage,
+    limit: int,
+) -> ConfigError:
     if storage == "stream":
-        split = config.evaluation_settings.offline_evaluation_split
         return ConfigError(
-            f"offline_evaluation_split={split} holds out {size}, which are kept in memory, and "
+            f"offline_evaluation_split={held_out} holds out {size}, which are kept in memory, and "
             f"{_HOST_SHARE} is {format_bytes(limit)}: lower it."
         )
     allowed = (
@@ -873,15 +880,6 @@ def find_missing_package() -> str | None:
         if importlib.util.find_spec(name) is None:
             return name
     return None
-
-
-def _check_packages(config: "Config") -> None:
-    missing = find_missing_package()
-    if missing is not None:
-        raise ConfigError(
-            f"{describe_storage(config)} reads by Ray Data, which needs {missing}: pip install "
-            "'jaxrl[offline]', or set dataset_storage='host'."
-        )
 
 
 def check_stream_pipelines(

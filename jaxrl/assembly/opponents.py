@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl.assembly.assemble import Assembly, format_space, make_policy_step, replace_per_lane
 from jaxrl.config.agent_mapping import DRAWN, AgentMapping, LeagueDraw
 from jaxrl.config.batch_plan import MultiAgentPlan, compute_module_sizes
+from jaxrl.config.markers import Marker
 from jaxrl.config.multi_agent import get_module_overrides, make_module_config
 from jaxrl.config.pbt import check_mutable, parse_mutations
 from jaxrl.config.settings.multi_agent import Draw, League, SeveralLearners
@@ -76,25 +77,25 @@ def sort_kinds(kinds: Sequence[OpponentKind]) -> tuple[OpponentKind, ...]:
 
 
 def make_league_players(
-    config: "Config",
+    league: SeveralLearners,
     agents: AgentMapping,
     kinds: Sequence[OpponentKind],
     modules: Mapping[str, Assembly],
+    mutations: Mapping[str, Marker],
 ) -> tuple[list[OpponentKind], LeaguePlayers]:
     """Return the kinds of opponents with the learners' slots, and the players of a league.
 
     Args:
-        config: Config of the run.
-        agents: Its agents.
+        league: Setting of the league.
+        agents: Agents of the run.
         kinds: Kinds of the opponents that the config names, and of the learners.
         modules: Modules that are trained.
+        mutations: Distributions of the settings that population based training changes, by name.
 
     Raises:
         ConfigError: If there is no room for snapshots, or learners cannot be exchanged.
     """
-    league = config.multi_agent_settings.learners_league
-    assert league is not None
-    _check_learners(config, league, modules)
+    _check_learners(league, modules, mutations)
     _check_names(league, agents.drawn)
     firsts = {f"{main}_v0": main for main in league.mains} if isinstance(league, League) else {}
     found: list[OpponentKind] = []
@@ -176,7 +177,7 @@ def _check_room(capacity: int, ids: Sequence[str], learners: Sequence[str]) -> N
 
 
 def _check_learners(
-    config: "Config", league: SeveralLearners, modules: Mapping[str, Assembly]
+    league: SeveralLearners, modules: Mapping[str, Assembly], mutations: Mapping[str, Marker]
 ) -> None:
     """Raise ConfigError if learners cannot be copied, or hyperparameters cannot change."""
     if isinstance(league, League) or league.pbt is None:
@@ -195,7 +196,6 @@ def _check_learners(
             f"pbt copies learners to one another, but {different!r} has another architecture or "
             f"optimizer than {first!r}: give all the same."
         )
-    mutations = parse_mutations(config, league.pbt)
     for m in league.learners:
         check_mutable(mutations, states[m])
 
@@ -228,22 +228,33 @@ def make_opponent_pool(
     Raises:
         ConfigError: If there are more opponents than slots, or a setting of theirs has no effect.
     """
-    agents = plan.agents
-    if config.multi_agent_settings.observe_agent_id:
+    agents, settings = plan.agents, config.multi_agent_settings
+    if settings.observe_agent_id:
         raise ConfigError(
             "observe_agent_id=True is not supported where opponents are drawn: put the seat into the "
             "observation, or leave it out."
         )
-    kinds = _find_learner_kinds(config, agents, env, modules)
+    trained = {m: modules[m] for m in sorted(agents.trained)}
+    kinds = _find_learner_kinds(trained, env, settings.policy_map_capacity)
+    of_training = config.get_name_table().groups["training_settings"]
     for module in agents.drawn:
-        _check_id(config, module)
-        own = _make_opponent_config(config, plan, module)
+        check_opponent_id(module)
+        unused = [name for name in get_module_overrides(settings, module) if name in of_training]
+        if unused:
+            raise ConfigError(
+                f"{unused[0]} of {module!r} has no effect, because modules that are drawn are not "
+                "trained: leave it out."
+            )
+        sizes = compute_module_sizes(config, agents, plan, DRAWN, plan.num_shards)
+        own = make_module_config(config, agents, module, sizes)
         own.critic_space = critic_space
         kinds = _add_opponent(own, env, agents.trained, kinds, module)
-    _check_league(config, agents, kinds, modules)
-    players = None
-    if config.multi_agent_settings.learners_league is not None:
-        kinds, players = make_league_players(config, agents, kinds, modules)
+    if settings.self_play is not None:
+        _check_self_play(agents, kinds, modules)
+    players, league = None, settings.learners_league
+    if league is not None:
+        mutations = {} if isinstance(league, League) else parse_mutations(config, league.pbt)
+        kinds, players = make_league_players(league, agents, kinds, modules, mutations)
     for kind in kinds:
         if len(kind.ids) > kind.capacity - len(kind.learners):
             raise ConfigError(
@@ -258,20 +269,15 @@ def make_opponent_pool(
             for pattern in agents.patterns
         ),
         rows=rows,
-        counts_games=config.multi_agent_settings.any_league is not None,
+        counts_games=settings.any_league is not None,
         players=players,
     )
 
 
-def _check_league(
-    config: "Config",
-    agents: AgentMapping,
-    kinds: list[OpponentKind],
-    modules: Mapping[str, Assembly],
+def _check_self_play(
+    agents: AgentMapping, kinds: list[OpponentKind], modules: Mapping[str, Assembly]
 ) -> None:
     """Raise ConfigError if a league has no learner opposite every opponent, or nothing to weigh."""
-    if config.multi_agent_settings.self_play is None:
-        return
     if len(agents.agents) != 2 or len(agents.trained) != 1:
         raise ConfigError(
             "league=SelfPlay(...) is of two agents and one module that is trained, but there are the "
@@ -338,22 +344,8 @@ def count_bytes(policy: PolicyStep) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _check_id(config: "Config", module: str) -> None:
-    check_opponent_id(module)
-    training = config.get_name_table().group_by_setting
-    for name in get_module_overrides(config.multi_agent_settings, module):
-        if training.get(name) == "training_settings":
-            raise ConfigError(
-                f"{name} of {module!r} has no effect, because modules that are drawn are not trained: "
-                "leave it out."
-            )
-
-
 def _find_learner_kinds(
-    config: "Config",
-    agents: AgentMapping,
-    env: MadeEnv,
-    modules: Mapping[str, Assembly],
+    trained: Mapping[str, Assembly], env: MadeEnv, capacity: int
 ) -> list[OpponentKind]:
     """Return the architectures of modules that are trained and could play where is drawn.
 
@@ -361,21 +353,15 @@ def _find_learner_kinds(
     their own.
     """
     kinds: list[OpponentKind] = []
-    capacity = config.multi_agent_settings.policy_map_capacity
-    for name in sorted(agents.trained):
-        policy, spaces = modules[name].policy_step, modules[name].made.spaces
+    for name, own in trained.items():
+        policy, spaces = own.policy_step, own.made.spaces
         fits = all(is_same_space(x, y) for x, y in zip(spaces, env.spaces, strict=True))
-        same = [kind for kind in kinds if has_same_hparams(modules[kind.name], modules[name])]
+        same = [kind for kind in kinds if has_same_hparams(trained[kind.name], own)]
         if fits and find_kind(same, policy) is None:
             kinds.append(
                 OpponentKind(name=name, policy=policy, capacity=capacity, ids=(), learner=name)
             )
     return kinds
-
-
-def _make_opponent_config(config: "Config", plan: MultiAgentPlan, module: str) -> "Config":
-    sizes = compute_module_sizes(config, plan.agents, plan, DRAWN, plan.num_shards)
-    return make_module_config(config, plan.agents, module, sizes)
 
 
 def _add_opponent(

@@ -28,6 +28,7 @@ from jaxrl.config.settings.replay import (
     parse_n_step,
     resolve_buffer_settings,
 )
+from jaxrl.config.settings.training import EnvironmentSettings, Training
 from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.types import PyTree
 from jaxrl.envs.contract import check_flag, check_reward, describe_type, trace_abstractly
@@ -50,37 +51,31 @@ _KEY = "replay_buffer_config['compute_reward']"
 
 
 def make_hindsight(
-    config: "Config",
-    settings: HindsightSettings | None,
+    settings: HindsightSettings,
     made: AnyMadeEnv,
+    env_params: PyTree,
     acting: PolicyStep,
     learner_pipeline: LearnerPipeline,
-    *,
-    in_graph: bool,
-) -> Hindsight | None:
-    """Make the replacement of goals; None without, or where nothing is learned.
+    n_step: int | tuple[int, int],
+) -> Hindsight:
+    """Make the replacement of goals.
 
     Args:
-        config: Config of the run.
-        settings: Settings of the replay buffer's type 'hindsight'; None for other types.
+        settings: Settings of the replay buffer's type 'hindsight'.
         made: Environment, of a module's agents in a run of several.
+        env_params: Parameters of its function that recomputes rewards; None without.
         acting: Module and connectors.
         learner_pipeline: Connectors of the learner.
-        in_graph: Whether the environments are in the compiled program.
+        n_step: Setting of the same name.
 
     Raises:
         ConfigError: If a setting is incompatible with it.
         EnvError: If the environment has no goals, or no function that recomputes its rewards.
     """
-    if settings is None or config.in_evaluation:
-        return None
-    _check_config(config, acting, learner_pipeline)
-    if not in_graph and isinstance(made, MadeEnv):
-        _check_no_tasks(config, made)
+    _check_single_steps(acting, learner_pipeline, n_step)
     goal = _find_goal(made.id, acting.obs_pipeline.space)
     function = settings.compute_reward or _get_method(made)
-    params = made.params if isinstance(made, MadeEnv) and config.module_id is None else None
-    _check_compute_reward(made.id, function, goal, params)
+    _check_compute_reward(made.id, function, goal, env_params)
     horizon = settings.horizon or made.max_episode_steps
     if horizon is None:
         raise ConfigError(
@@ -89,16 +84,17 @@ def make_hindsight(
         )
     return Hindsight(
         compute_reward=function,
-        env_params=params,
+        env_params=env_params,
         goal_fraction=settings.goal_fraction,
         horizon=horizon,
         strategy=settings.strategy,
     )
 
 
-def _check_config(config: "Config", acting: PolicyStep, learner_pipeline: LearnerPipeline) -> None:
+def _check_single_steps(
+    acting: PolicyStep, learner_pipeline: LearnerPipeline, n_step: int | tuple[int, int]
+) -> None:
     """Raise if rows are not single steps, or not stored as the environment gave them."""
-    n_step = config.training_settings.n_step
     if parse_n_step(n_step) != (1, 1):
         raise ConfigError(
             f"{_TYPE} recomputes the reward of single steps, got n_step={n_step!r}: set n_step=1."
@@ -122,12 +118,12 @@ def _check_config(config: "Config", acting: PolicyStep, learner_pipeline: Learne
         )
 
 
-def _check_no_tasks(config: "Config", made: MadeEnv) -> None:
+def _check_no_tasks(settings: EnvironmentSettings, env_id: str) -> None:
     """Raise for tasks of environments whose parameters the learner does not have."""
     for name in ("curriculum", "env_task_fn"):
-        if (value := config[name]) is not None:
+        if (value := getattr(settings, name)) is not None:
             raise ConfigError(
-                f"{_TYPE} recomputes rewards with the parameters of {made.id}, which {name}="
+                f"{_TYPE} recomputes rewards with the parameters of {env_id}, which {name}="
                 f"{value!r} changes in the runners alone: set placement='in_graph'."
             )
 
@@ -218,19 +214,42 @@ def make_replay_buffer(
         EnvError: If the environment does not have what replay in hindsight needs.
     """
     check_temporal(policy_step, "Replay stores observations after")
-    settings = resolve_buffer_settings(config)
-    buffer_class = _choose_buffer_class(config, settings, policy_step.module, in_graph=in_graph)
-    hindsight = make_hindsight(
-        config, settings.hindsight, made, policy_step, learner_pipeline, in_graph=in_graph
+    settings, training, module = (
+        resolve_buffer_settings(config),
+        config.training_settings,
+        policy_step.module,
     )
+    is_one_of_several = config.module_id is not None
+    buffer_class = _choose_buffer_class(
+        settings, module, in_graph=in_graph, is_one_of_several=is_one_of_several
+    )
+    hindsight = None
+    if settings.hindsight is not None and not config.in_evaluation:
+        if made.is_jax and not in_graph:
+            _check_no_tasks(config.environment_settings, made.id)
+        params = made.params if isinstance(made, MadeEnv) and not is_one_of_several else None
+        hindsight = make_hindsight(
+            settings.hindsight, made, params, policy_step, learner_pipeline, training.n_step
+        )
     prioritization = None
     if settings.kind == PRIORITIZED:
         beta = Schedule.from_setting(settings.beta, name="replay_buffer_config['beta']")
         prioritization = Prioritization(alpha=settings.alpha, beta=beta)
-    training = config.training_settings
-    module = policy_step.module
     length = get_max_seq_len(module) if module.is_stateful else 1
-    _check_sequences(config, plan, length if module.is_stateful else None)
+    check_whole_sequences(
+        training,
+        plan.train_batch_size,
+        plan.num_shards,
+        length if module.is_stateful else None,
+        has_memory=module.is_stateful,
+    )
+    rows = training.burn_in_len + 2 * length
+    if module.is_stateful and rows > plan.buffer_length:
+        raise ConfigError(
+            f"burn_in_len={training.burn_in_len} + max_seq_len={length} needs room for at least "
+            f"{rows} rows of each environment, and the buffer holds {plan.buffer_length}; set "
+            f"replay_buffer_config['capacity'] to at least {rows * plan.num_envs}."
+        )
     replay = buffer_class(
         length=plan.buffer_length,
         num_envs=plan.num_envs,
@@ -257,14 +276,14 @@ def make_replay_buffer(
 
 
 def _choose_buffer_class(
-    config: "Config", settings: BufferSettings, module: RLModule, *, in_graph: bool
+    settings: BufferSettings, module: RLModule, *, in_graph: bool, is_one_of_several: bool
 ) -> type[ReplayBuffer]:
     """Return the class of the storage.
 
     Raises:
         ConfigError: If the storage, or a class of a user's, is incompatible with the run.
     """
-    if settings.storage == HOST and config.module_id is not None:
+    if settings.storage == HOST and is_one_of_several:
         raise ConfigError(
             f"{_describe_host_storage(settings)} is not supported with several agents, whose buffers are "
             "in the memory of the learner's device: set 'storage' to 'device' and 'type' to 'uniform' "
@@ -284,7 +303,7 @@ def _choose_buffer_class(
             f"{type(module).__name__} learns from sequences: use 'uniform' or 'prioritized', or a "
             "module without memory."
         )
-    if config.module_id is None:
+    if not is_one_of_several:
         return settings.buffer_class
     if given is not ReplayBuffer:
         raise ConfigError(
@@ -300,19 +319,18 @@ def _describe_host_storage(settings: BufferSettings) -> str:
     return f"replay_buffer_config['type']={settings.host_class.__name__}"
 
 
-def make_host_buffer(config: "Config") -> HostBuffer | None:
+def make_host_buffer(settings: BufferSettings, seed: int) -> HostBuffer | None:
     """Make the buffer of a user's class with RLlib's methods; None if there is none.
 
     Raises:
         ConfigError: If its constructor raises.
     """
-    settings = resolve_buffer_settings(config)
     if settings.host_class is None:
         return None
     parameters = inspect.signature(settings.host_class).parameters
     given: dict[str, Any] = {"capacity": settings.capacity, **settings.options}
     if "seed" in parameters:
-        given["seed"] = config.debugging_settings.run_seed
+        given["seed"] = seed
     try:
         return settings.host_class(**given)
     except Exception as error:
@@ -329,20 +347,22 @@ def _period(rows: int, length: int) -> int:
 
 
 def check_whole_sequences(
-    config: "Config",
+    training: Training,
     train_batch_size: int,
     num_shards: int,
     length: int | None,
+    length_name: str = "max_seq_len",
     *,
     has_memory: bool,
 ) -> None:
     """Check that rows to learn from are whole sequences, if they are any.
 
     Args:
-        config: Config of the run.
+        training: Settings of the learner.
         train_batch_size: Number of rows per gradient step.
         num_shards: Number of logical shards.
         length: Number of rows of a sequence; None for single rows.
+        length_name: Setting of that number.
         has_memory: Whether the module has memory.
 
     Raises:
@@ -350,37 +370,19 @@ def check_whole_sequences(
     """
     if not has_memory:
         for name in ("burn_in_len", "zero_init_states"):
-            if getattr(config.training_settings, name, False):
+            if value := getattr(training, name, False):
                 raise ConfigError(
-                    f"{name}={config[name]} has no effect on a module without memory; set use_lstm "
+                    f"{name}={value} has no effect on a module without memory; set use_lstm "
                     "or use_attention in model_config, or leave it out."
                 )
     if length is None:
         return
     unit = length * num_shards
     if train_batch_size % unit:
-        name = "max_seq_len" if config.rows_per_window is None else config.window_setting
         raise ConfigError(
-            f"train_batch_size={train_batch_size} must be whole sequences of {name}="
+            f"train_batch_size={train_batch_size} must be whole sequences of {length_name}="
             f"{length} rows for each of num_shards={num_shards}; set it to "
             f"{max(1, round(train_batch_size / unit)) * unit}."
-        )
-
-
-def _check_sequences(config: "Config", plan: ReplayPlan, length: int | None) -> None:
-    training = config.training_settings
-    has_memory = length is not None
-    check_whole_sequences(
-        config, plan.train_batch_size, plan.num_shards, length, has_memory=has_memory
-    )
-    if length is None:
-        return
-    rows = training.burn_in_len + 2 * length
-    if rows > plan.buffer_length:
-        raise ConfigError(
-            f"burn_in_len={training.burn_in_len} + max_seq_len={length} needs room for at least "
-            f"{rows} rows of each environment, and the buffer holds {plan.buffer_length}; set "
-            f"replay_buffer_config['capacity'] to at least {rows * plan.num_envs}."
         )
 
 

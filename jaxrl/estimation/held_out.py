@@ -20,8 +20,8 @@ from jaxrl.assembly.offline import (
     format_bytes,
     get_device_limit,
     limit_dataset_size,
-    open_config_data,
     open_source,
+    open_sources,
     prepare_parts,
 )
 from jaxrl.buffers.dataset import (
@@ -292,13 +292,21 @@ class HeldOutEvaluation:
         self, config: "Config", *, leaves_others: bool
     ) -> tuple[list[RecordedData], list[list[EpisodePart]]]:
         """Return the data by source, and their held-out parts."""
-        data = open_config_data(config, self._assembly.made.spaces)
+        data = open_sources(
+            config.offline_data_settings, config.environment_settings, self._assembly.made.spaces
+        )
         parts = self._assembly.episode_split.take(
             data,
             self._settings.held_out_share,
             held_out=True,
             leaves_others=leaves_others,
-            count=limit_dataset_size(config, data, self._assembly.row_storage, self._device),
+            count=limit_dataset_size(
+                config.offline_data_settings,
+                config.evaluation_settings.offline_evaluation_split,
+                data,
+                self._assembly.row_storage,
+                self._device,
+            ),
         )
         return data, parts
 

@@ -79,9 +79,9 @@ class JaxEvaluation:
                 evaluation_num_envs="auto",
             )
         vector: Any = (
-            make_multi_vector_env(config, made)
+            make_multi_vector_env(config.environment_settings, made)
             if isinstance(made, MadeMultiEnv)
-            else make_vector_env(config, made)
+            else make_vector_env(config.environment_settings, made)
         )
         rollout_worker = self.assembly.policy_step.with_envs(vector)
         return Program(

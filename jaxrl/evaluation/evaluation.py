@@ -72,7 +72,8 @@ class Evaluation:
         is_jax = isinstance(trained, MadeEnv | MadeMultiEnv)
         self._first_params = trained.params if is_jax else None
         self._has_own_task = _has_overrides(config, ("env", "env_config"))
-        self._reference = None if self._has_own_task else find_reference(config)
+        has_data = (config.is_offline or config.is_mixed) and not self._has_own_task
+        self._reference = find_reference(config.offline_data_settings) if has_data else None
         self._num_versions = 0
         self._metrics_logger = MetricsLogger()
         self._on_host: LocalEvaluation | RayEvaluation | None = None
@@ -365,8 +366,12 @@ def make_evaluation_env(
     if not _has_overrides(config, ENV_SETTINGS):
         return trained
     try:
-        several = changed.is_multi_agent
-        made: Any = make_multi_agent_env(changed) if several else make_env(changed)
+        settings, several = changed.environment_settings, changed.is_multi_agent
+        made: Any = (
+            make_multi_agent_env(settings, changed.multi_agent_settings)
+            if several
+            else make_env(changed)
+        )
     except JaxrlError as error:
         raise type(error)(f"evaluation_config: {error}") from error
     names = ("observation space", "action space")

@@ -139,9 +139,10 @@ class PairingEvaluations:
             pool=pool,
         )
         config = evaluation.config
+        vector = make_multi_vector_env(config.environment_settings, made)
         num_envs = choose_num_envs(num_episodes, 1)
         evaluator = PairingEvaluator(
-            worker=policy_step.with_envs(make_multi_vector_env(config, made)),
+            worker=policy_step.with_envs(vector),
             num_envs=num_envs * len(cells),
             episodes_per_env=num_episodes // num_envs,
             max_steps=num_episodes

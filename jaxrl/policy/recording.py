@@ -125,7 +125,7 @@ def _record(
                 f"num_envs={num_envs} leaves modules without an environment, because the mapping "
                 f"differs between {period} successive ones: set {period} or more."
             )
-        made = make_multi_agent_env(config)
+        made = make_multi_agent_env(config.environment_settings, config.multi_agent_settings)
         policies = {m: own.policy_step for m, own in assembly.modules.items()}
         actors = cast("dict[str, ActorState]", inputs.actor)
         envs = {m: own.made for m, own in assembly.modules.items()}
@@ -191,11 +191,11 @@ def _play(
     """Yield rollouts, without end."""
     if isinstance(made, MadeMultiEnv):
         policies = cast("MultiPolicyStep", policy_step)
-        worker = policies.with_envs(make_multi_vector_env(config, made))
+        worker = policies.with_envs(make_multi_vector_env(config.environment_settings, made))
         yield from play_compiled(config, worker, made.params, inputs, num_envs, length)
         return
     if isinstance(made, MadeEnv) and inputs.task is None:
-        worker = policy_step.with_envs(make_vector_env(config, made))
+        worker = policy_step.with_envs(make_vector_env(config.environment_settings, made))
         yield from play_compiled(config, worker, made.params, inputs, num_envs, length)
         return
     for fragment in play_on_host(config, made, inputs, num_envs, length):

@@ -10,8 +10,9 @@ from jaxtyping import Int, UInt32
 
 from jaxrl.assembly.assemble import make_env, make_policy_step
 from jaxrl.assembly.env import Spaces, get_rllib_spaces
-from jaxrl.assembly.multi_agent import make_multi_host_env, make_multi_policy_step
+from jaxrl.assembly.multi_agent import make_multi_policy_step
 from jaxrl.callbacks import CallbackList
+from jaxrl.config.multi_agent import make_agents_env
 from jaxrl.core.types import Columns, PyTree, Rollout
 from jaxrl.envs.host import HostStep, HostVector, MadeHostEnv
 from jaxrl.envs.host_vector import make_vector
@@ -285,8 +286,11 @@ def make_env_runner(
     Raises:
         JaxrlError: If the environment or the module cannot be created.
     """
-    if made is None:
-        made = make_multi_host_env(config) if config.is_multi_agent else make_env(config)
+    if made is None and config.is_multi_agent:
+        several = make_agents_env(config.environment_settings, config.multi_agent_settings)
+        assert isinstance(several, MadeMultiHostEnv)
+        made = several
+    made = make_env(config) if made is None else made
     if isinstance(made, MadeMultiHostEnv):
         runner_class, policy_step = MultiEnvRunner, make_multi_policy_step(config, made)
         reads_state = policy_step.reads_state

@@ -19,7 +19,7 @@ from jaxrl.assembly.offline import (
     limit_dataset_size,
     load_dataset,
     make_blank_dataset,
-    open_config_data,
+    open_sources,
 )
 from jaxrl.buffers.dataset import Dataset, DatasetPosition, DatasetSampler, compute_returns_to_go
 from jaxrl.config.batch_plan import OfflinePlan
@@ -328,7 +328,9 @@ def read_dataset(
     Raises:
         JaxrlError: If there are no data, or they are damaged, too large, or do not fit.
     """
-    data = open_config_data(config, assembly.made.spaces)
+    data = open_sources(
+        config.offline_data_settings, config.environment_settings, assembly.made.spaces
+    )
     dataset = load_dataset(
         config,
         data,
@@ -336,7 +338,13 @@ def read_dataset(
         assembly.train_step.learner_pipeline,
         sampler,
         assembly.episode_split,
-        limit_dataset_size(config, data, assembly.row_storage, device),
+        limit_dataset_size(
+            config.offline_data_settings,
+            config.evaluation_settings.offline_evaluation_split,
+            data,
+            assembly.row_storage,
+            device,
+        ),
     )
     return dataset, get_fingerprint(data, config.evaluation_settings.held_out_share)
 

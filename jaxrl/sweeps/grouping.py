@@ -197,8 +197,9 @@ def _make_training_env(
     config: "Config",
 ) -> MadeEnv | MadeMultiEnv | MadeHostEnv | MadeMultiHostEnv:
     if config.is_multi_agent:
-        return make_multi_agent_env(config)
-    return prepare_first_task(config, make_env(config))
+        return make_multi_agent_env(config.environment_settings, config.multi_agent_settings)
+    mode = config.env_runners_settings.gym_env_vectorize_mode
+    return prepare_first_task(config.environment_settings, mode, make_env(config))
 
 
 def make_host_lanes_error(made: MadeEnv | MadeHostEnv | MadeMultiHostEnv) -> HostLanesError:

@@ -22,7 +22,7 @@ from jaxrl import (
     TD3Config,
     grid,
 )
-from jaxrl.assembly.offline import open_config_data
+from jaxrl.assembly.offline import open_sources
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import CheckpointError, ConfigError, DataError
 from jaxrl.offline.checks import number_id
@@ -95,7 +95,9 @@ def iter_rows(algorithm: Algorithm, storage: str) -> Iterator[Any]:
         from jaxrl.runners.ray.offline import make_row_task
 
         config, assembly = algorithm.config, algorithm._assembly
-        data = open_config_data(config, assembly.made.spaces)[0]
+        data = open_sources(
+            config.offline_data_settings, config.environment_settings, assembly.made.spaces
+        )[0]
         task = make_row_task(config, assembly, data, assembly.offline_runner.experience)
         for path in data.files:
             for chunk in task._iter_chunks(str(path)):

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from jaxrl import BCConfig, CQLConfig, TD3Config
 from jaxrl.assembly.assemble import assemble
-from jaxrl.assembly.offline import ActionConversion, convert_rows, open_config_data, prepare_parts
+from jaxrl.assembly.offline import ActionConversion, convert_rows, open_sources, prepare_parts
 from jaxrl.connectors import ActionConnector
 from jaxrl.connectors.pipelines import ActionPipeline
 from jaxrl.core.types import PyTree
@@ -62,7 +62,7 @@ def test_bounded_policies_learn_from_actions_as_they_were_played(
     data = write_data(tmp_path / "data", [beyond], BOX, actions_are_normalized=True)
     config = algorithm().offline_data(input_=data).training(train_batch_size=4)
     policy_step = assemble(config).policy_step
-    (source,) = open_config_data(config)
+    (source,) = open_sources(config.offline_data_settings, config.environment_settings)
     (part,) = prepare_parts(config.offline_data_settings, source, source.iter_parts(), policy_step)
     want = np.clip(beyond.action, -largest, largest)
     np.testing.assert_array_equal(part.action, want)

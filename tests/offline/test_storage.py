@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl import Algorithm, DQNConfig, MARWILConfig
-from jaxrl.assembly.offline import choose_storage, open_config_data
+from jaxrl.assembly.offline import choose_storage, open_sources
 from jaxrl.buffers.dataset import DatasetPosition
 from jaxrl.connectors import FrameStacking, MeanStdFilter
 from jaxrl.errors import ConfigError, DataError, UnknownNameError
@@ -44,7 +44,7 @@ def make_data(tmp_path: Path) -> str:
 
 
 def get_spaces(config: Any) -> Any:
-    data = open_config_data(config)[0]
+    data = open_sources(config.offline_data_settings, config.environment_settings)[0]
     return data.observation_space, data.action_space
 
 

@@ -16,7 +16,7 @@ import ray.data
 
 from jaxrl import Algorithm, DQNConfig, MARWILConfig
 from jaxrl.assembly.assemble import assemble
-from jaxrl.assembly.offline import load_dataset, open_config_data
+from jaxrl.assembly.offline import load_dataset, open_sources
 from jaxrl.buffers.dataset import DrawnRows, PickedRows, compute_returns_to_go
 from jaxrl.episodes.packing import EpisodePart
 from jaxrl.errors import ConfigError, DataError
@@ -62,7 +62,7 @@ def pick_all(config: Any) -> np.ndarray:
     """Return the table of the rows that a dataset on the device has."""
     assembly = assemble(config)
     runner = assembly.offline_runner
-    data = open_config_data(config)
+    data = open_sources(config.offline_data_settings, config.environment_settings)
     dataset = load_dataset(
         config,
         data,
@@ -254,7 +254,11 @@ def test_sequences_begin_with_their_file_and_are_learned_from(data: list[str]) -
 
 def pick_rewards(config: Any) -> np.ndarray:
     return np.concatenate(
-        [part.reward for source in open_config_data(config) for part in source.iter_parts()]
+        [
+            part.reward
+            for source in open_sources(config.offline_data_settings, config.environment_settings)
+            for part in source.iter_parts()
+        ]
     )
 
 

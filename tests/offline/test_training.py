@@ -15,7 +15,7 @@ from gymnasium import spaces
 from typer.testing import CliRunner
 
 from jaxrl import Algorithm, DQNConfig, EpisodeWriter, PPOConfig, SACConfig, import_weights
-from jaxrl.assembly.offline import open_config_data, transform_parts
+from jaxrl.assembly.offline import open_sources, transform_parts
 from jaxrl.cli.app import app
 from jaxrl.connectors import FrameStacking, MeanStdFilter, PrevActionsPrevRewards
 from jaxrl.episodes.packing import EpisodePart
@@ -300,13 +300,15 @@ def sum_rewards(part: EpisodePart) -> EpisodePart:
     ],
 )
 def test_what_a_function_returns_is_checked(data: str, function: Any, said: str) -> None:
-    (source,) = open_config_data(make_config(data))
+    config = make_config(data)
+    (source,) = open_sources(config.offline_data_settings, config.environment_settings)
     with pytest.raises(ConfigError, match="input_transform, " + said):
         list(transform_parts(function, source, source.iter_parts()))
 
 
 def test_what_a_function_returns_is_typed_as_in_a_program(data: str) -> None:
-    (source,) = open_config_data(make_config(data))
+    config = make_config(data)
+    (source,) = open_sources(config.offline_data_settings, config.environment_settings)
 
     def widen(part: EpisodePart) -> EpisodePart:
         return dataclasses.replace(part, obs=2.0 * part.obs.astype(np.float64), extras={})

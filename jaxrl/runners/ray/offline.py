@@ -26,8 +26,8 @@ from jaxrl.assembly.offline import (
     get_fingerprint,
     make_action_conversion,
     make_blank_dataset,
-    open_config_data,
     open_source,
+    open_sources,
     select_parts,
 )
 from jaxrl.buffers.dataset import (
@@ -605,7 +605,9 @@ class _Streams:
 
     def __init__(self, config: "Config", assembly: Assembly) -> None:
         self._config, self._assembly = config, assembly
-        self._data = open_config_data(config, assembly.made.spaces)[0]
+        self._data = open_sources(
+            config.offline_data_settings, config.environment_settings, assembly.made.spaces
+        )[0]
         share = config.evaluation_settings.held_out_share
         self.fingerprint = get_fingerprint([self._data], share, is_quick=True)
         self._sampler = assembly.offline_runner.experience
