@@ -690,9 +690,7 @@ def assemble(config: "Config") -> Assembly:
     return _make_assembly(config, made, acting, train_step)
 
 
-def _make_mixed_step(
-    config: "Config", made: AnyMadeEnv, acting: PolicyStep
-) -> MixedTrainStep:
+def _make_mixed_step(config: "Config", made: AnyMadeEnv, acting: PolicyStep) -> MixedTrainStep:
     """Make the train step of a run that learns from recorded data, too, and samples on the host."""
     plan = config.plan()
     assert isinstance(plan, ReplayPlan)

@@ -414,9 +414,7 @@ def _assemble_module(
     return assembly, view
 
 
-def _make_view(
-    config: "Config", made: AnyMadeMulti, rows: AgentRows, module: str
-) -> AgentView:
+def _make_view(config: "Config", made: AnyMadeMulti, rows: AgentRows, module: str) -> AgentView:
     """Return what the agents of a module observe, and what its critic sees.
 
     Raises:

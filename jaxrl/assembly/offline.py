@@ -664,9 +664,7 @@ def select_parts(
         yield part
 
 
-def count_recorded_batches(
-    config: "Config", rows: Iterable[tuple[PolicyStep, int]]
-) -> int:
+def count_recorded_batches(config: "Config", rows: Iterable[tuple[PolicyStep, int]]) -> int:
     """Return the maximum number of train batches whose rollouts one dispatch records; 0 for none.
 
     Args:
