@@ -826,7 +826,7 @@ class Algorithm(RLlibNames):
             Target(
                 policy_step=step,
                 actor=policy.actor,
-                explore=resolve_explore(config, step.module, explore),
+                explore=resolve_explore(config.env_runners_settings.explore, step.module, explore),
             ),
             open_estimated(config, input_, self._held_out, spaces),
             gamma=config.training_settings.gamma if gamma is None else gamma,
@@ -857,7 +857,12 @@ class Algorithm(RLlibNames):
             )
         self.on_phase("evaluating")
         self._call("on_evaluate_offline_start")
-        result = self._held_out.evaluate(self.config, self.state, lambda: self.get_policy().actor)
+        result = self._held_out.evaluate(
+            self.state,
+            lambda: self.get_policy().actor,
+            gamma=self.config.training_settings.gamma,
+            seed=self.config.debugging_settings.run_seed,
+        )
         self._call("on_evaluate_offline_end", evaluation_metrics=result)
         return result
 

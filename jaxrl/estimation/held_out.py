@@ -232,18 +232,16 @@ SHARED_KEY = "held_out"
 _TOTAL_LOSS, _TOTAL_EVAL_LOSS = "total_loss", "total_eval_loss"
 
 
-def resolve_explore(config: "Config", module: RLModule, explore: bool | None) -> bool:
+def resolve_explore(setting: bool, module: RLModule, explore: bool | None) -> bool:
     """Return whether the estimated policy samples its actions.
 
     Args:
-        config: Config of the run.
+        setting: Setting `explore`.
         module: Module of the policy.
-        explore: Choice of a caller; None for the config's `explore`, if the module samples with known
+        explore: Choice of a caller; None for the setting, if the module samples with known
             probabilities.
     """
-    if explore is not None:
-        return explore
-    return config.env_runners_settings.explore and module.explores_by_distribution
+    return setting and module.explores_by_distribution if explore is None else explore
 
 
 class HeldOutEvaluation:
@@ -260,7 +258,7 @@ class HeldOutEvaluation:
     """
 
     def __init__(self, config: "Config", assembly: Assembly, device: Device) -> None:
-        self._assembly, self._device = assembly, device
+        self._config, self._assembly, self._device = config, assembly, device
         self._settings = config.evaluation_settings
         self.programs: list[Program] = []
         self._losses: tuple[Dataset, HeldOutLosses, Program] | None = None
@@ -272,16 +270,16 @@ class HeldOutEvaluation:
             kind = self._settings.offline_evaluation_type
             self._estimates[OFFLINE_EVAL_RUNNERS] = EstimationMethod(method=kind)
         self._named = parse_methods(self._settings.off_policy_estimation_methods)
-        held_out = self._read_parts(config, leaves_others=self._assembly.row_storage != "stream")
+        held_out = self._read_parts(leaves_others=self._assembly.row_storage != "stream")
         if self._settings.offline_evaluation_type == EVAL_LOSS:
-            self._losses = self._make_losses(config, *held_out)
+            self._losses = self._make_losses(*held_out)
         self._episodes: WholeEpisodes | None = None
         if self._methods:
             from jaxrl.estimation.estimate import check_densities, check_target
 
             names = [each.method for each in self._methods]
-            check_target(self._make_target(config, None), names)
-            self._episodes = self._join_episodes(config, *held_out)
+            check_target(self._make_target(None), names)
+            self._episodes = self._join_episodes(*held_out)
             check_densities(self._episodes, names)
 
     @property
@@ -289,20 +287,22 @@ class HeldOutEvaluation:
         return [*self._estimates.values(), *self._named.values()]
 
     def _read_parts(
-        self, config: "Config", *, leaves_others: bool
+        self, *, leaves_others: bool
     ) -> tuple[list[RecordedData], list[list[EpisodePart]]]:
         """Return the data by source, and their held-out parts."""
-        data = open_sources(
-            config.offline_data_settings, config.environment_settings, self._assembly.made.spaces
+        settings, environment = (
+            self._config.offline_data_settings,
+            self._config.environment_settings,
         )
+        data = open_sources(settings, environment, self._assembly.made.spaces)
         parts = self._assembly.episode_split.take(
             data,
             self._settings.held_out_share,
             held_out=True,
             leaves_others=leaves_others,
             count=limit_dataset_size(
-                config.offline_data_settings,
-                config.evaluation_settings.offline_evaluation_split,
+                settings,
+                self._settings.offline_evaluation_split,
                 data,
                 self._assembly.row_storage,
                 self._device,
@@ -312,7 +312,6 @@ class HeldOutEvaluation:
 
     def _make_losses(
         self,
-        config: "Config",
         data: Sequence[RecordedData],
         held_out: Sequence[Sequence[EpisodePart]],
     ) -> tuple[Dataset, HeldOutLosses, Program]:
@@ -324,7 +323,7 @@ class HeldOutEvaluation:
         pipeline = assembly.policy_step.obs_pipeline
         load = partial(
             load_held_out,
-            config,
+            self._config,
             data,
             held_out,
             assembly.policy_step,
@@ -334,21 +333,23 @@ class HeldOutEvaluation:
         dataset = load()
         if pipeline.temporal and pipeline.has_statistics:
             self._reload = load
-        self._check_size(config, dataset)
+        self._check_size(dataset)
         losses = HeldOutLosses.make(
             assembly.offline_runner,
             size,
             dataset.num_rows,
             dataset.num_rows if duration == "auto" else duration,
         )
-        program = Program("evaluate_offline", losses, enabled=config.debugging_settings.compiles)
+        program = Program(
+            "evaluate_offline", losses, enabled=self._config.debugging_settings.compiles
+        )
         self.programs.append(program)
         place = SingleDeviceSharding(self._device)
         return jax.device_put(dataset, place), losses, program
 
-    def _check_size(self, config: "Config", dataset: Dataset) -> None:
+    def _check_size(self, dataset: Dataset) -> None:
         """Raise if the held-out rows are larger than the limit of a dataset on the device."""
-        limit = get_device_limit(config.offline_data_settings.max_dataset_bytes, self._device)
+        limit = get_device_limit(self._config.offline_data_settings.max_dataset_bytes, self._device)
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(dataset))
         if limit is not None and size > limit:
             raise ConfigError(
@@ -357,18 +358,20 @@ class HeldOutEvaluation:
                 "lower one, raise the other, or set offline_evaluation_duration to a number of batches."
             )
 
-    def _make_target(self, config: "Config", actor: ActorState | None) -> "Target":
+    def _make_target(self, actor: ActorState | None) -> "Target":
         """Return the policy to estimate, with the functions that were compiled for it before."""
         from jaxrl.estimation.target import Target
 
         return Target(
             policy_step=self._assembly.policy_step,
             actor=actor,
-            explore=resolve_explore(config, self._assembly.module, None),
+            explore=resolve_explore(
+                self._config.env_runners_settings.explore, self._assembly.module, None
+            ),
             compiled=self._compiled,
         )
 
-    def read_episodes(self, config: "Config") -> "WholeEpisodes":
+    def read_episodes(self) -> "WholeEpisodes":
         """Return the held-out episodes that estimates are made from.
 
         Raises:
@@ -376,11 +379,10 @@ class HeldOutEvaluation:
         """
         if self._episodes is not None:
             return self._episodes
-        return self._join_episodes(config, *self._read_parts(config, leaves_others=False))
+        return self._join_episodes(*self._read_parts(leaves_others=False))
 
     def _join_episodes(
         self,
-        config: "Config",
         data: Sequence[RecordedData],
         held_out: Sequence[Sequence[EpisodePart]],
     ) -> "WholeEpisodes":
@@ -392,7 +394,7 @@ class HeldOutEvaluation:
                 self._assembly.policy_step.action_pipeline,
                 self._select_episodes(parts),
                 split_by_episode=self._settings.ope_split_batch_by_episode,
-                ignore_final_observation=config.offline_data_settings.ignore_final_observation,
+                ignore_final_observation=self._config.offline_data_settings.ignore_final_observation,
             )
             for source, parts in zip(data, held_out, strict=True)
             if parts
@@ -409,23 +411,21 @@ class HeldOutEvaluation:
         return [part for part in ordered if part.episode_id in set(ids)]
 
     def evaluate(
-        self,
-        config: "Config",
-        state: TrainState,
-        get_actor: Callable[[], ActorState],
+        self, state: TrainState, get_actor: Callable[[], ActorState], *, gamma: float, seed: int
     ) -> dict[str, Any]:
         """Evaluate a run, by RLlib's keys below "evaluation".
 
         Args:
-            config: Config of the run.
-            state: Its state.
+            state: State of the run.
             get_actor: Function that returns the policy's parameters and statistics.
+            gamma: Discount factor of the run.
+            seed: Seed of the run.
         """
         result: dict[str, Any] = {}
         if self._losses is not None:
             result[OFFLINE_EVAL_RUNNERS] = self._compute_losses(state)
         if self._methods:
-            reports = self._estimate(config, get_actor())
+            reports = self._estimate(get_actor(), gamma, seed)
             for name, method in self._estimates.items():
                 result[name] = _describe_report(reports[_key(method)], method.method)
             named = {
@@ -453,7 +453,7 @@ class HeldOutEvaluation:
         }
 
     def _estimate(
-        self, config: "Config", actor: ActorState
+        self, actor: ActorState, gamma: float, seed: int
     ) -> dict[tuple[Any, ...], "EstimateReport"]:
         """Return the reports by the settings of fitted Q evaluation, each with all its methods."""
         from jaxrl.estimation.estimate import estimate
@@ -461,15 +461,15 @@ class HeldOutEvaluation:
         by_settings: dict[tuple[Any, ...], list[EstimationMethod]] = {}
         for method in self._methods:
             by_settings.setdefault(_key(method), []).append(method)
-        target, episodes = self._make_target(config, actor), self.read_episodes(config)
+        target, episodes = self._make_target(actor), self.read_episodes()
         return {
             key: estimate(
                 target,
                 episodes,
-                gamma=config.training_settings.gamma,
+                gamma=gamma,
                 methods=list(dict.fromkeys(each.method for each in group)),
                 fqe=group[0].fqe,
-                seed=config.debugging_settings.run_seed,
+                seed=seed,
             )
             for key, group in by_settings.items()
         }
@@ -485,16 +485,15 @@ class MissingEvaluation:
     def __init__(self, error: DataError) -> None:
         self._error, self.programs = error, list[Program]()
 
-    def read_episodes(self, config: "Config") -> NoReturn:
+    def read_episodes(self) -> NoReturn:
         """Raise the error."""
-        del config
         raise self._error
 
     def evaluate(
-        self, config: "Config", state: TrainState, get_actor: Callable[[], ActorState]
+        self, state: TrainState, get_actor: Callable[[], ActorState], *, gamma: float, seed: int
     ) -> NoReturn:
         """Raise the error."""
-        del config, state, get_actor
+        del state, get_actor, gamma, seed
         raise self._error
 
 
@@ -540,7 +539,7 @@ def open_estimated(
         DataError: If they are damaged, or of other spaces.
     """
     if input_ is None and held_out is not None:
-        return held_out.read_episodes(config)
+        return held_out.read_episodes()
     if input_ is None and not (config.is_offline or config.is_mixed):
         raise ConfigError(
             "evaluate_offline needs recorded data: name a folder of them, "

@@ -208,7 +208,8 @@ class Evaluation:
             policy, actor=to_host(policy.actor), env_params=to_host(policy.env_params)
         )
         weights = self._make_weights(policy)
-        self._parallel = _ParallelEvaluation(remote, self._config, weights, policy)
+        is_auto = self._config.evaluation_settings.evaluation_duration == "auto"
+        self._parallel = _ParallelEvaluation(remote, weights, policy, lasts_as_training=is_auto)
 
     @property
     def is_parallel_running(self) -> bool:
@@ -305,21 +306,21 @@ class _ParallelEvaluation:
     def __init__(
         self,
         remote: "RayEvaluation",
-        config: "Config",
         weights: Weights,
         policy: EvaluationInputs,
+        *,
+        lasts_as_training: bool,
     ) -> None:
         self.policy = policy
         self._training_is_done = threading.Event()
         self._outcome: dict[str, Any] | BaseException | None = None
-        is_auto = config.evaluation_settings.evaluation_duration == "auto"
         seed = policy.seed
 
         def evaluate() -> None:
             try:
                 self._outcome = (
                     remote.run_parallel(weights, seed, self._training_is_done)
-                    if is_auto
+                    if lasts_as_training
                     else remote.run(weights, seed, None)
                 )
             except BaseException as error:  # noqa: BLE001  (raised again by `result`)

@@ -87,7 +87,12 @@ class VideoRecorder:
         check_ffmpeg()
         self._num_episodes = int(config.evaluation_settings.record_video)
         self._recording: EpisodeRecording = (
-            JaxEpisodeRecording(config, made, policy_step)
+            JaxEpisodeRecording(
+                made,
+                policy_step,
+                explore=config.env_runners_settings.explore,
+                compiles=config.debugging_settings.compiles,
+            )
             if isinstance(made, MadeEnv)
             else HostEpisodeRecording(config, made.id)
         )
@@ -141,19 +146,20 @@ class JaxEpisodeRecording:
     """Recording of a JAX environment.
 
     Args:
-        config: Config of the evaluation.
         made: Evaluation environment.
         policy_step: Module and connectors.
+        explore: Whether the module explores.
+        compiles: Whether to compile.
     """
 
-    def __init__(self, config: "Config", made: MadeEnv, policy_step: PolicyStep) -> None:
-        self._made = made
-        self._explore = config.env_runners_settings.explore
+    def __init__(
+        self, made: MadeEnv, policy_step: PolicyStep, *, explore: bool, compiles: bool
+    ) -> None:
+        self._made, self._explore = made, explore
         env = VectorEnv(_NoAutoReset(made.env), made.env.reset_mode)
         self._rollout_worker = policy_step.with_envs(env)
-        jit = config.debugging_settings.compiles
-        self._reset_program = Program("film_reset", self._reset, enabled=jit)
-        self._step_program = Program("film_step", self._step, enabled=jit)
+        self._reset_program = Program("film_reset", self._reset, enabled=compiles)
+        self._step_program = Program("film_step", self._step, enabled=compiles)
 
     @property
     def fps(self) -> float:
@@ -278,13 +284,6 @@ class HostEpisodeRecording:
     def __init__(self, config: "Config", env_id: str) -> None:
         self._id = env_id
         self._frames = _FrameBuffer()
-        self._made = self._make_rendered_env(config)
-        self._config = config.copy(copy_frozen=False).env_runners(
-            gym_env_vectorize_mode="sync", env_runner_cls=None
-        )
-        self._runner: EnvRunner | None = None
-
-    def _make_rendered_env(self, config: "Config") -> MadeHostEnv:
         env_config = dict(config.environment_settings.env_config or {})
         changed = config.copy(copy_frozen=False)
         if not isinstance(config.environment_settings.env, gymnasium.Env):
@@ -293,11 +292,16 @@ class HostEpisodeRecording:
             made = make_env(changed)
         except JaxrlError as error:
             raise EnvError(
-                f"record_video makes a copy of {self._id} with render_mode='rgb_array', which "
+                f"record_video makes a copy of {env_id} with render_mode='rgb_array', which "
                 f"fails: {error}"
             ) from error
         assert isinstance(made, MadeHostEnv)
-        return dataclasses.replace(made, create=_RenderedEnvCreator(made.create, self._frames))
+        create = _RenderedEnvCreator(made.create, self._frames)
+        self._made = dataclasses.replace(made, create=create)
+        self._config = config.copy(copy_frozen=False).env_runners(
+            gym_env_vectorize_mode="sync", env_runner_cls=None
+        )
+        self._runner: EnvRunner | None = None
 
     @property
     def fps(self) -> float:

@@ -46,7 +46,7 @@ from jaxrl.config.serialize import (
 )
 from jaxrl.config.settings.run import CheckpointingSettings
 from jaxrl.core.spaces import get_leaf_spaces
-from jaxrl.core.types import Device
+from jaxrl.core.types import Device, PyTree
 from jaxrl.envs.adapters.table import ADAPTERS, split_id
 from jaxrl.envs.registry import find_imports, get_registered_env
 from jaxrl.runtime.commands import is_command
@@ -341,8 +341,10 @@ def open_program_cache(
     if description is not None:
         built = _digest({"config": description, "jax": _jax_options()})
         shared = (built, _digest_spaces(spaces), snapshot_code())
-    folder = _get_folder(config) if is_in_graph else None
-    packages = None if folder is None else _get_package_versions(frozenset(_find_suites(config)))
+    folder = _get_folder(config.debugging_settings.compilation_cache_dir) if is_in_graph else None
+    settings, overrides = config.environment_settings, config.evaluation_settings.evaluation_config
+    suites = _find_suites((settings.env, settings.env_config, overrides))
+    packages = None if folder is None else _get_package_versions(frozenset(suites))
     if packages is None:
         return (
             None if shared is None else ProgramCache(None, config=None, machine="", shared=shared)
@@ -364,8 +366,7 @@ def open_program_cache(
     )
 
 
-def _get_folder(config: "Config") -> Path | None:
-    setting = config.debugging_settings.compilation_cache_dir
+def _get_folder(setting: str | None) -> Path | None:
     if jax.default_backend() != "cpu" or not uses_own_folder(setting):
         return None
     folder = get_cache_file(setting, FOLDER)
@@ -418,10 +419,8 @@ def _is_own_env(name: str) -> bool:
     return get_registered_env(name) is None and find_imports(name) == (None, None)
 
 
-def _find_suites(config: "Config") -> set[str]:
-    """Find the prefixes of the packages whose environments a config names, at any depth."""
-    settings = config.environment_settings
-    named = (settings.env, settings.env_config, config.evaluation_settings.evaluation_config)
+def _find_suites(named: PyTree) -> set[str]:
+    """Find the prefixes of the packages whose environments are named, at any depth."""
     strings = (leaf for leaf in jax.tree.leaves(named) if isinstance(leaf, str))
     return {found[0] for text in strings if (found := split_id(text)) is not None}
 

@@ -11,7 +11,10 @@ from jaxrl.assembly.assemble import Assembly, assemble, make_env
 from jaxrl.assembly.env import can_share_program, prepare_first_task
 from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.config.offline import check_lane_storage, make_stream_lanes_error
+from jaxrl.config.settings.runners import LearnersSettings
+from jaxrl.config.settings.training import Training
 from jaxrl.config.sweep import Lane
+from jaxrl.connectors.pipelines import LearnerPipeline
 from jaxrl.core.hparams import (
     HParams,
     build_hparams,
@@ -232,13 +235,15 @@ def check_can_be_lanes(config: "Config", assembly: Assembly, varying: Collection
     if not (assembly.is_in_graph or assembly.is_offline):
         raise make_host_lanes_error(assembly.made)
     if assembly.is_offline:
-        _check_shared_rewards(config, assembly, varying)
+        pipeline = assembly.train_step.learner_pipeline
+        _check_shared_rewards(config.training_settings, pipeline, varying)
 
 
-def _check_shared_rewards(config: "Config", assembly: Assembly, varying: Collection[str]) -> None:
+def _check_shared_rewards(
+    training: Training, pipeline: LearnerPipeline, varying: Collection[str]
+) -> None:
     """Raise if connectors of recorded rewards, of which lanes share a copy, differ between them."""
-    pipeline = assembly.train_step.learner_pipeline
-    values = current_values(build_hparams(config.training_settings), Progress.zeros())
+    values = current_values(build_hparams(training), Progress.zeros())
     differing = sorted(pipeline.find_read_values(values) & set(varying))
     if differing:
         raise HostLanesError(
@@ -264,9 +269,9 @@ def _is_equal(a: object, b: object) -> bool:
         return False
 
 
-def select_devices(config: "Config") -> list[Device]:
+def select_devices(learners: LearnersSettings) -> list[Device]:
     """Return the local devices among which lanes may be divided."""
-    devices, learners = jax.local_devices(), config.learners_settings
+    devices = jax.local_devices()
     if learners.local_device_idx is not None:
         return [devices[learners.local_device_idx]]
     if learners.num_devices != "auto":

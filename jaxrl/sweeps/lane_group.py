@@ -19,6 +19,7 @@ from jaxrl.algorithm import Algorithm, Result
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.config.multi_agent import get_module_overrides
+from jaxrl.config.settings.multi_agent import MultiAgentSettings
 from jaxrl.config.sweep import Lane
 from jaxrl.core.hparams import HParams, to_leaf
 from jaxrl.core.keys import make_key
@@ -389,19 +390,21 @@ class LaneGroup:
         self, slot: int, source: TrainState, hparams: Mapping[str, float], salt: int
     ) -> None:
         """Replace a lane by a copy of another one's state and reactivate it; see `copy_member`."""
-        values = self._to_leaves(self.lanes[slot].config, hparams)
+        values = self._to_leaves(self.lanes[slot].config.multi_agent_settings, hparams)
         self.states = self._compiled.copy_member(
             self.states, np.int32(slot), source, values, np.uint32(salt)
         )
         self._num_taken[slot] = self._num_dispatches
         self.version += 1
 
-    def _to_leaves(self, config: "Config", hparams: Mapping[str, float]) -> dict[str, HParams]:
+    def _to_leaves(
+        self, settings: MultiAgentSettings, hparams: Mapping[str, float]
+    ) -> dict[str, HParams]:
         """Return numbers as leaves for each module without a value of its own."""
         states = self.states.modules or {"": self.states}
         leaves: dict[str, HParams] = {}
         for module, state in states.items():
-            own = get_module_overrides(config.multi_agent_settings, module) if module else {}
+            own = get_module_overrides(settings, module) if module else {}
             leaves[module] = {
                 name: to_leaf(value, state.learner.hparams[name])
                 for name, value in hparams.items()

@@ -88,10 +88,8 @@ class Population(SweepRuns):
         check_can_be_lanes(config, assembly, varying)
         for part in assembly.parts.values() if self._mutations else ():
             check_mutable(self._mutations, part.state_shapes.learner)
-        devices, max_lanes = (
-            select_devices(config),
-            self.config.sweep_settings.max_lanes_per_program,
-        )
+        devices = select_devices(config.learners_settings)
+        max_lanes = self.config.sweep_settings.max_lanes_per_program
         data = read_lane_data(config, assembly, devices[0])
         shared_bytes = 0 if data is None else data.num_bytes
         size = compute_lanes_per_turn(
