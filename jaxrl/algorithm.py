@@ -250,15 +250,17 @@ class Algorithm(RLlibNames):
         config, assembly, devices = self.config, self._assembly, self._devices
         parts, callbacks = self._parts, self._callbacks
         self._keys = PurposeKeys(config.debugging_settings.run_seed)
-        hooks, dispatches, shared = AlgorithmHooks(callbacks, self), OwnDispatches(), {}
+        hooks = AlgorithmHooks(callbacks, self)
         if parts is None:
             self._evaluation = Evaluation(config, assembly, hooks)
+            self._held_out = open_held_out(config, assembly, devices, {})
             self._learners = make_learner_group(config, assembly, devices)
+            dispatches = OwnDispatches()
         else:
             make = partial(parts.make_evaluation, self._get_evaluation_key)
             self._evaluation = Evaluation(config, assembly, hooks, make)
-            self._learners, dispatches, shared = parts.learners, parts.dispatches, parts.objects
-        self._held_out = open_held_out(config, assembly, devices, shared)
+            self._held_out = open_held_out(config, assembly, devices, parts.objects)
+            self._learners, dispatches = parts.learners, parts.dispatches
         self._loop = make_loop(config, assembly, self._learners, callbacks, self, dispatches)
         self._batches_to_run = 1
         self._count_fit_iterations_left: Callable[[], int] = lambda: sys.maxsize
