@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import Algorithm, PPOConfig, TimeStep
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import TimeStep
 from jaxrl.envs import JaxEnv
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import EnvError
@@ -106,30 +104,31 @@ class Bare(JaxEnv[Any, None]):
         )
 
 
-class IntegerReward(Bare):
-    def step(self, key: Any, state: Any, action: Any, params: None) -> Any:
+class Paying(Bare):
+    """Rewards of another type."""
+
+    def __init__(self, pay: Any) -> None:
+        self.pay = pay
+
+    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
         state, step = super().step(key, state, action, params)
-        return state, replace(step, reward=action + 1)
+        return state, replace(step, reward=self.pay(step, action))
 
 
-class BoolReward(Bare):
-    def step(self, key: Any, state: Any, action: Any, params: None) -> Any:
-        state, step = super().step(key, state, action, params)
-        return state, replace(step, reward=step.terminated)
-
-
-class PythonReward(Bare):
-    def step(self, key: Any, state: Any, action: Any, params: None) -> Any:
-        state, step = super().step(key, state, action, params)
-        return state, replace(step, reward=-1)
+PAID = [
+    Bare(),
+    Paying(lambda step, action: action + 1),
+    Paying(lambda step, action: step.terminated),
+    Paying(lambda step, action: -1),
+]
 
 
 @pytest.mark.allow_key_reuse
-@pytest.mark.parametrize("env", [Bare, IntegerReward, BoolReward, PythonReward])
-def test_rewards_of_any_number_become_float32(env: type[Bare]) -> None:
+@pytest.mark.parametrize("env", PAID)
+def test_rewards_of_any_number_become_float32(env: Bare) -> None:
     """Another type after a step than after a reset would compile every program twice."""
-    check_env(env(), num_steps=12)
-    vector, params = VectorEnv(env(), "every_step"), env().default_params
+    check_env(env, num_steps=12)
+    vector, params = VectorEnv(env, "every_step"), env.default_params
 
     def one_step(state: Any) -> Any:
         inputs = jax.tree.map(lambda x: x[0], vector.make_step_inputs(state, 1, params))
@@ -158,19 +157,24 @@ def test_an_environment_without_parameters_trains_and_is_restored(tmp_path: Path
 
 
 class Broken(Walk):
-    """A walk of which one result is changed: `observe(obs, state)`, `after_step(state, step, params)`.
+    """A walk of which one result is changed: `observe(obs, state)`, `after_step(state, step, params)`
+    or `after_reset(state, obs)`.
 
     Other changes are attributes.
     """
 
     def __init__(self, **changes: Any) -> None:
         self.change_obs = changes.pop("observe", lambda obs, state: obs)
+        self.change_reset = changes.pop("after_reset", lambda state, obs: (state, obs))
         self.change_step = changes.pop("after_step", lambda state, step, params: (state, step))
         for name, value in changes.items():
             setattr(self, name, value)
 
     def observe(self, state: Any) -> Any:
         return self.change_obs(super().observe(state), state)
+
+    def reset(self, key: Any, params: Any) -> Any:
+        return self.change_reset(*super().reset(key, params))
 
     def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
         return self.change_step(*super().step(key, state, action, params), params)
@@ -194,31 +198,6 @@ def with_obs(**parts: Any) -> Broken:
 
 class NoSpace(Walk):
     action_space = JaxEnv.action_space
-
-
-class ThreeFromReset(Walk):
-    def reset(self, key: Any, params: Any) -> Any:
-        return *super().reset(key, params), {}
-
-
-class StateGrows(Walk):
-    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
-        state = state["state"] if isinstance(state, dict) else state
-        state, step = super().step(key, state, action, params)
-        return {"state": state}, step
-
-
-class StateChangesDtype(Walk):
-    def step(self, key: Any, state: Any, action: Any, params: Any) -> Any:
-        count = state.num_steps.astype(jnp.int32)
-        state, step = super().step(key, replace(state, num_steps=count), action, params)
-        return replace(state, num_steps=state.num_steps.astype(jnp.float32)), step
-
-
-class WeakState(Walk):
-    def reset(self, key: Any, params: Any) -> Any:
-        state, obs = super().reset(key, params)
-        return replace(state, num_steps=0), obs
 
 
 class Unhashable(Walk):
@@ -369,10 +348,27 @@ BROKEN: list[tuple[Walk, str]] = [
         ),
         "step must return (state, TimeStep), got a tuple of 5",
     ),
-    (ThreeFromReset(), "reset must return (state, obs), got a tuple of 3"),
-    (StateGrows(), "the state's structure differs between reset and step"),
-    (StateChangesDtype(), "num_steps is int32[] after a reset and float32[] after a step"),
-    (WeakState(), "num_steps is a weakly typed int32"),
+    (
+        Broken(after_reset=lambda state, obs: (state, obs, {})),
+        "reset must return (state, obs), got a tuple of 3",
+    ),
+    (
+        Broken(after_step=lambda state, step, _: ({"state": state}, step)),
+        "the state's structure differs between reset and step",
+    ),
+    (
+        Broken(
+            after_step=lambda state, step, _: (
+                replace(state, num_steps=state.num_steps.astype(jnp.float32)),
+                step,
+            )
+        ),
+        "num_steps is int32[] after a reset and float32[] after a step",
+    ),
+    (
+        Broken(after_reset=lambda state, obs: (replace(state, num_steps=0), obs)),
+        "num_steps is a weakly typed int32",
+    ),
     (Unhashable(), "must be hashable"),
     (PythonBranch(), "step cannot be traced by jax.jit (TracerBoolConversionError"),
     (

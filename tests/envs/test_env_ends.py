@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import Algorithm, PPOConfig
+from jaxrl.envs import make
 from jaxrl.envs.adapters.barrier import reraise_interrupts
 from jaxrl.envs.host_vector import make_vector
-from jaxrl.envs.registry import make
 from jaxrl.errors import EnvError
 from jaxrl.runners.hang_watch import HangWatch
 

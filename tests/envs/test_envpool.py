@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PPOConfig, register_env
+from jaxrl.envs import make
 from jaxrl.envs.adapters.table import list_ids
 from jaxrl.envs.host import HostStep, HostVector
 from jaxrl.envs.host_vector import make_vector
-from jaxrl.envs.registry import find_imports, make, register_env
+from jaxrl.envs.registry import find_imports
 from jaxrl.errors import EnvError, UnknownNameError
 from jaxrl.testing import check_env
 from tests.envs.copies import host, step_rows

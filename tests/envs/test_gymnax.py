@@ -12,8 +12,6 @@ import pytest
 from jaxrl.envs import make
 from jaxrl.envs.adapters.gymnax import ENV_IDS, GymnaxEnv
 from jaxrl.errors import EnvError
-from jaxrl.testing import check_env
-from tests.helpers import slow_but
 
 ONE_OF_EACH = (
     *("CartPole-v1", "Pendulum-v1", "Breakout-MinAtar", "Catch-bsuite", "FourRooms-misc"),
@@ -26,12 +24,6 @@ MINATAR = [name for name in ENV_IDS if name.endswith("-MinAtar")]
 def test_the_list_is_gymnaxs_but_for_the_one_that_downloads() -> None:
     assert set(ENV_IDS) == set(gymnax.registered_envs) - {"MNISTBandit-bsuite"}
     assert len(ENV_IDS) == 25
-
-
-@pytest.mark.filterwarnings("ignore:.*does not depend on the key")
-@pytest.mark.parametrize("name", slow_but(*ONE_OF_EACH, of=ENV_IDS))
-def test_contract(name: str) -> None:
-    check_env(f"gymnax:{name}", num_steps=16, num_envs=2)
 
 
 @pytest.mark.allow_key_reuse

@@ -202,6 +202,7 @@ def test_without_the_check_it_is_found_at_the_first_step(
 def test_exceptions_keep_their_cause(cls: type, message: str) -> None:
     with pytest.raises(EnvError) as caught:
         make_vector(host(cls), num_envs=1)
+    assert type(caught.value) is EnvError  # a public error
     assert isinstance(caught.value.__cause__, KeyError | ZeroDivisionError)
 
 
@@ -218,20 +219,19 @@ def test_a_wrong_shape_later_on_is_still_found() -> None:
         vector.step(np.zeros(1, np.int32))
 
 
-def test_float64_is_cast_with_one_notice(caplog: pytest.LogCaptureFixture) -> None:
-    class Double(Good):
-        def obs(self) -> Any:
-            return np.array([0.1, 0.2])
-
+@pytest.mark.parametrize("check", [False, True])
+def test_float64_is_cast_with_one_notice(caplog: pytest.LogCaptureFixture, check: bool) -> None:
+    """As a NumPy division gives it; before an observation is checked, too."""
+    cls = broken(obs=lambda self: np.asarray(Good.obs(self), np.float64))
     with caplog.at_level(logging.WARNING, "jaxrl.envs"):
-        vector = make_vector(host(Double), num_envs=2, check=False)
+        vector = make_vector(host(cls), num_envs=2, check=check)
         obs = vector.reset()
         for _ in range(3):
             vector.step(np.zeros(2, np.int32))
         vector.reset()
     assert obs.dtype == np.float32
     (notice,) = caplog.messages
-    assert notice.endswith("Double: observation is float64 and is cast to float32.")
+    assert notice.endswith("Broken: observation is float64 and is cast to float32.")
 
 
 def test_not_reproducible_is_advice(caplog: pytest.LogCaptureFixture) -> None:
@@ -346,39 +346,6 @@ def test_the_crashing_cartpole_stalls_as_told(monkeypatch: pytest.MonkeyPatch) -
         assert pauses[0] == 7.0
         assert len(pauses) == 1 + worker_index
         assert all(3.0 <= pause <= 4.0 for pause in pauses[1:])
-
-
-class Float64(Good):
-    """Returns float64 where its space says float32, as a NumPy division does."""
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        obs, info = super().reset(seed=seed, options=options)
-        return np.asarray(obs, np.float64), info
-
-    def step(self, action: Any) -> Any:
-        obs, *rest = super().step(action)
-        return np.asarray(obs, np.float64), *rest
-
-
-def test_float64_observations_are_cast_before_they_are_checked(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with caplog.at_level(logging.WARNING, "jaxrl.envs"):
-        make_vector(host(Float64), num_envs=1)
-    said = [message for message in caplog.messages if "float64" in message]
-    assert len(said) == 1
-    assert said[0].endswith("observation is float64 and is cast to float32.")
-
-
-def test_what_an_environment_raises_is_a_public_error() -> None:
-    class Raises(Good):
-        def step(self, action: Any) -> Any:
-            raise RuntimeError("no power")
-
-    with pytest.raises(EnvError, match="RuntimeError: no power") as caught:
-        make_vector(host(Raises), num_envs=1)
-    assert type(caught.value) is EnvError
-    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_a_part_that_no_module_reads_can_be_left_out() -> None:

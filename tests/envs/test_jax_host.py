@@ -79,17 +79,6 @@ def test_the_transitions_are_those_of_the_compiled_loop(reset_mode: Any) -> None
     assert ends >= NUM_ENVS
 
 
-def test_copies_may_be_spread_over_runners() -> None:
-    made = made_env("CartPole-v1")
-    whole = vector_of(made)
-    parts = [vector_of(made, 0, 1), vector_of(made, 1, 3)]
-    firsts = np.concatenate([part.reset() for part in parts])
-    np.testing.assert_array_equal(whole.reset(), firsts)
-    steps = on_host(whole)
-    for t, rows in enumerate(zip(on_host(parts[0], 0, 1), on_host(parts[1], 1, 3), strict=True)):
-        np.testing.assert_array_equal(steps[t].obs, np.concatenate([row.obs for row in rows]))
-
-
 def test_given_seeds_are_of_copies() -> None:
     vector = vector_of(made_env("CartPole-v1"))
     own = vector.reset()
@@ -98,40 +87,6 @@ def test_given_seeds_are_of_copies() -> None:
     np.testing.assert_array_equal(given, vector.reset([5, 6, 7, 8]))
     assert not np.array_equal(given[1:], vector.reset([5, 1, 1, 1])[1:])
     np.testing.assert_array_equal(given[0], vector.reset([5, 1, 1, 1])[0])
-
-
-def test_a_state_is_arrays_and_exact() -> None:
-    vector, other = (vector_of(made_env("CartPole-v1", max_episode_steps=9)) for _ in range(2))
-    vector.reset()
-    on_host(vector)
-    state = vector.get_state()
-    leaves = jax.tree.leaves(state)
-    assert all(type(leaf) is np.ndarray and len(leaf) == NUM_ENVS for leaf in leaves)
-    other.reset([1, 2, 3, 4])
-    other.set_state(state)
-    for a, b in zip(on_host(vector), on_host(other), strict=True):
-        np.testing.assert_array_equal(a.final_obs, b.final_obs)
-        np.testing.assert_array_equal(a.obs, b.obs)
-
-
-def test_held_copies_stay_as_they_are() -> None:
-    vector, free = (vector_of(made_env("CartPole-v1", max_episode_steps=9)) for _ in range(2))
-    start = vector.reset()
-    free.reset()
-    held = np.array([True, False, False, True])
-    vector.pause(held)
-    for step, expected in zip(on_host(vector), on_host(free), strict=True):
-        assert step.mask.tolist() == [False, True, True, False]
-        np.testing.assert_array_equal(step.obs[held], start[held])
-        np.testing.assert_array_equal(step.final_obs[held], start[held])
-        np.testing.assert_array_equal(step.obs[~held], expected.obs[~held])
-        assert not (step.terminated | step.truncated)[held].any()
-        assert not step.reward[held].any()
-        assert step.faults == ()
-    vector.pause(np.zeros(NUM_ENVS, np.bool_))
-    free.reset()
-    step, expected = on_host(vector)[0], on_host(free)[0]
-    np.testing.assert_array_equal(step.obs[held], expected.obs[held])
 
 
 @pytest.mark.parametrize(("kind", "what"), [("reward", "reward"), ("obs", "observation")])

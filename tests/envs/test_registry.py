@@ -13,10 +13,18 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl.envs import EnvContext, JaxEnv, TimeLimit, list_envs, make, register_env, registry
+from jaxrl.envs import (
+    EnvContext,
+    JaxEnv,
+    MadeHostEnv,
+    TimeLimit,
+    list_envs,
+    make,
+    register_env,
+    registry,
+)
 from jaxrl.envs.classic.cartpole import CartPole, CartPoleParams
 from jaxrl.envs.classic.pendulum import Pendulum
-from jaxrl.envs.host import MadeHostEnv
 from jaxrl.errors import EnvError, UnknownNameError
 
 

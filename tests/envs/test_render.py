@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl.envs import MadeEnv, make
 from jaxrl.envs.adapters.gymnax import CELL_PIXELS
 from jaxrl.envs.classic.raster import Canvas
-from jaxrl.envs.registry import MadeEnv, make
 
 YELLOW, GREY, CYAN, BLACK = (204, 204, 0), (128, 128, 128), (0, 204, 204), (0, 0, 0)
 

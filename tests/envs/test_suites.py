@@ -18,9 +18,8 @@ from gymnasium import spaces
 from jaxrl import PPOConfig
 from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.types import PyTree
-from jaxrl.envs import make
+from jaxrl.envs import make, make_any
 from jaxrl.envs.adapters.table import ADAPTERS, find_refused, list_ids
-from jaxrl.envs.registry import make_any
 from jaxrl.errors import EnvError, JaxrlError
 from jaxrl.testing import check_env
 

@@ -10,9 +10,10 @@ import pytest
 
 from jaxrl import PPOConfig
 from jaxrl.core.types import PyTree
+from jaxrl.envs import make_multi
 from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.multi.base import ALL
-from jaxrl.envs.registry import is_multi_agent_spec, make_multi
+from jaxrl.envs.registry import is_multi_agent_spec
 from jaxrl.errors import EnvError, JaxrlError, UnknownNameError
 
 pytestmark = pytest.mark.allow_key_reuse

@@ -2,27 +2,31 @@
 
 from typing import Any
 
+import cloudpickle
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.envs import MultiTimeLimit, TimeLimit, make, make_multi, make_multi_agent
+from jaxrl.envs import (
+    MultiTimeLimit,
+    TimeLimit,
+    make,
+    make_multi,
+    make_multi_agent,
+    make_multi_host,
+)
 from jaxrl.envs.classic.cartpole import CartPole
+from jaxrl.envs.multi.copies import Copies, HostCopies
 from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import EnvError, UnknownNameError
-from jaxrl.testing import check_env
-from tests.envs.multi.test_multi_vector import run
+from tests.envs.test_vectors import run
 from tests.helpers import assert_equal
 
-pytestmark = pytest.mark.allow_key_reuse
 
-
-def test_contract() -> None:
-    check_env("MultiAgentCartPole-v0", num_steps=40)
-
-
+@pytest.mark.allow_key_reuse
 def test_one_copy_is_the_environment_itself_to_the_bit() -> None:
     made, single = make_multi("MultiAgentCartPole-v0", {"num_agents": 1}), make("CartPole-v1")
     action, index = jnp.zeros((6,), jnp.int32), np.arange(6)
@@ -36,6 +40,7 @@ def test_one_copy_is_the_environment_itself_to_the_bit() -> None:
     assert_equal(steps.ended, rows.ended)
 
 
+@pytest.mark.allow_key_reuse
 def test_every_copy_does_what_it_does_alone_and_waits_for_the_last() -> None:
     made = make_multi("MultiAgentCartPole-v0", {"num_agents": 3})
     env, params = made.env, made.params
@@ -76,6 +81,7 @@ def test_every_copy_does_what_it_does_alone_and_waits_for_the_last() -> None:
     assert len(set(ends.values())) > 1
 
 
+@pytest.mark.allow_key_reuse
 def test_a_cut_of_all_is_no_termination() -> None:
     made = make_multi(make_multi_agent(TimeLimit(CartPole(), 3)), {"num_agents": 2})
     assert isinstance(made.env, MultiTimeLimit)
@@ -90,6 +96,7 @@ def test_a_cut_of_all_is_no_termination() -> None:
         assert not step.terminated["__all__"]
 
 
+@pytest.mark.allow_key_reuse
 def test_settings_are_those_of_the_copied_environment() -> None:
     cls = make_multi_agent("CartPole-v1")
     made = make_multi(cls, {"num_agents": 2, "sutton_barto_reward": True, "gravity": 5.0})
@@ -112,6 +119,7 @@ def test_settings_are_those_of_the_copied_environment() -> None:
         make_multi(make_multi_agent("gymnasium:CartPole-v1"))
 
 
+@pytest.mark.allow_key_reuse
 def test_pictures_stand_side_by_side_and_those_of_the_ended_are_dimmed() -> None:
     made = make_multi("MultiAgentCartPole-v0")
     state, _ = made.env.reset(jax.random.key(0), made.params)
@@ -122,3 +130,80 @@ def test_pictures_stand_side_by_side_and_those_of_the_ended_are_dimmed() -> None
     dimmed = made.env.render(type(state)(inner=ended, num_steps=state.num_steps), made.params)
     np.testing.assert_array_equal(dimmed[:, :600], picture[:, :600])
     assert dimmed[:, 600:].max() < 200
+
+
+# --- copies of gymnasium environments as one Python environment of several agents ---
+
+
+def make_host(num_agents: int, **config: Any) -> Any:
+    cls: Any = make_multi_agent("gymnasium:CartPole-v1")
+    return cls({"num_agents": num_agents, **config})
+
+
+def test_each_copy_is_the_environment_itself() -> None:
+    env, single = make_host(2), gymnasium.make("CartPole-v1")
+    obs, infos = env.reset(seed=7)
+    first, _ = single.reset(seed=7)
+    assert list(obs) == [0, 1] == env.possible_agents
+    assert infos == {0: {}, 1: {}}
+    np.testing.assert_array_equal(obs[0], first)
+    assert not np.array_equal(obs[0], obs[1])  # RLlib's copies all begin as the first
+    for _ in range(5):
+        step, expected = env.step({0: 1, 1: 0}), single.step(1)
+        np.testing.assert_array_equal(step[0][0], expected[0])
+        assert [part[0] for part in step[1:]] == list(expected[1:])
+
+
+def test_agents_end_with_their_copies_and_the_episode_with_the_last() -> None:
+    made = make_multi_host(make_multi_agent("gymnasium:CartPole-v1"), {"num_agents": 3})
+    env = made.make_checked()
+    env.reset(seed=0)
+    ended: list[str] = []
+    while True:
+        step = env.step({agent: int(agent) % 2 for agent in env.agents_to_act})
+        ended += [name for name in step.present if step.terminated[name]]
+        assert step.terminated["__all__"] == (len(ended) == 3)
+        if step.is_over:
+            break
+        assert step.present == tuple(n for n in ("0", "1", "2") if n not in ended or n in step.obs)
+    assert sorted(ended) == ["0", "1", "2"]
+
+
+def test_the_episode_is_truncated_if_no_copy_terminates() -> None:
+    cls: Any = make_multi_agent(lambda _: gymnasium.make("CartPole-v1", max_episode_steps=2))
+    env = cls({"num_agents": 2})
+    env.reset(seed=0)
+    env.step({0: 0, 1: 1})
+    *_, terminateds, truncateds, _ = env.step({0: 1, 1: 0})
+    assert (terminateds["__all__"], truncateds["__all__"]) == (False, True)
+
+
+def test_a_limit_after_a_copy_has_terminated_is_a_limit() -> None:
+    cls: Any = make_multi_agent(lambda _: gymnasium.make("CartPole-v1", max_episode_steps=15))
+    env = cls({"num_agents": 2})
+    env.reset(seed=0)
+    for t in range(15):
+        ends = env.step({agent: 1 if agent == 0 else t % 2 for agent in env.agents})[2:4]
+        assert not any(flags["__all__"] for flags in ends) or t == 14
+    assert [flags["__all__"] for flags in ends] == [False, True]
+    assert 0 not in ends[0]  # it had fallen before
+
+
+def test_the_rest_of_the_config_is_the_environments() -> None:
+    cls: Any = make_multi_agent("gymnasium:CartPole-v1")
+    with pytest.raises(UnknownNameError, match="takes no argument 'lenght'"):
+        cls({"num_agents": 2, "lenght": 1})
+    env = cls({"num_agents": 2, "render_mode": "rgb_array"})
+    env.reset(seed=0)
+    assert env.render().shape == (400, 1200, 3)
+    env.close()
+    with pytest.raises(EnvError, match="num_agents"):
+        cls({"num_agents": 0})
+
+
+def test_classes_are_of_the_kind_of_what_they_copy() -> None:
+    host: Any = make_multi_agent("gymnasium:CartPole-v1")
+    assert issubclass(host, HostCopies)
+    assert issubclass(make_multi_agent("CartPole-v1"), Copies)
+    other = cloudpickle.loads(cloudpickle.dumps(host))
+    assert other({"num_agents": 2}).possible_agents == [0, 1]

@@ -14,9 +14,8 @@ from jaxrl.envs import MultiTimeLimit, make_multi
 from jaxrl.envs.multi.foraging import CELL_PIXELS, FOOD_COLOR, PLAYER_COLOR, Foraging
 from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.errors import EnvError
-from jaxrl.testing import check_env
 from tests.envs.multi.foraging_reference import LOAD, Game, is_allowed
-from tests.envs.multi.test_multi_vector import run
+from tests.envs.test_vectors import run
 from tests.helpers import slow_but
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -179,11 +178,6 @@ def test_a_mask_says_which_actions_do_something() -> None:
     assert 0 < np.mean(legal[..., LOAD]) < 1
     np.testing.assert_array_equal(step.obs["player"]["obs"].reshape(state.shape), state)
     assert env.observation_space("player_0", params)["obs"].shape == (12,)
-
-
-@pytest.mark.parametrize("config", slow_but({}, of=[{}, {"size": 5, "action_mask": True}]))
-def test_contract(config: dict[str, Any]) -> None:
-    check_env("Foraging-v0", config, num_steps=60)
 
 
 @pytest.mark.slow

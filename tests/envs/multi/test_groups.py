@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PPOConfig
 from jaxrl.core.struct import replace
 from jaxrl.envs import (
+    CheckedMultiAgentEnv,
     JaxEnv,
     MultiAgentJaxEnv,
     MultiStart,
@@ -19,17 +20,18 @@ from jaxrl.envs import (
     make,
     make_multi,
 )
+from jaxrl.envs.multi.host_groups import GROUP_INFO, GROUP_REWARDS
 from jaxrl.errors import EnvError, UnknownNameError
 from jaxrl.testing import check_env
 from tests.envs.multi.comers import Comers
-
-pytestmark = pytest.mark.allow_key_reuse
+from tests.envs.multi_host.scripted import BOX, ONGOING, Scripted, at
 
 CROWD = ("crowd_0", "crowd_1", "crowd_2")
 ALL = ("hermit", *CROWD)
 IDLE = {"hermit": jnp.int32(0), "crowd": jnp.zeros((3,), jnp.int32)}
 
 
+@pytest.mark.allow_key_reuse
 @pytest.mark.parametrize(
     "extras",
     [pytest.param({}, marks=pytest.mark.slow), {"member_mask": True, "member_rewards": True}],
@@ -39,6 +41,7 @@ def test_contract_of_a_team_and_of_two_groups(extras: dict[str, bool]) -> None:
     check_env(group_agents(Comers(), {"one": ("hermit",), "many": CROWD}, **extras))
 
 
+@pytest.mark.allow_key_reuse
 def test_a_team_of_copies_is_one_agent_with_stacked_spaces() -> None:
     team = group_agents("MultiAgentCartPole-v0", {"team": ("1", "0")}, "mean")
     assert isinstance(team, JaxEnv)
@@ -67,6 +70,7 @@ def test_a_team_of_copies_is_one_agent_with_stacked_spaces() -> None:
     assert 1 < t < 99
 
 
+@pytest.mark.allow_key_reuse
 def test_members_of_unequal_spaces_are_a_tuple_and_kinds_one_part_of_it() -> None:
     team = group_agents(
         Comers(), {"team": ALL}, member_mask=True, member_rewards=True, global_state=True
@@ -109,6 +113,7 @@ def test_members_of_unequal_spaces_are_a_tuple_and_kinds_one_part_of_it() -> Non
         begun = (begun & ~(died | left)) | acts
 
 
+@pytest.mark.allow_key_reuse
 def test_a_group_ends_with_its_last_member_and_as_that_member_does() -> None:
     env = group_agents(Comers(), {"one": ("hermit",), "many": CROWD})
     assert isinstance(env, MultiAgentJaxEnv)
@@ -174,6 +179,7 @@ class Masked(MultiAgentJaxEnv[Any, None]):
         )
 
 
+@pytest.mark.allow_key_reuse
 def test_masks_of_members_are_in_a_row_and_nothing_is_illegal_for_who_waits() -> None:
     for extras in ({}, {"member_mask": True}):
         team = group_agents(Masked(), {"team": ("a", "b")}, "same", **extras)
@@ -188,6 +194,7 @@ def test_masks_of_members_are_in_a_row_and_nothing_is_illegal_for_who_waits() ->
         assert step.reward == 1.0
 
 
+@pytest.mark.allow_key_reuse
 @pytest.mark.slow
 def test_a_team_with_masks_trains_as_any_environment() -> None:
     config = PPOConfig().environment(group_agents(Masked(), {"team": ("a", "b")}))
@@ -200,6 +207,7 @@ def test_a_team_with_masks_trains_as_any_environment() -> None:
     assert result["episode_return_max"] == 11.0  # 6 of a's and 5 of b's, who comes a step later
 
 
+@pytest.mark.allow_key_reuse
 @pytest.mark.parametrize(
     ("groups", "keywords", "error", "sentence"),
     [
@@ -223,8 +231,106 @@ def test_bad_groups_are_refused(
         group_agents(Comers(), groups, **keywords)
 
 
+@pytest.mark.allow_key_reuse
 def test_what_the_environment_does_not_have_is_refused() -> None:
     with pytest.raises(EnvError, match="has no global state"):
         group_agents("MultiAgentCartPole-v0", {"t": ("0", "1")}, global_state=True)
     with pytest.raises(UnknownNameError, match="has no parameter 'nothing'"):
         group_agents(Comers(), {"t": ALL}, env_config={"nothing": 1})
+
+
+# --- groups of agents of Python environments, compared with RLlib's wrapper ---
+
+
+AGENTS = ("a", "b", "c")
+ALL_OBS = {"a": at(0.1), "b": at(0.2), "c": at(0.3)}
+ENDED = {"a": True, "b": True, "c": False, "__all__": False}
+STEPS = [
+    (ALL_OBS, {"a": 1.0, "b": 2.0, "c": 4.0}, ONGOING, ONGOING, {"a": {"x": 1}, "b": {}}),
+    (ALL_OBS, {"a": 1.0, "b": 0.0}, ENDED, ONGOING, {"__common__": {"y": 2}}),
+    ({"c": at()}, {}, {"__all__": True}, ONGOING, {}),
+]
+
+
+def make_grouped(*steps: Any, **options: Any) -> Any:
+    env = Scripted((ALL_OBS, {}), steps or STEPS, AGENTS)
+    return env.with_agent_groups({"team": ["a", "b"]}, **options)
+
+
+def test_a_group_is_an_agent() -> None:
+    env = make_grouped()
+    checked = CheckedMultiAgentEnv(env)
+    assert checked.possible_agents == ("team", "c")
+    assert checked.get_observation_space("team") == spaces.Tuple([BOX, BOX])
+    assert checked.get_action_space("team") == spaces.Tuple([spaces.Discrete(2)] * 2)
+    start = checked.reset()
+    np.testing.assert_equal(start.obs, {"team": (at(0.1), at(0.2)), "c": at(0.3)})
+    first = checked.step({"team": (1, 0), "c": 1})
+    assert env.env.actions == [{"a": 1, "b": 0, "c": 1}]
+    assert first.reward == {"team": 3.0, "c": 4.0}
+    assert first.infos == {"team": {GROUP_INFO: [{"x": 1}, {}], GROUP_REWARDS: [1.0, 2.0]}}
+    second = checked.step({"team": (0, 0), "c": 1})
+    assert second.terminated == {"team": True, "c": False, "__all__": False}
+    assert second.infos["team"][GROUP_REWARDS] == [1.0, 0.0]
+    assert second.info == {"y": 2}
+    last = checked.step({"c": 0})
+    assert last.present == ("c",)
+
+
+def test_members_that_end_differently_are_truncated_together() -> None:
+    flags = {"a": True, "__all__": False}, {"b": True, "__all__": False}
+    checked = CheckedMultiAgentEnv(make_grouped((ALL_OBS, {}, *flags, {})))
+    checked.reset()
+    step = checked.step({"team": (1, 0), "c": 1})
+    assert (step.terminated["team"], step.truncated["team"]) == (False, True)
+
+
+def test_members_act_together() -> None:
+    checked = CheckedMultiAgentEnv(
+        make_grouped(({"a": at()}, {}, {"b": True, "__all__": False}, ONGOING, {}))
+    )
+    checked.reset()
+    with pytest.raises(EnvError, match="Group 'team' has an observation of 'a', and none of 'b'"):
+        checked.step({"team": (1, 0), "c": 1})
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "sentence"),
+    [
+        ({"t": []}, {}, "Group 't' has no members"),
+        ({"t": ["z"]}, {}, r"Group 't' has 'z', no possible agent of \['a', 'b', 'c'\]"),
+        ({"t": ["a"], "u": ["a"]}, {}, "Agent 'a' is in the groups 't' and 'u'"),
+        ({"c": ["a", "b"]}, {}, "Group 'c' has the id of an agent"),
+        ({"t": ["a", "b"]}, {"obs_space": BOX}, "obs_space must be a Tuple with a part for each"),
+        ({"t": ["a"]}, {"act_space": spaces.Tuple([BOX] * 2)}, "act_space must be .* 1 members"),
+    ],
+)
+def test_groups_that_cannot_be(groups: Any, options: Any, sentence: str) -> None:
+    with pytest.raises(EnvError, match=sentence):
+        Scripted(agents=AGENTS).with_agent_groups(groups, **options)
+
+
+def test_a_given_space_replaces_that_of_the_members() -> None:
+    wide = spaces.Tuple([spaces.Box(-2.0, 2.0, (2,))] * 2)
+    assert make_grouped(obs_space=wide).get_observation_space("team") is wide
+
+
+def test_values_equal_those_of_rllibs_wrapper() -> None:
+    wrapper = pytest.importorskip("ray.rllib.env.wrappers.group_agents_wrapper")
+    full = [
+        (ALL_OBS, {"a": 1.0, "b": 2.0, "c": 4.0}, ENDED, {**ENDED, "a": False, "b": False},
+         {"a": {"x": 1}, "b": {}, "c": {}}),
+    ]  # fmt: skip
+    mine = make_grouped(*full)
+    theirs = wrapper.GroupAgentsWrapper.__new__(wrapper.GroupAgentsWrapper)
+    theirs._agent_ids = set()
+    theirs.__init__(Scripted((ALL_OBS, {}), full, AGENTS), {"team": ["a", "b"]})
+    starts = mine.reset(seed=1), theirs.reset(seed=1)
+    actions = {"team": (1, 0), "c": 1}
+    for left, right in zip(
+        (*starts[0], *mine.step(actions)), (*starts[1], *theirs.step(actions)), strict=True
+    ):
+        assert left.keys() == right.keys()
+        for key, value in right.items():
+            value = tuple(value) if isinstance(value, list) else value
+            np.testing.assert_equal(left[key], value)

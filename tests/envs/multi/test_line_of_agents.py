@@ -12,13 +12,8 @@ from jaxrl.envs import make_multi
 from jaxrl.envs.multi.line_of_agents import LineOfAgents, LineParams
 from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.errors import EnvError
-from jaxrl.testing import check_env
 
 pytestmark = pytest.mark.allow_key_reuse
-
-
-def test_contract() -> None:
-    check_env("LineOfAgents-v0", num_steps=130)
 
 
 def move(state: Any, actions: np.ndarray, params: LineParams) -> dict[str, Any]:

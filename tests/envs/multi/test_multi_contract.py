@@ -1,4 +1,4 @@
-"""Broken multi-agent environments are refused in one sentence, before anything compiles."""
+"""Broken multi-agent environments are refused in one sentence, most before anything compiles."""
 
 from typing import Any
 
@@ -7,12 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from typer.testing import CliRunner
 
+from jaxrl.cli.app import app
 from jaxrl.core.struct import replace
-from jaxrl.envs import MultiStart, MultiTimeLimit, make, make_any, make_multi, register_env
+from jaxrl.envs import (
+    MadeMultiEnv,
+    MultiStart,
+    MultiTimeLimit,
+    make,
+    make_any,
+    make_multi,
+    register_env,
+)
 from jaxrl.envs.contract import check_signatures, find_acting
-from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import EnvError
+from jaxrl.testing import check_env
 from tests.envs.multi.comers import Comers
 
 CROWD_IDS = ("crowd_0", "crowd_1", "crowd_2")
@@ -26,10 +36,6 @@ def check(env: Any) -> None:
 def test_a_sound_environment_passes_with_and_without_a_limit() -> None:
     check(Comers())
     check(MultiTimeLimit(Comers(), 5))
-
-
-def declared(**attributes: Any) -> type[Comers]:
-    return type("Declared", (Comers,), attributes)
 
 
 @pytest.mark.parametrize(
@@ -61,182 +67,247 @@ def test_what_it_says_of_its_agents_is_consistent(
     attributes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(EnvError, match=f"^Mine: .*{sentence}") as raised:
-        check(declared(**attributes)())
+        check(Altered(**attributes))
     assert "\n" not in str(raised.value)
 
 
 class Altered(Comers):
-    """Comers whose spaces, first observations or steps are changed."""
+    """Comers of which first observations, steps or other attributes are changed."""
+
+    def __init__(self, start: Any = None, step: Any = None, **attributes: Any) -> None:
+        self.change_start, self.change_step = start or keep, step or keep
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
     def reset(self, key: Any, params: Any) -> Any:
-        return self.alter_start(*super().reset(key, params))
+        return self.change_start(*super().reset(key, params))
 
     def step(self, key: Any, state: Any, actions: Any, params: Any) -> Any:
-        return self.alter_step(*super().step(key, state, actions, params))
+        return self.change_step(*super().step(key, state, actions, params))
 
-    def alter_start(self, state: Any, start: Any) -> Any:
-        return state, start
 
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, step
+def keep(*given: Any) -> Any:
+    return given
+
+
+def starting(**fields: Any) -> Altered:
+    """Return an environment whose starts have other fields, which are functions of the start."""
+    return Altered(start=lambda state, start: (state, replace_by(start, fields)))
+
+
+def stepping(**fields: Any) -> Altered:
+    """Return an environment whose steps have other fields, which are functions of the step."""
+    return Altered(step=lambda state, step: (state, replace_by(step, fields)))
+
+
+def replace_by(value: Any, fields: dict[str, Any]) -> Any:
+    return replace(value, **{name: get(value) for name, get in fields.items()})
 
 
 def without(values: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != name}
 
 
-class UnequalKind(Altered):
-    def action_space(self, agent: str, params: Any) -> Any:
-        return spaces.Discrete(3 if agent == "crowd_1" else 2)
-
-
-class WideSpace(Altered):
-    def observation_space(self, agent: str, params: Any) -> Any:
-        return spaces.Box(0.0, 1.0, (2,), np.float64)
-
-
-class NoStart(Altered):
-    def alter_start(self, state: Any, start: Any) -> Any:
-        return state, start.obs
-
-
-class MissingObs(Altered):
-    def alter_start(self, state: Any, start: Any) -> Any:
-        return state, replace(start, obs=without(start.obs, "hermit"))
-
-
-class UnknownActs(Altered):
-    def alter_start(self, state: Any, start: Any) -> Any:
-        return state, replace(start, acts={**start.acts, "ghost": jnp.ones((), bool)})
-
-
-class NumberActs(Altered):
-    def alter_start(self, state: Any, start: Any) -> Any:
-        return state, replace(start, acts={**start.acts, "hermit": jnp.ones(())})
-
-
-class ShortKind(Altered):
-    def alter_start(self, state: Any, start: Any) -> Any:
-        return state, replace(start, obs={**start.obs, "crowd": start.obs["crowd"][:2]})
-
-
-class WrongMember(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, obs={**step.obs, "crowd": step.obs["crowd"][:, :2]})
-
-
-class NoStep(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, MultiStart(obs=step.obs, acts=step.acts)
-
-
-class OneActs(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, acts={**step.acts, "crowd": step.acts["hermit"]})
-
-
-class UnknownReward(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, reward={**step.reward, "ghost": jnp.ones(())})
-
-
-class MissingReward(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, reward=without(step.reward, "crowd"))
-
-
-class SharedReward(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, reward={**step.reward, "crowd": step.reward["hermit"]})
-
-
-class NoEnd(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, terminated=without(step.terminated, "__all__"))
-
-
-class NoTruncation(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, truncated=None)
-
-
-class OtherState(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return replace(state, time=state.time.astype(jnp.float32)), step
-
-
-class WeakState(Altered):
-    def alter_start(self, state: Any, start: Any) -> Any:
-        return replace(state, time=jnp.asarray(0)), start
-
-
-class WrongGlobalState(Altered):
-    def global_state(self, state: Any, params: Any) -> Any:
-        return state.episode
-
-
-class ListInfo(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, info=[])
-
-
-class Untraceable(Altered):
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, info={"late": 1 if state.time > 3 else 0})
-
-
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        (UnequalKind, "action_space of 'crowd_1' differs from that of 'crowd_0'"),
-        (WideSpace, r"observation_space\('hermit'\) must have at most 32 bits"),
-        (NoStart, r"reset must return \(state, MultiStart\), got a dict in second place"),
-        (MissingObs, "reset's obs has no entry 'hermit': every agent has one at every step"),
-        (UnknownActs, "reset's acts has the unknown entry 'ghost'; known are"),
-        (NumberActs, r"reset's acts\['hermit'\] must be a bool scalar, got float32"),
-        (ShortKind, r"reset's obs\['crowd'\] must have a first axis of 3, .* got the shape \(2, 3"),
-        (WrongMember, r"step's obs\['crowd'\] must be float32 of shape \(3,\)"),
-        (NoStep, r"step must return \(state, MultiStep\), got a MultiStart in second place"),
-        (OneActs, r"step's acts\['crowd'\] must be bool of shape \(3,\), got bool of shape \(\)"),
-        (UnknownReward, "reward has the unknown entry 'ghost'"),
-        (MissingReward, "reward has no entry 'crowd'"),
-        (SharedReward, r"reward\['crowd'\] must be numbers of shape \(3,\), got int32 of shape"),
-        (NoEnd, "terminated has no entry '__all__'"),
-        (NoTruncation, "truncated must be a dictionary with an entry for each of"),
-        (OtherState, r"state.time is int32\[\] after a reset and float32\[\] after a step"),
-        (WeakState, "reset's state.time is a weakly typed int32"),
-        (WrongGlobalState, r"global_state must be float32 of shape \(2,\)"),
-        (ListInfo, "info must be a dictionary, got a list"),
-        (Untraceable, "step cannot be traced by jax.jit"),
+        (
+            Altered(action_space=lambda agent, _: spaces.Discrete(3 if agent == "crowd_1" else 2)),
+            "action_space of 'crowd_1' differs from that of 'crowd_0'",
+        ),
+        (
+            Altered(observation_space=lambda *_: spaces.Box(0.0, 1.0, (2,), np.float64)),
+            r"observation_space\('hermit'\) must have at most 32 bits",
+        ),
+        (
+            Altered(start=lambda state, start: (state, start.obs)),
+            r"reset must return \(state, MultiStart\), got a dict in second place",
+        ),
+        (
+            starting(obs=lambda start: without(start.obs, "hermit")),
+            "reset's obs has no entry 'hermit': every agent has one at every step",
+        ),
+        (
+            starting(acts=lambda start: {**start.acts, "ghost": jnp.ones((), bool)}),
+            "reset's acts has the unknown entry 'ghost'; known are",
+        ),
+        (
+            starting(acts=lambda start: {**start.acts, "hermit": jnp.ones(())}),
+            r"reset's acts\['hermit'\] must be a bool scalar, got float32",
+        ),
+        (
+            starting(obs=lambda start: {**start.obs, "crowd": start.obs["crowd"][:2]}),
+            r"reset's obs\['crowd'\] must have a first axis of 3, .* got the shape \(2, 3",
+        ),
+        (
+            stepping(obs=lambda step: {**step.obs, "crowd": step.obs["crowd"][:, :2]}),
+            r"step's obs\['crowd'\] must be float32 of shape \(3,\)",
+        ),
+        (
+            Altered(step=lambda state, step: (state, MultiStart(obs=step.obs, acts=step.acts))),
+            r"step must return \(state, MultiStep\), got a MultiStart in second place",
+        ),
+        (
+            stepping(acts=lambda step: {**step.acts, "crowd": step.acts["hermit"]}),
+            r"step's acts\['crowd'\] must be bool of shape \(3,\), got bool of shape \(\)",
+        ),
+        (
+            stepping(reward=lambda step: {**step.reward, "ghost": jnp.ones(())}),
+            "reward has the unknown entry 'ghost'",
+        ),
+        (
+            stepping(reward=lambda step: without(step.reward, "crowd")),
+            "reward has no entry 'crowd'",
+        ),
+        (
+            stepping(reward=lambda step: {**step.reward, "crowd": step.reward["hermit"]}),
+            r"reward\['crowd'\] must be numbers of shape \(3,\), got int32 of shape",
+        ),
+        (
+            stepping(terminated=lambda step: without(step.terminated, "__all__")),
+            "terminated has no entry '__all__'",
+        ),
+        (
+            stepping(truncated=lambda step: None),
+            "truncated must be a dictionary with an entry for each of",
+        ),
+        (
+            Altered(
+                step=lambda state, step: (replace(state, time=state.time.astype(jnp.float32)), step)
+            ),
+            r"state.time is int32\[\] after a reset and float32\[\] after a step",
+        ),
+        (
+            Altered(start=lambda state, start: (replace(state, time=jnp.asarray(0)), start)),
+            "reset's state.time is a weakly typed int32",
+        ),
+        (
+            Altered(global_state=lambda state, params: state.episode),
+            r"global_state must be float32 of shape \(2,\)",
+        ),
+        (stepping(info=lambda step: []), "info must be a dictionary, got a list"),
+        (
+            Altered(
+                step=lambda state, step: (
+                    state,
+                    replace(step, info={"late": 1 if state.time > 3 else 0}),
+                )
+            ),
+            "step cannot be traced by jax.jit",
+        ),
     ],
 )
 def test_what_it_returns_is_refused_by_place(
-    env: type[Comers], sentence: str, monkeypatch: pytest.MonkeyPatch
+    env: Comers, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*arguments: Any, **keywords: Any) -> None:
         raise AssertionError("something is compiled")
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", never)
     with pytest.raises(EnvError, match=f"^Mine: .*{sentence}"):
-        check(env())
+        check(env)
+
+
+# --- what only runs show ---
+
+
+def take_idle_actions() -> Altered:
+    """Rewards what an agent does that waits."""
+    env = Altered()
+
+    def step(key: Any, state: Any, actions: Any, params: Any) -> Any:
+        state, step = Comers.step(env, key, state, actions, params)
+        paid = step.reward["crowd"] + actions["hermit"]
+        return state, replace(step, reward={**step.reward, "crowd": paid})
+
+    env.step = step
+    return env
+
+
+def pay_without_end(state: Any, step: Any) -> Any:
+    late = jnp.where(state.time == 2, jnp.inf, step.reward["hermit"])
+    return state, replace(step, reward={**step.reward, "hermit": late})
+
+
+def act_on_the_last_observation(state: Any, step: Any) -> Any:
+    left = {**step.truncated, "hermit": state.time == 2}
+    acts = {**step.acts, "hermit": step.acts["hermit"] | (state.time == 2)}
+    state = replace(state, acts=state.acts.at[0].set(acts["hermit"]))
+    return state, replace(step, truncated=left, acts=acts)
+
+
+def desert(state: Any, step: Any) -> Any:
+    """Everybody dies at the second step, and nobody comes again."""
+    dead = state.time >= 2
+    ends = {"hermit": dead, "crowd": jnp.full((3,), dead), "__all__": state.time > 9}
+    acts = {name: flag & ~dead for name, flag in step.acts.items()}
+    return replace(state, acts=state.acts & ~dead), replace(step, terminated=ends, acts=acts)
+
+
+def observe_up_to(agent: str, params: Any) -> Any:
+    space = Comers().observation_space(agent, params)
+    return space if agent == "hermit" else spaces.Box(0.0, 2.5, (3,))
+
+
+@pytest.mark.allow_key_reuse
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        (Comers(), None),
+        (take_idle_actions(), r"an agent that does not act changes \['reward'\]\['crowd'\]"),
+        (Altered(observation_space=observe_up_to), r"obs\['crowd'\] must lie in \[0.0, 2.5\]"),
+        (
+            Altered(state_space=lambda params: spaces.Box(0.0, 2.5, (2,))),
+            r"global_state must lie in \[0.0, 2.5\]",
+        ),
+        (Altered(step=pay_without_end), r"reward\['hermit'\] is inf at some step"),
+        (
+            Altered(acting="all"),
+            "'hermit' is present and does not act; set acting='some', or end it",
+        ),
+        (Altered(max_acting=2), "[34] agents act at one step, and max_acting=2"),
+        (
+            Altered(step=act_on_the_last_observation),
+            "'hermit' was truncated and acts on its last observation",
+        ),
+    ],
+)
+def test_what_it_does_is_refused_by_check_env(env: Comers, sentence: str | None) -> None:
+    if sentence is None:
+        check_env(env)
+        return
+    with pytest.raises(EnvError, match=sentence) as raised:
+        check_env(env)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.allow_key_reuse
+def test_an_empty_stage_is_told_of() -> None:
+    with pytest.warns(UserWarning, match="nobody is present at some steps, and the episode goes"):
+        check_env(Altered(step=desert))
+
+
+@pytest.mark.allow_key_reuse
+def test_the_command_checks_and_lists_them() -> None:
+    runner = CliRunner()
+    done = runner.invoke(app, ["check-env", "MultiAgentCartPole-v0", "--steps", "9"])
+    assert done.exit_code == 0, done.output
+    assert "MultiAgentCartPole-v0 passed all checks." in done.output
+    done = runner.invoke(app, ["list", "envs"])
+    assert "from jaxrl, of several agents" in done.output
+    assert "2 agents: each observes Box(4), acts Discrete(2)" in done.output
 
 
 # --- who acts ---
 
 
-class Alike(Altered):
-    """Everybody acts at every step, which is said in a way that varies."""
-
-    acting = None
-    said: Any = staticmethod(lambda: {"hermit": jnp.ones((), bool), "crowd": np.ones(3, bool)})
-
-    def alter_step(self, state: Any, step: Any) -> Any:
-        return state, replace(step, acts=jax.tree.map(jnp.asarray, self.said()))
-
-
-class WithinJit(Alike):
+class WithinJit(Altered):
     def step(self, key: Any, state: Any, actions: Any, params: Any) -> Any:
         return jax.jit(super().step)(key, state, actions, params)
+
+
+def say_everybody() -> Any:
+    return {"hermit": jnp.ones((), bool), "crowd": np.ones(3, bool)}
 
 
 def say_from_a_row() -> Any:
@@ -244,22 +315,27 @@ def say_from_a_row() -> Any:
     return {"hermit": row[1], "crowd": row}
 
 
-def say_that_one_is_idle() -> Any:
-    return {"hermit": jnp.ones((), bool), "crowd": jnp.array([True, False, True])}
+def acting(say: Any = say_everybody, cls: type[Altered] = Altered, **attributes: Any) -> Altered:
+    """Return an environment that says who acts at every step."""
+
+    def change(state: Any, step: Any) -> Any:
+        return state, replace(step, acts=jax.tree.map(jnp.asarray, say()))
+
+    return cls(step=change, acting=None, **attributes)
 
 
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        (Alike(), "all"),
-        (WithinJit(), "all"),
-        (type("FromARow", (Alike,), {"said": staticmethod(say_from_a_row)})(), "all"),
-        (MultiTimeLimit(Alike(), 5), "all"),
+        (acting(), "all"),
+        (acting(cls=WithinJit), "all"),
+        (acting(say_from_a_row), "all"),
+        (MultiTimeLimit(acting(), 5), "all"),
         # It acts at the reset alone.
-        (type("Idle", (Alike,), {"said": staticmethod(say_that_one_is_idle)})(), "some"),
-        (type("Varying", (Comers,), {"acting": None})(), "some"),
-        (type("Turns", (Alike,), {"max_acting": 1})(), "some"),
-        (type("Declared", (Comers,), {"acting": "all"})(), "all"),
+        (acting(lambda: {**say_everybody(), "crowd": jnp.array([True, False, True])}), "some"),
+        (Altered(acting=None), "some"),
+        (acting(max_acting=1), "some"),
+        (Altered(acting="all"), "all"),
     ],
 )
 def test_who_acts_is_found_by_tracing_unless_declared(env: Any, expected: str) -> None:

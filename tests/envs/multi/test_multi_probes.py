@@ -9,8 +9,6 @@ import pytest
 
 from jaxrl.envs import MultiTimeLimit, list_multi_envs, make_multi
 from jaxrl.envs.multi.probes import LEGAL, MultiProbe, ProbeCut, ProbeOpponent
-from jaxrl.testing import check_env
-from tests.helpers import slow_but
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -27,12 +25,6 @@ def probe_of(name: str) -> MultiProbe:
 
 def test_there_are_eleven() -> None:
     assert len(PROBES) == 11
-
-
-@pytest.mark.filterwarnings("ignore:.*does not depend on the key")
-@pytest.mark.parametrize("name", slow_but("jaxrl:probe-death-v0", of=PROBES))
-def test_contract(name: str) -> None:
-    check_env(name, num_steps=12)
 
 
 @functools.cache

@@ -16,9 +16,8 @@ from jaxrl.envs.multi.base import get_entries
 from jaxrl.envs.multi.particles.base import ParticleEnv
 from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.errors import EnvError, UnknownNameError
-from jaxrl.testing import check_env
 from tests.envs.multi import particle_reference as rules
-from tests.envs.multi.test_multi_vector import run
+from tests.envs.test_vectors import run
 from tests.helpers import slow_but
 
 pytestmark = pytest.mark.allow_key_reuse
@@ -187,11 +186,6 @@ def test_speaker_and_listener_follow_the_rules(continuous: bool) -> None:
             np.testing.assert_allclose(paid, expected, rtol=1e-5, atol=2e-6)
         both = np.concatenate([obs["speaker_0"], obs["listener_0"]])
         np.testing.assert_array_equal(state[episode, t], both)
-
-
-@pytest.mark.parametrize("env_id", slow_but("SimpleTag-v0", of=IDS))
-def test_contract(env_id: str) -> None:
-    check_env(env_id, num_steps=30)
 
 
 @pytest.mark.parametrize("env_id", slow_but("SpeakerListener-v0", of=IDS))

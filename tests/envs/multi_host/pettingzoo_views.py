@@ -4,7 +4,7 @@ from typing import Any
 
 from pettingzoo import AECEnv, ParallelEnv
 
-from jaxrl.envs.adapters.pettingzoo import ParallelPettingZooEnv, PettingZooEnv
+from jaxrl.envs import ParallelPettingZooEnv, PettingZooEnv
 
 
 class ParallelView(ParallelEnv):

@@ -9,8 +9,7 @@ from gymnasium import spaces
 
 pyspiel = pytest.importorskip("pyspiel")
 
-from jaxrl.envs import make_multi_host  # noqa: E402
-from jaxrl.envs.adapters.openspiel import OpenSpielEnv  # noqa: E402
+from jaxrl.envs import OpenSpielEnv, make_multi_host  # noqa: E402
 from jaxrl.envs.registry import is_multi_agent_spec  # noqa: E402
 from jaxrl.errors import EnvError, UnknownNameError  # noqa: E402
 from jaxrl.testing import check_env  # noqa: E402

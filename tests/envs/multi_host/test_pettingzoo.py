@@ -12,12 +12,8 @@ from gymnasium import spaces
 
 pettingzoo = pytest.importorskip("pettingzoo")
 
-from jaxrl.envs import CheckedMultiAgentEnv, make_multi_host  # noqa: E402
-from jaxrl.envs.adapters.pettingzoo import (  # noqa: E402
-    ParallelPettingZooEnv,
-    PettingZooEnv,
-    wrap_pettingzoo,
-)
+from jaxrl.envs import CheckedMultiAgentEnv, ParallelPettingZooEnv, PettingZooEnv, make_multi_host  # noqa: E402
+from jaxrl.envs.adapters.pettingzoo import wrap_pettingzoo  # noqa: E402
 from jaxrl.envs.registry import find_imports, is_multi_agent_spec  # noqa: E402
 from jaxrl.errors import EnvError, UnknownNameError  # noqa: E402
 from jaxrl.testing import check_env  # noqa: E402

@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.mappo import MAPPOConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import MAPPOConfig, PPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.config.agent_mapping import describe_suggestion, suggest_mapping
 from jaxrl.config.settings.training import CriticKind
-from jaxrl.envs import make_multi_host
-from jaxrl.envs.adapters.pettingzoo import PettingZooEnv, wrap_pettingzoo
+from jaxrl.envs import CheckedMultiAgentEnv, MadeMultiHostEnv, PettingZooEnv, make_multi_host
+from jaxrl.envs.adapters.pettingzoo import wrap_pettingzoo
 from jaxrl.envs.adapters.precheck import play_randomly
-from jaxrl.envs.multi.checked import CheckedMultiAgentEnv
-from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.errors import ConfigError, EnvError
 from jaxrl.testing import check_env
 

@@ -1,4 +1,4 @@
-"""Vectors of multi-agent environments: presence, ends, auto-reset, faults and statistics."""
+"""Vectors of environments of one agent and of several: ends, auto-reset, faults and statistics."""
 
 from typing import Any
 
@@ -9,7 +9,8 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.core.struct import replace
-from jaxrl.envs import MultiAgentJaxEnv, MultiStart, MultiStep, MultiTimeLimit, make
+from jaxrl.envs import MultiStart, MultiStep, MultiTimeLimit, make
+from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.envs.multi.vector import MultiVectorEnv
 from jaxrl.envs.vector import (
     CROWD,
@@ -23,6 +24,7 @@ from jaxrl.envs.vector import (
 )
 from tests.envs.multi.comers import Comers
 from tests.helpers import assert_equal
+from tests.multi_agent.agent_envs import OneAgent
 
 pytestmark = pytest.mark.allow_key_reuse
 
@@ -58,41 +60,48 @@ def play_comers(
     return run(vector, env.default_params, action, index=np.arange(copies), steps=steps)
 
 
-def test_the_modes_of_auto_reset_agree_bit_for_bit() -> None:
-    every, demand = play_comers(), play_comers("on_demand")
+def play_cartpoles(
+    mode: str = "every_step",
+    *,
+    env: str = "CartPole-v1",
+    index: Any = range(40),
+    steps: int = 60,
+    env_config: Any = None,
+) -> Any:
+    """Copies of an environment of one agent that is pushed to the left."""
+    made = make(env, env_config or {})
+    vector = VectorEnv(made.env, mode)  # pyright: ignore
+    action = jnp.zeros((len(index),), jnp.int32)
+    return run(vector, made.params, action, index=index, steps=steps)
+
+
+@pytest.mark.parametrize("play", [play_cartpoles, play_comers])
+def test_the_modes_of_auto_reset_agree_bit_for_bit(play: Any) -> None:
+    every, demand = play(), play("on_demand")
     assert every[1].ended.sum() > 24
     assert_equal(every, demand)
 
 
-class Alone(MultiAgentJaxEnv[Any, Any]):
-    """CartPole as an environment of one agent."""
+def test_an_environment_does_the_same_in_any_company() -> None:
+    together, _, _ = play_cartpoles(index=np.arange(8), steps=40)
+    alone, _, _ = play_cartpoles(index=np.array([5]), steps=40)
+    np.testing.assert_array_equal(together.obs[:, 5], alone.obs[:, 0])
 
-    possible_agents = ("only",)
 
-    def __init__(self) -> None:
-        self.made = make("CartPole-v1")
-
-    def reset(self, key: Any, params: Any) -> Any:
-        state, obs = self.made.env.reset(key, params)
-        return state, MultiStart(obs={"only": obs}, acts={"only": jnp.ones((), bool)})
-
-    def step(self, key: Any, state: Any, actions: Any, params: Any) -> Any:
-        state, step = self.made.env.step(key, state, actions["only"], params)
-        none = jnp.zeros((), bool)
-        return state, MultiStep(
-            obs={"only": step.obs},
-            acts={"only": jnp.ones((), bool)},
-            reward={"only": step.reward},
-            terminated={"only": none, "__all__": step.terminated},
-            truncated={"only": none, "__all__": step.truncated},
-        )
+def test_returns_and_lengths_are_those_of_the_episodes() -> None:
+    _, steps, _ = play_cartpoles(index=np.arange(4), steps=80)
+    for env in range(4):
+        ends = np.flatnonzero(steps.ended[:, env])
+        lengths = np.diff(np.concatenate([[-1], ends]))
+        np.testing.assert_array_equal(steps.episode_length[ends, env], lengths)
+        np.testing.assert_array_equal(steps.episode_return[ends, env], lengths)
 
 
 def test_one_agent_does_what_a_single_agent_environment_does_to_the_bit() -> None:
-    env = Alone()
+    env = OneAgent("CartPole-v1")
     action = jnp.zeros((12,), jnp.int32)
-    index, params = np.arange(12), env.made.params
-    single, rows, _ = run(VectorEnv(env.made.env), params, action, index=index, steps=60)
+    index, params = np.arange(12), env.default_params
+    single, rows, _ = play_cartpoles(index=index, steps=60)
     multi, steps, _ = run(MultiVectorEnv(env), params, {"only": action}, index=index, steps=60)
     assert rows.ended.any()
     assert_equal(
@@ -157,6 +166,16 @@ def test_presence_ends_and_statistics_follow_a_walk_over_every_copy() -> None:
 
 
 def test_final_obs_is_the_successor_and_the_next_row_starts_an_episode() -> None:
+    states, steps, _ = play_cartpoles(index=np.arange(4))
+    ended, final, following = steps.ended[:-1], steps.final_obs[:-1], states.obs[1:]
+    np.testing.assert_array_equal(final[~ended], following[~ended])
+    assert (np.abs(final[ended]) > 0.2).any(axis=-1).all()  # a pole that fell
+    assert (np.abs(following[ended]) <= 0.05).all()  # a fresh start
+    np.testing.assert_array_equal(states.is_first[1:], ended)
+    assert states.is_first[0].all()
+
+
+def test_final_obs_of_several_agents_is_the_successor() -> None:
     states, steps, _ = play_comers()
     over, time = steps.ended[:-1], states.episode_length[:-1]
     for final, following in (
@@ -194,22 +213,46 @@ class Faulty(Comers):
         return state, MultiStep(obs=obs, acts=acts, reward=reward, terminated=ends, truncated=ends)
 
 
+def play_faults(what: str, agents: str) -> Any:
+    """Three copies with a fault of an agent that is there at the fifth step of an episode."""
+    if agents == "several":
+        return play_comers(copies=3, steps=12, env=Faulty(what, present=True))
+    config = {"env": "CartPole-v1", "kind": what, "at_step": 5}
+    name = "jaxrl.envs.faults:FaultyEnv"
+    return play_cartpoles(env=name, index=np.arange(3), steps=12, env_config=config)
+
+
+def all_of(values: Any) -> Any:
+    """An entry's arrays as one `[T, B, agents, ...]`, also of one agent."""
+    return agents_of(values) if isinstance(values, dict) else values[:, :, None]
+
+
+@pytest.mark.parametrize("agents", ["one", "several"])
 @pytest.mark.parametrize(("what", "fault"), [("reward", REWARD_FAULT), ("obs", OBS_FAULT)])
-def test_a_nan_of_an_agent_that_is_present_resets_the_copy(what: str, fault: int) -> None:
-    states, steps, last = play_comers(copies=3, steps=12, env=Faulty(what, present=True))
+def test_a_nan_is_masked_named_and_the_copy_reset(what: str, fault: int, agents: str) -> None:
+    states, steps, last = play_faults(what, agents)
     bad = steps.fault != NO_FAULT
     assert bad[4].all()
     assert bad.sum() == 2 * 3  # step 5, and step 10: five steps after the reset
     assert (steps.fault[4] == fault).all()
     np.testing.assert_array_equal(steps.mask, ~bad)
-    assert not steps.ended[bad].any()
-    assert not agents_of(steps.agent_ended)[bad].any()
-    truncated, present = agents_of(steps.truncated), agents_of(steps.present)
-    np.testing.assert_array_equal(truncated[bad], present[bad])
-    assert agents_of(states.is_first)[5].all()
+    assert not steps.ended[bad].any()  # no episode is reported
+    if agents == "several":
+        assert not agents_of(steps.agent_ended)[bad].any()
+        np.testing.assert_array_equal(
+            agents_of(steps.truncated)[bad], agents_of(steps.present)[bad]
+        )
+        np.testing.assert_array_equal(steps.final_obs["crowd"][4], states.obs["crowd"][4])
+    else:
+        assert steps.truncated[bad].all()
+        np.testing.assert_array_equal(steps.final_obs[4], states.obs[4])
+    assert all_of(states.is_first)[5].all()
     assert (states.episode_length[5] == 0).all()
-    np.testing.assert_array_equal(steps.final_obs["crowd"][4], states.obs["crowd"][4])
-    for leaf in jax.tree.leaves((states, steps, last)):
+    assert_finite(states, steps, last)
+
+
+def assert_finite(*trees: Any) -> None:
+    for leaf in jax.tree.leaves(trees):
         assert np.isfinite(leaf).all()
 
 
@@ -217,8 +260,7 @@ def test_a_nan_of_an_agent_that_is_present_resets_the_copy(what: str, fault: int
 def test_a_nan_of_an_absent_agent_is_ignored_and_shown_to_nobody(what: str) -> None:
     states, steps, last = play_comers(copies=3, steps=12, env=Faulty(what, present=False))
     assert (steps.fault == NO_FAULT).all()
-    for leaf in jax.tree.leaves((states, steps, last)):
-        assert np.isfinite(leaf).all()
+    assert_finite(states, steps, last)
 
 
 class BadReset(Comers):
@@ -231,13 +273,33 @@ class BadReset(Comers):
         return state, MultiStart(obs=obs, acts=start.acts)
 
 
-def test_a_reset_to_nan_is_a_fault_of_the_next_step() -> None:
-    states, steps, _ = play_comers(copies=64, steps=6, env=BadReset())
+class BadCartPole(CartPole):
+    """A third of the resets, by their key, show NaN."""
+
+    max_episode_steps = 2
+
+    def reset(self, key: Any, params: Any) -> Any:
+        state, obs = super().reset(key, params)
+        bad = jax.random.uniform(jax.random.fold_in(key, 7)) < 1 / 3
+        return state, jnp.where(bad, jnp.nan, obs)
+
+
+@pytest.mark.parametrize("agents", ["one", "several"])
+def test_a_reset_to_nan_is_a_fault_of_the_next_step(agents: str) -> None:
+    """Zeros are shown instead, and the step from them is masked."""
+    if agents == "several":
+        states, steps, _ = play_comers(copies=64, steps=6, env=BadReset())
+        obs = states.obs["hermit"]
+    else:
+        name = f"{__name__}:BadCartPole"
+        states, steps, _ = play_cartpoles(env=name, index=range(64), steps=6)
+        obs = states.obs
     assert states.faulty.any()
     assert not states.faulty.all()
-    assert (states.obs["hermit"][states.faulty] == 0.0).all()
+    assert (obs[states.faulty] == 0.0).all()
     np.testing.assert_array_equal(steps.mask, ~states.faulty)
     assert (steps.fault[states.faulty] == OBS_FAULT).all()
+    assert_finite(obs, steps.final_obs)
 
 
 class Crowded(Comers):
