@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl.buffers.replay import ReplayBuffer, ReplayState, SampledIndices
+from jaxrl import ReplayBuffer
+from jaxrl.buffers.replay import ReplayState, SampledIndices
 from jaxrl.core.types import Rollout
 
 IMAGE = (3, 2)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl import ReplayBuffer
 from jaxrl.buffers.hindsight import Hindsight
-from jaxrl.buffers.replay import PackedReplayBuffer, ReplayBuffer
+from jaxrl.buffers.replay import PackedReplayBuffer
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
 from tests.buffers.streams import GAMMA, Buffer, Streams, every_place, stored_places

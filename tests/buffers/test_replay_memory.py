@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl.algorithms.dqn import DQNConfig
+from jaxrl import DQNConfig, ReplayBuffer
 from jaxrl.assembly.assemble import assemble
-from jaxrl.buffers.replay import Prioritization, ReplayBuffer, ReplayState
+from jaxrl.buffers.replay import Prioritization, ReplayState
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
 from jaxrl.ops.schedules import Schedule

@@ -10,13 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxrl.buffers.replay import (
-    PRIORITY_EPSILON,
-    Prioritization,
-    ReplayBuffer,
-    ReplayState,
-    SampledIndices,
-)
+from jaxrl import ReplayBuffer
+from jaxrl.buffers.replay import PRIORITY_EPSILON, Prioritization, ReplayState, SampledIndices
 from jaxrl.buffers.sequence import SequenceReplayBuffer
 from jaxrl.core.struct import replace
 from jaxrl.errors import ConfigError

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl import JaxEnv, TimeStep
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Key, TimeStep
-from jaxrl.envs.base import JaxEnv
+from jaxrl.core.types import Key
 from jaxrl.envs.probes import ProbeParams
 
 STEPS = 6

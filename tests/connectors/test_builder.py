@@ -9,11 +9,19 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.assembly.assemble import assemble
-from jaxrl.connectors.actions import ClipActions, UnsquashActions
-from jaxrl.connectors.base import ActionConnector, LearnerConnector, ObservationConnector
-from jaxrl.connectors.learning import ClipRewards, NormalizeRewards
-from jaxrl.connectors.observations import FlattenObservations, MeanStdFilter
-from jaxrl.connectors.pipelines import PipelineBuilder, merge_user_connectors
+from jaxrl.connectors import (
+    ActionConnector,
+    ClipActions,
+    ClipRewards,
+    FlattenObservations,
+    LearnerConnector,
+    MeanStdFilter,
+    NormalizeRewards,
+    ObservationConnector,
+    PipelineBuilder,
+    UnsquashActions,
+)
+from jaxrl.connectors.pipelines import merge_user_connectors
 from jaxrl.errors import ConfigError, UnknownNameError
 from tests.helpers import observation_pipeline, small
 

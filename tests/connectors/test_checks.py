@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.assembly.assemble import assemble
-from jaxrl.connectors.base import (
+from jaxrl.connectors import (
     ActionConnector,
     LearnerConnector,
     ObservationConnector,

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.assembly.assemble import assemble
-from jaxrl.connectors.base import Before
+from jaxrl.connectors import Before, FrameStacking
 from jaxrl.connectors.checks import check_observation_pipeline
-from jaxrl.connectors.temporal import FrameStacking
 from jaxrl.core.space_arrays import get_leaf_dtype
 from jaxrl.core.spaces import get_at_path, map_leaves
 from jaxrl.core.types import Columns

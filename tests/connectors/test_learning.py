@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxrl.assembly.assemble import assemble
-from jaxrl.connectors.base import LearnerConnector, ObservationConnector
-from jaxrl.connectors.learning import NormalizeRewards, default_learner_connectors
+from jaxrl.connectors import LearnerConnector, NormalizeRewards, ObservationConnector
+from jaxrl.connectors.learning import default_learner_connectors
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Rollout
 from jaxrl.errors import ConfigError

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.assembly.assemble import assemble
-from jaxrl.connectors.base import ActionConnector, LearnerConnector, ObservationConnector
+from jaxrl.connectors import ActionConnector, LearnerConnector, ObservationConnector
 from jaxrl.connectors.observations import flatten
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, JaxrlError, SpaceError

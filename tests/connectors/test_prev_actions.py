@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.assembly.assemble import assemble
-from jaxrl.connectors.base import ActionConnector, Before
+from jaxrl.connectors import ActionConnector, Before, FrameStacking, PrevActionsPrevRewards
 from jaxrl.connectors.checks import check_observation_pipeline
 from jaxrl.connectors.observations import fit_observation_pipeline
-from jaxrl.connectors.temporal import FrameStacking, PrevActionsPrevRewards
 from jaxrl.core.types import Columns
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.policy.inference import set_previous_action

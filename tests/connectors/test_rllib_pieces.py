@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl import AlgorithmConfig
 from jaxrl.assembly.env import EnvToInspect, get_rllib_spaces
 from jaxrl.compat.rllib.connectors import (
     FrameStackingLearner,
@@ -14,18 +15,17 @@ from jaxrl.compat.rllib.connectors import (
     choose_arguments,
     is_for_agents,
 )
-from jaxrl.config.base import AlgorithmConfig
 from jaxrl.connectors import (
     ClipRewards,
     FlattenObservations,
     FrameStacking,
     MeanStdFilter,
+    ObservationConnector,
     PipelineBuilder,
     PrevActionsPrevRewards,
     SingleAgentObservationPreprocessor,
 )
-from jaxrl.connectors.base import ObservationConnector
-from jaxrl.envs.registry import make
+from jaxrl.envs import make
 from jaxrl.errors import ConfigError
 from tests.helpers import small
 

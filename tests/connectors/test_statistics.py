@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.assembly.assemble import assemble
-from jaxrl.connectors.temporal import FrameStacking
+from jaxrl.connectors import FrameStacking
 from jaxrl.core.types import Columns
 from tests.helpers import assert_close, assert_equal, small
 

@@ -1,6 +1,7 @@
 """Servers of simulators, and the network to them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,22 @@ def first() -> Iterator[Served]:
 
 
 @pytest.fixture
-def served(first: Served) -> Iterator[Served]:
-    new = serve(first)
-    yield new
-    new.group.stop()
+def start(first: Served) -> Iterator[Callable[..., Served]]:
+    """Starts servers with settings of `external`, which are stopped after the test."""
+    servers: list[Served] = []
+
+    def start_one(**settings: Any) -> Served:
+        servers.append(serve(first, **settings))
+        return servers[-1]
+
+    yield start_one
+    for server in servers:
+        server.group.stop()
+
+
+@pytest.fixture
+def served(start: Callable[..., Served]) -> Served:
+    return start()
 
 
 @pytest.fixture

@@ -78,6 +78,14 @@ class Served:
         self.publish()
         return fragment
 
+    def take_from(self, client: PolicyClient, num_episodes: int = 6) -> Fragment:
+        """Take one train batch while a client plays `Walk`."""
+        thread = threading.Thread(target=lambda: client.run(Walk(), num_episodes=num_episodes))
+        thread.start()
+        fragment = self.take()
+        thread.join()
+        return fragment
+
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
         """Take batches in a thread."""

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.assembly.assemble import Assembly, assemble
 from tests.external.served import SMALL, Served, make_config
 

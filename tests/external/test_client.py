@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from jaxrl import DQNConfig, IMPALAConfig, PPOConfig
 from jaxrl.external import LinkError, PolicyClient, RunEndedError
 from jaxrl.runners.external.group import resolve_max_lag
-from tests.external.served import OBS, Network, Served, Walk, make_config, serve, wait_for
+from tests.external.served import OBS, Network, Served, Walk, make_config, wait_for
 
 
 def test_episodes_arrive_as_they_were_played(served: Served) -> None:
@@ -141,10 +142,7 @@ def test_stale_steps_are_discarded_and_counted(served: Served) -> None:
         served.publish()
         served.publish()  # two versions behind, of which one is allowed
         wait_for(lambda: client.weights_version == 2)
-        thread = threading.Thread(target=lambda: client.run(Walk(), num_episodes=6))
-        thread.start()
-        fragment = served.take()
-        thread.join()
+        fragment = served.take_from(client)
     assert fragment.weights_version == 2
     assert served.ledger.discarded == {"stale": 12}
 
@@ -189,10 +187,7 @@ def test_returns_of_episodes_with_stale_parts_are_reported(served: Served) -> No
         client.log_returns(name, 1.0)
         client.end_episode(name, np.zeros(2), terminated=True)
         wait_for(lambda: served.ledger.received == 18)
-        thread = threading.Thread(target=lambda: client.run(Walk(), num_episodes=6))
-        thread.start()
-        record = served.take().record  # without the first part
-        thread.join()
+        record = served.take_from(client).record  # without the first part
     assert served.ledger.discarded == {"stale": 17}
     assert 18.0 in record.episode_return[record.ended]
 
@@ -224,10 +219,7 @@ def test_lost_connection_cuts_and_never_terminates(served: Served) -> None:
     assert part.is_cut
     assert served.ledger.maybe_lost == 3
     with served.connect() as client:  # training goes on
-        thread = threading.Thread(target=lambda: client.run(Walk(), num_episodes=4))
-        thread.start()
-        rollout = served.take().rollout
-        thread.join()
+        rollout = served.take_from(client, num_episodes=4).rollout
     (t, column), *others = np.argwhere(rollout.final_obs[..., 0] == 8.0)
     assert not others
     assert not rollout.terminated[t, column]
@@ -235,8 +227,8 @@ def test_lost_connection_cuts_and_never_terminates(served: Served) -> None:
     assert is_border or rollout.truncated[t, column]
 
 
-def test_reconnects_and_sends_again_what_was_not_acknowledged(first: Served) -> None:
-    served = serve(first, resume_window_s=60.0)
+def test_reconnects_and_sends_again_what_was_not_acknowledged(start: Any) -> None:
+    served = start(resume_window_s=60.0)
     network = Network(served.group.address)
     with served.connect(network.address) as client, served.learning():
         done = threading.Event()
@@ -255,7 +247,6 @@ def test_reconnects_and_sends_again_what_was_not_acknowledged(first: Served) -> 
     assert served.ledger.maybe_lost == 0
     ended = [f.record.episode_return[f.record.ended] for f in served.fragments]
     assert set(np.concatenate(ended)) == {6.0}
-    served.group.stop()
     network.close()
 
 
@@ -292,10 +283,7 @@ def test_restoring_drops_what_was_queued(served: Served) -> None:
         served.group.set_counts(served.group.get_counts())
         assert served.ledger.queued == 0
         assert served.ledger.discarded == {"not_in_checkpoint": 12}
-        thread = threading.Thread(target=lambda: client.run(Walk(), num_episodes=6))
-        thread.start()
-        fragment = served.take()
-        thread.join()
+        fragment = served.take_from(client)
     assert fragment.num_env_steps == 32
     assert served.ledger.trained == 32
     assert fragment.record.env_step.min() > 0

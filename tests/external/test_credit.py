@@ -1,7 +1,7 @@
 """Credit, names and sizes: a client that may record always can, and loses nothing when it may not."""
 
 import threading
-from collections.abc import Iterator
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -12,18 +12,16 @@ from jaxrl.external.connection import RefusedError, list_continued
 from jaxrl.external.frames import BusyError, Kind
 from jaxrl.external.spaces import SpaceLeaves, describe_space
 from jaxrl.runners.external.schema import Schema
-from tests.external.served import Network, Served, make_config, serve, wait_for
+from tests.external.served import Network, Served, make_config, wait_for
 from tests.external.test_faults import Raw, connected, read_all, refusal
 
 X = np.zeros(2, np.float32)
 
 
 @pytest.fixture
-def served(first: Served) -> Iterator[Served]:
+def served(start: Any) -> Served:
     """A server that remembers clients for as long as a test takes."""
-    new = serve(first, resume_window_s=60.0)
-    yield new
-    new.group.stop()
+    return start(resume_window_s=60.0)
 
 
 def play(client: PolicyClient, name: str, num_steps: int) -> None:

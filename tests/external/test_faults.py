@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,30 +35,34 @@ from jaxrl.external.frames import (
     encode,
 )
 from jaxrl.runners.external import server as server_module
-from tests.external import served as served_module
 from tests.external.served import Served, Walk, make_config, wait_for
 
+Start = Callable[..., Served]
 TOKEN = "correct horse battery staple"
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def served(first: Served) -> Iterator[Served]:
+def served(start: Start) -> Iterator[Served]:
     """A server with short timeouts, that must train when the test is over."""
-    new = serve(first)
+    new = start()
     yield new
     with new.learning(), new.connect() as client:
         before = new.ledger.received
         assert client.run(Walk(), num_episodes=2) == [6.0, 6.0]
         wait_for(lambda: new.ledger.received == before + 12)
-    new.group.stop()
 
 
-def serve(first: Served, **settings: Any) -> Served:
-    """A server with short timeouts."""
-    new = served_module.serve(first, **settings)
-    shorten_timeouts(new.group, handshake_timeout_s=2.0)
-    return new
+@pytest.fixture
+def start(start: Start) -> Start:
+    """Starts servers with short timeouts."""
+
+    def start_one(**settings: Any) -> Served:
+        new = start(**settings)
+        shorten_timeouts(new.group, handshake_timeout_s=2.0)
+        return new
+
+    return start_one
 
 
 def shorten_timeouts(group: Any, handshake_timeout_s: float = 1.0) -> None:
@@ -153,18 +157,15 @@ def connected(served: Served, name: str = "raw", **state: Any) -> Iterator[Raw]:
 # --- handshake ---
 
 
-def test_wrong_token_is_refused(first: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_token_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXRL_EXTERNAL_TOKEN", TOKEN)
-    served = serve(first)
-    try:
-        with pytest.raises(RefusedError, match="The token is not that of the run"):
-            served.connect(token="guess")
-        monkeypatch.delenv("JAXRL_EXTERNAL_TOKEN")
-        with pytest.raises(RefusedError, match="asks for a token"):
-            served.connect()
-        served.connect(token=TOKEN).close()
-    finally:
-        served.group.stop()
+    served = start()
+    with pytest.raises(RefusedError, match="The token is not that of the run"):
+        served.connect(token="guess")
+    monkeypatch.delenv("JAXRL_EXTERNAL_TOKEN")
+    with pytest.raises(RefusedError, match="asks for a token"):
+        served.connect()
+    served.connect(token=TOKEN).close()
 
 
 def test_server_that_lacks_the_token_is_refused(served: Served) -> None:
@@ -172,29 +173,28 @@ def test_server_that_lacks_the_token_is_refused(served: Served) -> None:
         served.connect(token="of another run")
 
 
-def test_token_file_must_be_private(first: Served, tmp_path: Path) -> None:
+def test_token_file_must_be_private(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
     file.chmod(0o644)
     with pytest.raises(ConfigError, match="may be read by others"):
-        serve(first, external_token_file=str(file))
+        start(external_token_file=str(file))
     file.chmod(0o600)
-    served = serve(first, external_token_file=str(file))
+    served = start(external_token_file=str(file))
     with pytest.raises(RefusedError, match="The token is not"):
         served.connect(token="guess")
     served.connect(token=TOKEN).close()
-    served.group.stop()
     file.write_text("")
     with pytest.raises(ConfigError, match="is empty"):
-        serve(first, external_token_file=str(file))
+        start(external_token_file=str(file))
 
 
 def test_token_is_written_nowhere(
-    first: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("JAXRL_EXTERNAL_TOKEN", TOKEN)
     caplog.set_level(logging.DEBUG)
-    served = serve(first)
+    served = start()
     with served.connect(token=TOKEN) as client, served.learning():
         client.run(Walk(), num_episodes=1)
     with pytest.raises(LinkError) as raised:
@@ -203,12 +203,11 @@ def test_token_is_written_nowhere(
     texts = [caplog.text, str(raised.value), str(served.group.get_metrics()), repr(config)]
     texts += [config.explain(), str(config.to_dict()), str(served.group.notes)]
     assert not [text for text in texts if TOKEN in text]
-    served.group.stop()
 
 
-def test_replayed_proof_is_refused(first: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_proof_is_refused(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXRL_EXTERNAL_TOKEN", TOKEN)
-    guarded = serve(first)
+    guarded = start()
     sent: list[bytes] = []
     send = Channel.send
 
@@ -224,7 +223,6 @@ def test_replayed_proof_is_refused(first: Served, monkeypatch: pytest.MonkeyPatc
         sock.recv(2**16)  # another nonce
         sock.sendall(auth)
         assert "The token is not that of the run" in refusal(read_all(sock))
-    guarded.group.stop()
 
 
 def test_other_version_is_refused(served: Served) -> None:
@@ -274,8 +272,8 @@ def test_secret_of_the_client_replaces_its_connection(served: Served) -> None:
             assert read_all(old.channel.socket) == b""
 
 
-def test_max_clients(first: Served) -> None:
-    served = serve(first, max_clients=2)
+def test_max_clients(start: Start) -> None:
+    served = start(max_clients=2)
     clients = [served.connect(), served.connect()]
     with pytest.raises(RefusedError, match="max_clients=2 are connected"):
         served.connect()
@@ -284,11 +282,10 @@ def test_max_clients(first: Served) -> None:
     clients.append(served.connect())
     for client in clients:
         client.close()
-    served.group.stop()
 
 
-def test_200_connections_do_not_stop_training(first: Served) -> None:
-    served = serve(first, max_clients=3)
+def test_200_connections_do_not_stop_training(start: Start) -> None:
+    served = start(max_clients=3)
     with served.connect() as client, contextlib.ExitStack() as stack:
         socks = [stack.enter_context(raw(served)) for _ in range(200)]
         with served.learning():
@@ -296,7 +293,6 @@ def test_200_connections_do_not_stop_training(first: Served) -> None:
         answered = sum(b"Too many connections" in read_all(sock) for sock in socks)
         assert answered >= 200 - 3 - 32 - 1
     wait_for(lambda: served.group.server.num_open == 0)
-    served.group.stop()
 
 
 def test_client_waits_for_room(served: Served) -> None:
@@ -325,16 +321,15 @@ def test_half_a_character_is_refused_before_the_handshake(served: Served, name: 
         assert "surrogates not allowed" in refusal(read_all(sock))
 
 
-def test_half_a_character_is_no_proof(first: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_character_is_no_proof(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    served = serve(first)
+    served = start()
     with raw(served) as sock:
         hello = {"client_id": "\U0001f600", "nonce": "a" * 64, "minor": 0}  # a whole one
         sock.sendall(encode(Kind.HELLO, hello))
         assert b"needs_token" in sock.recv(2**16)
         sock.sendall(encode(Kind.AUTH, {"proof": HALF}))
         assert "surrogates not allowed" in refusal(read_all(sock))
-    served.group.stop()
 
 
 # --- slow and half-open senders ---
@@ -362,11 +357,10 @@ def test_slow_sender_times_out_and_loses_nothing(served: Served) -> None:
     assert served.ledger.maybe_lost == 0
 
 
-def test_silent_client_is_disconnected(first: Served) -> None:
-    served = serve(first, idle_timeout_s=0.3)
+def test_silent_client_is_disconnected(start: Start) -> None:
+    served = start(idle_timeout_s=0.3)
     with connected(served) as silent:
         assert read_all(silent.channel.socket) == b""
-    served.group.stop()
 
 
 def test_client_that_does_not_read_is_disconnected(served: Served, monkeypatch: Any) -> None:
@@ -666,9 +660,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tls(first: Served, certificate: Path) -> None:
-    served = serve(
-        first,
+def test_tls(start: Start, certificate: Path) -> None:
+    served = start(
         external_certificate_file=str(certificate / "cert.pem"),
         external_private_key_file=str(certificate / "key.pem"),
     )
@@ -683,13 +676,11 @@ def test_tls(first: Served, certificate: Path) -> None:
         PolicyClient(f"127.0.0.1:{port}", ssl_context=context, timeout_s=0.3)
     with pytest.raises(LinkError, match="certificate verify failed"):
         PolicyClient(f"https://localhost:{port}", timeout_s=0.3)
-    served.group.stop()
 
 
-def test_client_certificates(first: Served, certificate: Path) -> None:
+def test_client_certificates(start: Start, certificate: Path) -> None:
     files = str(certificate / "cert.pem"), str(certificate / "key.pem")
-    served = serve(
-        first,
+    served = start(
         external_certificate_file=files[0],
         external_private_key_file=files[1],
         external_client_ca_file=files[0],
@@ -700,18 +691,16 @@ def test_client_certificates(first: Served, certificate: Path) -> None:
         PolicyClient(f"localhost:{port}", ssl_context=context, timeout_s=0.3)
     context.load_cert_chain(*files)
     PolicyClient(f"localhost:{port}", ssl_context=context, timeout_s=20.0).close()
-    served.group.stop()
 
 
-def test_other_machines_need_token_and_tls(first: Served, monkeypatch: Any) -> None:
+def test_other_machines_need_token_and_tls(start: Start, monkeypatch: Any) -> None:
     with pytest.raises(ConfigError, match="needs a token"):
-        serve(first, external_host="0.0.0.0")
+        start(external_host="0.0.0.0")
     monkeypatch.setenv("JAXRL_EXTERNAL_TOKEN", TOKEN)
     with pytest.raises(ConfigError, match="needs TLS"):
-        serve(first, external_host="0.0.0.0")
-    served = serve(first, external_host="0.0.0.0", external_insecure=True)
+        start(external_host="0.0.0.0")
+    served = start(external_host="0.0.0.0", external_insecure=True)
     PolicyClient(f"127.0.0.1:{served.group.server.port}", token=TOKEN).close()
-    served.group.stop()
 
 
 # --- code ---

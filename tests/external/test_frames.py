@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from jaxrl.external import LinkError
 from jaxrl.external.frames import (
     DTYPES,
     HEADER,
@@ -20,7 +21,6 @@ from jaxrl.external.frames import (
     FrameError,
     Kind,
     Limits,
-    LinkError,
     decode_header,
     decode_payload,
     encode,

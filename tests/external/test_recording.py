@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl import Algorithm, BCConfig, DQNConfig
+from jaxrl import Algorithm, BCConfig, DQNConfig, EpisodeWriter
 from jaxrl.episodes.packing import EpisodePart
-from jaxrl.external import PolicyClient
-from jaxrl.external.frames import Kind, LinkError
+from jaxrl.external import LinkError, PolicyClient
+from jaxrl.external.frames import Kind
 from jaxrl.offline.recorded import open_data
-from jaxrl.offline.writer import EpisodeWriter
 from tests.external.served import ACTIONS, OBS, SMALL, Network, Served, Walk, make_config, wait_for
 from tests.external.test_faults import connected
 from tests.recorded_data import make_part

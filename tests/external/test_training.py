@@ -11,8 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from jaxrl import APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, TD3Config
 from jaxrl.errors import ConfigError, EnvRunnerError
 from jaxrl.external import PolicyClient
 from jaxrl.runners.external.group import ExternalEnvRunnerGroup
