@@ -3,7 +3,8 @@
 `python -m benchmarks.golden` prints a line for each run: a digest of all arrays of the training state after three
 iterations, whatever they are called; one of what the results reported; whether a resumed run ends in the
 same bytes; and steps per second. `--base REV` runs the same cases with the package of that commit and
-lists what differs. Digests are of one machine: XLA's code depends on the processor.
+lists what differs. Digests are of one machine: XLA's code depends on the processor. A case may also be
+the name of a shipped config, such as classic/cartpole-ppo; `--shipped` runs all of them.
 """
 
 import argparse
@@ -333,6 +334,29 @@ def simulate(address: str) -> None:
             return
 
 
+def shipped(name: str) -> Any:
+    """Load a shipped config without evaluations, with what a build would measure to decide fixed."""
+    from jaxrl.datasets.make import make_missing
+
+    config: Any = jaxrl.load_config(name)
+    make_missing(config, lambda text: print(text, file=sys.stderr))
+    config.evaluation(evaluation_interval=None).learners(num_devices=1)
+    if config.learns and getattr(config, "microbatch_size", None) == "auto":
+        config.update_from_dict({"microbatch_size": None})
+    return config.debugging(log_sys_usage=False)
+
+
+def list_shipped() -> list[str]:
+    """List the shipped configs but sweeps, and those of actors, whose speed decides what they sample."""
+    files = sorted((ROOT / "configs").glob("*/*.yaml"))
+    actors = re.compile(r"num_(env_runners|learners): [1-9]")
+    return [
+        f"{file.parent.name}/{file.stem}"
+        for file in files
+        if file.parent.name != "sweeps" and not actors.search(file.read_text())
+    ]
+
+
 def list_arrays(tree: Any, path: str = "") -> dict[str, Any]:
     """List the arrays of nested dictionaries by their path."""
     if isinstance(tree, dict):
@@ -384,7 +408,7 @@ def flatten(result: Any, path: str = "") -> dict[str, str]:
 def run_case(name: str) -> dict[str, Any]:
     """Run one case; return its digests."""
     with tempfile.TemporaryDirectory() as folder:
-        config = CASES[name](Path(folder))
+        config = CASES[name](Path(folder)) if name in CASES else shipped(name)
         config.debugging(loggers=[], results_dir=str(Path(folder) / "runs"))
         reported: list[dict[str, str]] = []
         algo = config.build()
@@ -479,13 +503,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help="cases; all by default")
+    parser.add_argument("names", nargs="*", help="cases and shipped configs; all cases by default")
+    parser.add_argument("--shipped", action="store_true", help="run all shipped configs")
     parser.add_argument("--base", help="commit to compare with")
     parser.add_argument("--against", type=Path, help="file of rows to compare with")
     parser.add_argument("--out", type=Path, help="file to append the rows to")
     parser.add_argument("--ray", action="store_true", help="run the cases with Ray actors too")
     args = parser.parse_args()
-    names = args.names or [name for name in CASES if args.ray or name not in RAY]
+    names = (
+        args.names
+        or (list_shipped() if args.shipped else [])
+        or [name for name in CASES if args.ray or name not in RAY]
+    )
     with tempfile.TemporaryDirectory() as folder:
         out = args.out or Path(folder) / "after.jsonl"
         against = args.against

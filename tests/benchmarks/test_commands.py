@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bits, external, machine, measure, offline, soak, user
+from benchmarks import external, golden, machine, measure, offline, soak, user
 from benchmarks.commands import Benchmark
 from benchmarks.settings import EPISODE_LENGTH, RLLIB_OFFLINE
 from jaxrl.bench.peers import PeerError
@@ -171,17 +171,17 @@ def test_readers_read_all_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_equal_runs_have_equal_digests(tmp_path: Path) -> None:
-    first = bits.compute_digest("classic/cartpole-ppo", 2, str(tmp_path / "a"))
-    assert first == bits.compute_digest("classic/cartpole-ppo", 2, str(tmp_path / "b"))
-    assert first != bits.compute_digest("classic/cartpole-ppo", 3, str(tmp_path / "c"))
+def test_equal_runs_have_equal_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (golden.run_case("classic/cartpole-ppo") for _ in range(2))
+    assert first["state"] == second["state"]
+    monkeypatch.setattr(golden, "ITERATIONS", 2)
+    assert golden.run_case("classic/cartpole-ppo")["state"] != first["state"]
 
 
-def test_digests_of_actors_are_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bits.main(["gymnasium/cartpole-impala"]) == 0
-    assert "skipped: samples of actors" in capsys.readouterr().out
-    names = bits.list_shipped()
+def test_digests_are_of_configs_that_do_not_depend_on_speed() -> None:
+    names = golden.list_shipped()
     assert "classic/cartpole-ppo" in names
+    assert "gymnasium/cartpole-impala" not in names
     assert not [name for name in names if name.startswith("sweeps/")]
 
 
