@@ -14,7 +14,7 @@ from jaxrl.cli.comparison import (
     compare_sessions,
     compare_settings,
 )
-from tests.cli.command import jaxrl
+from tests.cli.command import edit, jaxrl
 from tests.helpers import small
 
 
@@ -32,12 +32,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "two"))
-
-
-def edit(path: Path, change: Callable[[Any], None]) -> None:
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_text(json.dumps(document))
 
 
 def edit_result(run: Path, iteration: int, change: Callable[[Any], None]) -> None:

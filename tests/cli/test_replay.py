@@ -16,7 +16,7 @@ from jaxrl import Algorithm, IMPALAConfig
 from jaxrl.assembly.device_trial import open_device_trials
 from jaxrl.loggers import RunFolder
 from jaxrl.runs.host_state import keep_recorded_choices
-from tests.cli.command import jaxrl
+from tests.cli.command import edit, jaxrl
 from tests.helpers import small
 
 
@@ -38,12 +38,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "two"))
-
-
-def edit(path: Path, change: Callable[[Any], object]) -> None:
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_text(json.dumps(document))
 
 
 def edit_session(run: Path, number: int, change: Callable[[Any], object]) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.base import get_algorithm_config
+from jaxrl import PPOConfig
+from jaxrl.config import get_algorithm_config
 from jaxrl.config.placement import (
     HOST_ONLY_SETTINGS,
     REQUIREMENTS,

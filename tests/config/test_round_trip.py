@@ -16,7 +16,6 @@ from jaxrl import (
     CQLConfig,
     DQNConfig,
     DTConfig,
-    IMPALAConfig,
     IQLConfig,
     JaxEnv,
     MAPPOConfig,
@@ -34,32 +33,10 @@ from jaxrl import (
     TQCConfig,
     loguniform,
 )
-from jaxrl.algorithms.awac import AWACTraining
-from jaxrl.algorithms.cql import CQLTraining
-from jaxrl.algorithms.dqn import DQNTraining
-from jaxrl.algorithms.dt import DTTraining
-from jaxrl.algorithms.iql import IQLTraining
-from jaxrl.algorithms.mappo import MAPPOTraining
-from jaxrl.algorithms.ppo import PPOTraining
-from jaxrl.algorithms.pqn import PQNTraining
-from jaxrl.algorithms.qmix import QMIXTraining
-from jaxrl.algorithms.sac import SACTraining
-from jaxrl.algorithms.td3 import TD3Training
-from jaxrl.algorithms.tqc import TQCTraining
-from jaxrl.config import OnPolicyTraining, Training
-from jaxrl.config.fields import get_settings
+from jaxrl.config import get_algorithm_config, list_algorithms
 from jaxrl.config.imports import Trust
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.serialize import deserialize_config, serialize_config, serialize_for_display
-from jaxrl.config.settings.actor_critic import (
-    ActorCriticTraining,
-    AdvantageWeightedTraining,
-    BootstrappedTraining,
-    SoftActorCriticTraining,
-    TwinTraining,
-)
-from jaxrl.config.settings.offline import BCTraining, MARWILTraining
-from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.errors import CheckpointError, ConfigError
 from jaxrl.modules.model_config import DefaultModelConfig
 from jaxrl.runners.env_runner import EnvRunner
@@ -303,6 +280,8 @@ APPO_OTHER: dict[str, Any] = {
     "target_network_update_freq": 0.5,
     "tau": 0.5,
     "target_worker_clipping": 1.5,
+    **{name: OTHER[name] for name in ("clip_param", "entropy_coeff", "lambda_", "vf_loss_coeff")},
+    **{name: OTHER[name] for name in ("kl_coeff", "kl_target")},
 }
 # What algorithms have that learn from a replay buffer.
 REPLAY_OTHER: dict[str, Any] = {
@@ -412,49 +391,42 @@ MARWIL_OTHER: dict[str, Any] = {
     "moving_average_sqd_adv_norm_update_rate": 0.1,
 }
 DT_OTHER: dict[str, Any] = {"context_length": 7, "target_return": 3.0, "return_scale": 2.0}
-ONLY_PPO = {"use_critic", "vf_clip_param", "huber_delta", "normalize_values"}
 MAPPO_OTHER: dict[str, Any] = {"critic_input": "joint"}
-CASES = [(PPOConfig, name, value) for name, value in OTHER.items()]
-CASES += [(APPOConfig, name, value) for name, value in APPO_OTHER.items()]
-CASES += [(MAPPOConfig, name, value) for name, value in MAPPO_OTHER.items()]
-CASES += [(DQNConfig, name, value) for name, value in (REPLAY_OTHER | DQN_OTHER).items()]
-CASES += [(QMIXConfig, name, value) for name, value in QMIX_OTHER.items()]
-CASES += [(PQNConfig, name, value) for name, value in PQN_OTHER.items()]
-SAC_TRAINING_OTHER = ACTOR_CRITIC_OTHER | BOOTSTRAPPED_OTHER | SOFT_OTHER | SAC_OTHER
-CASES += [(SACConfig, n, v) for n, v in SAC_TRAINING_OTHER.items()]
-CASES += [(TQCConfig, name, value) for name, value in TQC_OTHER.items()]
-CASES += [(TD3Config, name, value) for name, value in TD3_OTHER.items()]
-CASES += [(CQLConfig, name, value) for name, value in CQL_OTHER.items()]
-CASES += [(IQLConfig, name, value) for name, value in (TWIN_OTHER | IQL_OTHER).items()]
-CASES += [(AWACConfig, name, value) for name, value in AWAC_OTHER.items()]
-CASES += [(MARWILConfig, name, value) for name, value in MARWIL_OTHER.items()]
-CASES += [(DTConfig, name, value) for name, value in DT_OTHER.items()]
+CASES = [
+    (config, name, value)
+    for config, values in {
+        PPOConfig: OTHER,
+        APPOConfig: APPO_OTHER,
+        MAPPOConfig: MAPPO_OTHER,
+        DQNConfig: REPLAY_OTHER | DQN_OTHER,
+        QMIXConfig: QMIX_OTHER,
+        PQNConfig: PQN_OTHER,
+        SACConfig: ACTOR_CRITIC_OTHER | BOOTSTRAPPED_OTHER | SOFT_OTHER | SAC_OTHER,
+        TQCConfig: TQC_OTHER,
+        TD3Config: TD3_OTHER,
+        CQLConfig: CQL_OTHER,
+        IQLConfig: TWIN_OTHER | IQL_OTHER,
+        AWACConfig: AWAC_OTHER,
+        MARWILConfig: MARWIL_OTHER,
+        DTConfig: DT_OTHER,
+    }.items()
+    for name, value in values.items()
+]
+
+
+def name_origin(config: Any, name: str) -> tuple[str, str]:
+    """Return where a setting comes from: the group's class that is the first to have it."""
+    groups = [getattr(config, name) for name in dir(config) if name.endswith("_settings")]
+    (group,) = [type(x) for x in groups if name in getattr(type(x), "__dataclass_fields__", ())]
+    has_it = [base for base in group.__mro__ if name in getattr(base, "__dataclass_fields__", ())]
+    return has_it[-1].__name__, name
 
 
 def test_the_tables_have_every_setting() -> None:
-    assert set(OTHER) == set(PPOConfig().keys())
-    assert (set(OTHER) | set(APPO_OTHER)) - ONLY_PPO == set(APPOConfig().keys())
-    assert set(IMPALAConfig().keys()) < set(APPOConfig().keys())
-    assert set(REPLAY_OTHER) == set(get_settings(OffPolicyTraining)) - set(get_settings(Training))
-    assert set(DQN_OTHER) == set(get_settings(DQNTraining)) - set(get_settings(OffPolicyTraining))
-    assert set(QMIX_OTHER) == set(get_settings(QMIXTraining)) - set(get_settings(DQNTraining))
-    assert set(PQN_OTHER) == set(get_settings(PQNTraining)) - set(get_settings(OnPolicyTraining))
-    for table, group, base in (
-        (ACTOR_CRITIC_OTHER, ActorCriticTraining, OffPolicyTraining),
-        (BOOTSTRAPPED_OTHER, BootstrappedTraining, ActorCriticTraining),
-        (SOFT_OTHER, SoftActorCriticTraining, BootstrappedTraining),
-        (SAC_OTHER, SACTraining, SoftActorCriticTraining),
-        (CQL_OTHER, CQLTraining, TwinTraining),
-        (IQL_OTHER, IQLTraining, AdvantageWeightedTraining),
-        (AWAC_OTHER, AWACTraining, AdvantageWeightedTraining),
-        (DT_OTHER, DTTraining, BCTraining),
-        (TQC_OTHER, TQCTraining, SoftActorCriticTraining),
-        (TD3_OTHER, TD3Training, ActorCriticTraining),
-    ):
-        assert set(table) == set(get_settings(group)) - set(get_settings(base))
-    assert set(MAPPO_OTHER) == set(get_settings(MAPPOTraining)) - set(get_settings(PPOTraining))
-    own = set(get_settings(MARWILTraining)) - set(get_settings(Training))
-    assert set(MARWIL_OTHER) == own | {"train_batch_size"}
+    tested = {name_origin(cls(), name) for cls, name, _ in CASES}
+    for algo in list_algorithms():
+        config = get_algorithm_config(algo)
+        assert {name_origin(config, name) for name in config} <= tested, algo
 
 
 @pytest.mark.parametrize(("cls", "name", "value"), CASES)

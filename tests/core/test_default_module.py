@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from jaxrl.assembly.assemble import warn_if_flattened
-from jaxrl.config.base import get_algorithm_config
+from jaxrl.config import get_algorithm_config
 from jaxrl.core.types import Columns, ObsWithCarry
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.actor_critic import ActorCriticModule
@@ -150,91 +150,48 @@ def test_action_masks_in_the_observation_reach_the_distribution(seed):
     np.testing.assert_allclose(trained.entropy(), np.zeros(B), atol=1e-6)
 
 
-ORTHOGONAL = {"gain": 3.0}
-
-
+ORTHOGONAL, HALF = {"gain": 3.0}, {"val": 0.5}
 SETTINGS = {
-    "fcnet_hiddens": {"fcnet_hiddens": [9]},
-    "critic_fcnet_hiddens": {"critic_fcnet_hiddens": [9]},
-    "fcnet_block": {"fcnet_block": "simba"},
-    "fcnet_activation": {"fcnet_activation": "relu"},
-    "fcnet_kernel_initializer": {"fcnet_kernel_initializer": "orthogonal"},
-    "fcnet_kernel_initializer_kwargs": {
-        "fcnet_kernel_initializer": "orthogonal",
-        "fcnet_kernel_initializer_kwargs": ORTHOGONAL,
+    **{
+        f"{layers}_{what}": value
+        for layers in ("fcnet", "conv", "head_fcnet", "fusionnet")
+        for what, value in {
+            "kernel_initializer": "orthogonal",
+            "kernel_initializer_kwargs": ORTHOGONAL,
+            "bias_initializer": "ones",
+            "bias_initializer_kwargs": HALF,
+            "use_layernorm": True,
+        }.items()
     },
-    "fcnet_bias_initializer": {"fcnet_bias_initializer": "ones"},
-    "fcnet_bias_initializer_kwargs": {
-        "fcnet_bias_initializer": "constant",
-        "fcnet_bias_initializer_kwargs": {"val": 0.5},
-    },
-    "fcnet_use_layernorm": {"fcnet_use_layernorm": True},
-    "conv_filters": {"conv_filters": [[4, 3, 2]]},
-    "conv_activation": {"conv_activation": "tanh"},
-    "conv_kernel_initializer": {"conv_kernel_initializer": "orthogonal"},
-    "conv_kernel_initializer_kwargs": {
-        "conv_kernel_initializer": "orthogonal",
-        "conv_kernel_initializer_kwargs": ORTHOGONAL,
-    },
-    "conv_bias_initializer": {"conv_bias_initializer": "ones"},
-    "conv_bias_initializer_kwargs": {
-        "conv_bias_initializer": "constant",
-        "conv_bias_initializer_kwargs": {"val": 0.5},
-    },
-    "conv_use_layernorm": {"conv_use_layernorm": True},
-    "head_fcnet_hiddens": {"head_fcnet_hiddens": [7]},
-    "head_fcnet_activation": {"head_fcnet_activation": "tanh"},
-    "head_fcnet_kernel_initializer": {"head_fcnet_kernel_initializer": "orthogonal"},
-    "head_fcnet_kernel_initializer_kwargs": {
-        "head_fcnet_kernel_initializer": "orthogonal",
-        "head_fcnet_kernel_initializer_kwargs": ORTHOGONAL,
-    },
-    "head_fcnet_bias_initializer": {"head_fcnet_bias_initializer": "ones"},
-    "head_fcnet_bias_initializer_kwargs": {
-        "head_fcnet_bias_initializer": "constant",
-        "head_fcnet_bias_initializer_kwargs": {"val": 0.5},
-    },
-    "fusionnet_hiddens": {"fusionnet_hiddens": [4]},
-    "fusionnet_activation": {"fusionnet_activation": "relu"},
-    "fusionnet_kernel_initializer": {"fusionnet_kernel_initializer": "orthogonal"},
-    "fusionnet_kernel_initializer_kwargs": {
-        "fusionnet_kernel_initializer": "orthogonal",
-        "fusionnet_kernel_initializer_kwargs": ORTHOGONAL,
-    },
-    "fusionnet_bias_initializer": {"fusionnet_bias_initializer": "ones"},
-    "fusionnet_bias_initializer_kwargs": {
-        "fusionnet_bias_initializer": "constant",
-        "fusionnet_bias_initializer_kwargs": {"val": 0.5},
-    },
-    "fusionnet_use_layernorm": {"fusionnet_use_layernorm": True},
-    "embedding_size": {"embedding_size": 3},
-    "critic_only_observations": {"critic_only_observations": ["n"]},
-    "autoregressive_actions": {"autoregressive_actions": True},
-    "head_fcnet_use_layernorm": {"head_fcnet_use_layernorm": True},
-    "pi_head_kernel_initializer": {"pi_head_kernel_initializer": "orthogonal"},
-    "pi_head_kernel_initializer_kwargs": {
-        "pi_head_kernel_initializer": "orthogonal",
-        "pi_head_kernel_initializer_kwargs": ORTHOGONAL,
-    },
-    "vf_head_kernel_initializer": {"vf_head_kernel_initializer": "orthogonal"},
-    "vf_head_kernel_initializer_kwargs": {
-        "vf_head_kernel_initializer": "orthogonal",
-        "vf_head_kernel_initializer_kwargs": ORTHOGONAL,
-    },
-    "free_log_std": {"free_log_std": True},
-    "vf_share_layers": {"vf_share_layers": True},
-    "use_lstm": {"use_lstm": True},
-    "lstm_cell_size": {"lstm_cell_size": 5},
-    "recurrent_layer_type": {"recurrent_layer_type": "gru"},
-    "recurrent_num_layers": {"recurrent_num_layers": 2},
-    "use_attention": {"use_attention": True},
-    "attention_num_transformer_units": {"attention_num_transformer_units": 2},
-    "attention_dim": {"attention_dim": 12},
-    "attention_num_heads": {"attention_num_heads": 3},
-    "attention_head_dim": {"attention_head_dim": 5},
-    "attention_memory_inference": {"attention_memory_inference": 7},
-    "attention_position_wise_mlp_dim": {"attention_position_wise_mlp_dim": 9},
-    "attention_init_gru_gate_bias": {"attention_init_gru_gate_bias": 0.5},
+    **{f"{head}_head_kernel_initializer": "orthogonal" for head in ("pi", "vf")},
+    **{f"{head}_head_kernel_initializer_kwargs": ORTHOGONAL for head in ("pi", "vf")},
+    "fcnet_hiddens": [9],
+    "critic_fcnet_hiddens": [9],
+    "fcnet_block": "simba",
+    "fcnet_activation": "relu",
+    "conv_filters": [[4, 3, 2]],
+    "conv_activation": "tanh",
+    "head_fcnet_hiddens": [7],
+    "head_fcnet_activation": "tanh",
+    "fusionnet_hiddens": [4],
+    "fusionnet_activation": "relu",
+    "embedding_size": 3,
+    "critic_only_observations": ["n"],
+    "autoregressive_actions": True,
+    "free_log_std": True,
+    "vf_share_layers": True,
+    "use_lstm": True,
+    "lstm_cell_size": 5,
+    "recurrent_layer_type": "gru",
+    "recurrent_num_layers": 2,
+    "use_attention": True,
+    "attention_num_transformer_units": 2,
+    "attention_dim": 12,
+    "attention_num_heads": 3,
+    "attention_head_dim": 5,
+    "attention_memory_inference": 7,
+    "attention_position_wise_mlp_dim": 9,
+    "attention_init_gru_gate_bias": 0.5,
 }
 ELSEWHERE = {
     "critic_use_batchrenorm",
@@ -253,15 +210,15 @@ SPECIAL = {"conv", "fusionnet", "embedding", "autoregressive", "critic"}
 """First words of settings that need other spaces than vectors and boxes."""
 
 
-def _base(name, settings):
+def _base(name):
     """The settings beside which one is changed: an initialiser's own name for its keywords."""
     base = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [6]}
     if switches := get_required_switches(name):
         base[switches[0]] = True
     if name.endswith("_kwargs"):
-        initializer = name.removesuffix("_kwargs")
-        base[initializer] = settings[initializer]
-        if settings[initializer] == "constant":
+        is_constant = SETTINGS[name] == HALF
+        base[name.removesuffix("_kwargs")] = "constant" if is_constant else "orthogonal"
+        if is_constant:
             base[name] = {"val": 0.25}
     return base
 
@@ -289,12 +246,13 @@ _again = functools.cache(_program.__wrapped__)  # traced a second time, from the
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_has_an_effect(name):
-    settings, kind = SETTINGS[name], name.split("_")[0]
+    kind = name.split("_")[0]
     kind = kind if kind in SPECIAL else "other"  # most settings share the programs before a change
-    base = _base(name, settings)
+    base = _base(name)
     before = _program(kind, json.dumps(base, sort_keys=True))
     assert _again(kind, json.dumps(base)) == before
-    assert _program(kind, json.dumps({**base, **settings}, sort_keys=True)) != before
+    changed = {**base, name: SETTINGS[name]}
+    assert _program(kind, json.dumps(changed, sort_keys=True)) != before
 
 
 SIMBA = {"fcnet_block": "simba", "fcnet_hiddens": [6], "critic_fcnet_hiddens": [7, 7]}

@@ -326,42 +326,28 @@ def random_like(params, seed):
     )
 
 
-def test_lstm_is_flax_lstm():
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_memories_are_those_of_flax(kind):
     x, is_first = inputs()
-    cell, memory = nn.OptimizedLSTMCell(SIZE), LSTM(SIZE)
     zeros = jnp.zeros((B, SIZE))
-    theirs = random_like(cell.init(jax.random.key(0), (zeros, zeros), x[0]), 1)
-    kernel, recurrent = split_gates(theirs, "ifgo")
-    bias = jnp.concatenate([theirs["params"]["h" + g]["bias"] for g in "ifgo"])
-    ours = {
-        "params": {
-            "inputs": {"kernel": kernel, "bias": bias},
-            "recurrent_kernel": recurrent,
-        }
-    }
+    if kind == "lstm":
+        cell, memory, start = nn.OptimizedLSTMCell(SIZE), LSTM(SIZE), (zeros, zeros)
+        gates, bias_from = "ifgo", "h"
+    else:
+        cell, memory, start = nn.GRUCell(SIZE), GRU(SIZE), zeros
+        gates, bias_from = "rzn", "i"
+    theirs = random_like(cell.init(jax.random.key(0), start, x[0]), 1)
+    kernel, recurrent = split_gates(theirs, gates)
+    bias = jnp.concatenate([theirs["params"][bias_from + g]["bias"] for g in gates])
+    ours = {"inputs": {"kernel": kernel, "bias": bias}, "recurrent_kernel": recurrent}
+    if kind == "gru":
+        ours["recurrent_bias"] = theirs["params"]["hn"]["bias"]
+    ours = {"params": ours}
     assert jax.tree.map(jnp.shape, ours) == jax.tree.map(jnp.shape, params_of(memory))
     carry = used_carry(memory, ours)
     y, _ = sequence(memory, ours, x, carry, is_first)
-    assert_close(y, run_cell(cell, theirs, x, (carry.cell, carry.hidden), is_first))
-
-
-def test_gru_is_flax_gru():
-    x, is_first = inputs()
-    cell, memory = nn.GRUCell(SIZE), GRU(SIZE)
-    theirs = random_like(cell.init(jax.random.key(0), jnp.zeros((B, SIZE)), x[0]), 1)
-    kernel, recurrent = split_gates(theirs, "rzn")
-    bias = jnp.concatenate([theirs["params"]["i" + g]["bias"] for g in "rzn"])
-    ours = {
-        "params": {
-            "inputs": {"kernel": kernel, "bias": bias},
-            "recurrent_kernel": recurrent,
-            "recurrent_bias": theirs["params"]["hn"]["bias"],
-        }
-    }
-    assert jax.tree.map(jnp.shape, ours) == jax.tree.map(jnp.shape, params_of(memory))
-    carry = used_carry(memory, ours)
-    y, _ = sequence(memory, ours, x, carry, is_first)
-    assert_close(y, run_cell(cell, theirs, x, carry, is_first))
+    their_carry = (carry.cell, carry.hidden) if kind == "lstm" else carry
+    assert_close(y, run_cell(cell, theirs, x, their_carry, is_first))
 
 
 @pytest.mark.parametrize(("memory", "gates"), [(LSTM(SIZE), 4), (GRU(SIZE), 3)])

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jaxrl import Algorithm, Policy
 from jaxrl.config.load import load_experiments
 from jaxrl.config.registry import resolve_config_path
 from jaxrl.export.artifact import Export, make_export
-from jaxrl.export.numpy_program import NumpyPolicy, hash_manifest
+from jaxrl.export.numpy_program import NumpyPolicy, PolicyFileError, hash_manifest
 
 CARTPOLE, SAC, LSTM = "classic/cartpole-ppo", "classic/pendulum-sac", "memory/statelesscartpole-ppo"
 MASKED, CNN = "spaces/minefield-ppo", "minatar/breakout-dqn"
@@ -64,3 +66,14 @@ def replace(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
     rewrite(folder, lambda manifest: manifest["files"].update({name: digest}))
+
+
+def get_refusal(load: Callable[[], Any]) -> str:
+    """Return the one sentence with which a file of a policy is refused."""
+    with pytest.raises(PolicyFileError) as caught:
+        load()
+    message = str(caught.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    assert len(message) < 500
+    return message

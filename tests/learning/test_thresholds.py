@@ -13,6 +13,7 @@ import pytest
 
 from jaxrl.assembly.assemble import assemble
 from jaxrl.config.load import load_experiment
+from jaxrl.ops import losses
 from jaxrl.sweeps.statistics import interquartile_mean
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -106,37 +107,24 @@ def test_vmapped_seeds_learn_as_single_ones_do() -> None:
     assert interquartile_mean(scores) >= 475
 
 
-def test_a_broken_advantage_fails_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("loss", "config", "num_steps", "seeds", "limit"),
+    [
+        ("clipped_surrogate", "classic/cartpole-ppo", 500_000, 2, 450),
+        ("policy_gradient_loss", "classic/cartpole-impala", 2_000_000, 1, 450),
+        ("clipped_surrogate", "classic/pendulum-appo", 500_000, 1, -300),
+    ],
+    ids=["PPO", "IMPALA", "APPO"],
+)
+def test_a_threshold_fails_without_the_advantages_sign(
+    monkeypatch: pytest.MonkeyPatch,
+    loss: str,
+    config: str,
+    num_steps: int,
+    seeds: int,
+    limit: float,
+) -> None:
     """The threshold means something: with the advantages' sign lost it is not reached."""
-    from jaxrl.ops import losses
-
-    honest = losses.clipped_surrogate
-    monkeypatch.setattr(
-        losses, "clipped_surrogate", lambda ratio, adv, clip: honest(ratio, abs(adv), clip)
-    )
-    scores = [evaluated("classic/cartpole-ppo", 500_000, seed) for seed in range(2)]
-    assert max(scores) < 450
-
-
-def test_impalas_threshold_fails_without_the_advantages_sign(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from jaxrl.ops import losses
-
-    honest = losses.policy_gradient_loss
-    monkeypatch.setattr(
-        losses, "policy_gradient_loss", lambda log_prob, adv: honest(log_prob, abs(adv))
-    )
-    assert evaluated("classic/cartpole-impala", 2_000_000, 0) < 450
-
-
-def test_appos_threshold_fails_without_the_advantages_sign(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from jaxrl.ops import losses
-
-    honest = losses.clipped_surrogate
-    monkeypatch.setattr(
-        losses, "clipped_surrogate", lambda ratio, adv, clip: honest(ratio, abs(adv), clip)
-    )
-    assert evaluated("classic/pendulum-appo", 500_000, 0) < -300
+    honest = getattr(losses, loss)
+    monkeypatch.setattr(losses, loss, lambda x, adv, *rest: honest(x, abs(adv), *rest))
+    assert max(evaluated(config, num_steps, seed) for seed in range(seeds)) < limit

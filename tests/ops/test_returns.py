@@ -175,34 +175,29 @@ def _masked(seed=6):
     return {k: jnp.asarray(v) for k, v in _data(seed).items()}
 
 
-def test_gae_plus_value_is_the_lambda_return():
-    """On data where a successor's value is the next row's own."""
-    d = _masked()
+def _connected(seed):
+    """Data where a successor's value is the next row's own, these values, and the ends."""
+    d = _masked(seed)
     inside = returns._is_continued(d["terminated"], d["truncated"], d["mask"])
     v_t = jnp.where(inside, jnp.roll(d["v_tm1"], -1, axis=0), d["v_t"])
-    ends = (d["terminated"], d["truncated"], d["mask"])
-    advantage = returns.gae(d["r_t"], d["v_tm1"], v_t, *ends, GAMMA, LAMBDA)
-    lambda_return = returns.lambda_returns(d["r_t"], v_t, *ends, GAMMA, LAMBDA)
-    expected = jnp.where(d["mask"], lambda_return - d["v_tm1"], 0.0)
-    np.testing.assert_allclose(advantage, expected, **TOLERANCE)
+    return d, v_t, (d["terminated"], d["truncated"], d["mask"])
 
 
-def test_gae_with_lambda_one_is_monte_carlo_minus_value():
-    d = _masked(7)
-    inside = returns._is_continued(d["terminated"], d["truncated"], d["mask"])
-    v_t = jnp.where(inside, jnp.roll(d["v_tm1"], -1, axis=0), d["v_t"])
-    ends = (d["terminated"], d["truncated"], d["mask"])
-    advantage = returns.gae(d["r_t"], d["v_tm1"], v_t, *ends, GAMMA, 1.0)
-    monte_carlo = returns.discounted_returns(d["r_t"], v_t, *ends, GAMMA)
-    expected = jnp.where(d["mask"], monte_carlo - d["v_tm1"], 0.0)
+@pytest.mark.parametrize("lambda_", [LAMBDA, 1.0])
+def test_gae_plus_value_is_the_lambda_return(lambda_):
+    """With a lambda of 1, it is that of Monte Carlo."""
+    d, v_t, ends = _connected(7)
+    advantage = returns.gae(d["r_t"], d["v_tm1"], v_t, *ends, GAMMA, lambda_)
+    if lambda_ == 1.0:
+        whole = returns.discounted_returns(d["r_t"], v_t, *ends, GAMMA)
+    else:
+        whole = returns.lambda_returns(d["r_t"], v_t, *ends, GAMMA, lambda_)
+    expected = jnp.where(d["mask"], whole - d["v_tm1"], 0.0)
     np.testing.assert_allclose(advantage, expected, **TOLERANCE)
 
 
 def test_vtrace_on_policy_is_the_lambda_return():
-    d = _masked(8)
-    inside = returns._is_continued(d["terminated"], d["truncated"], d["mask"])
-    v_t = jnp.where(inside, jnp.roll(d["v_tm1"], -1, axis=0), d["v_t"])
-    ends = (d["terminated"], d["truncated"], d["mask"])
+    d, v_t, ends = _connected(8)
     targets, _ = returns.vtrace(d["r_t"], d["v_tm1"], v_t, jnp.ones((T, B)), *ends, GAMMA, LAMBDA)
     expected = returns.lambda_returns(d["r_t"], v_t, *ends, GAMMA, LAMBDA)
     np.testing.assert_allclose(jnp.where(d["mask"], targets, 0.0), expected, **TOLERANCE)

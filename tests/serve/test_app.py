@@ -409,21 +409,31 @@ def test_a_header_that_never_ends_is_not_waited_for(
         assert answer.startswith(b"HTTP/1.1 200 OK") if HEALTH in data else answer == b""
 
 
+@contextlib.contextmanager
+def answering(backend: Counting, port: int) -> Iterator[None]:
+    """Hold a request while something happens; it must be answered all the same."""
+    backend.may_act.clear()
+    with ThreadPoolExecutor(1) as pool:
+        client = Client(port)
+        answer = pool.submit(client.post, {"observation": 1.0})
+        assert backend.entered.wait(20)
+        yield
+        backend.may_act.set()
+        assert answer.result()["action"][0] == 1.0
+        client.close()
+
+
 def test_a_request_that_is_being_answered_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxrl.serve.server.HEADER_S", 0.3)
     backend = Counting(memory=0)
-    with serving(backend, max_connections=3) as port, contextlib.ExitStack() as stack:
-        backend.may_act.clear()
-        with ThreadPoolExecutor(1) as pool:
-            client = Client(port)
-            answer = pool.submit(client.post, {"observation": 1.0})
-            assert backend.entered.wait(20)
-            for _ in range(6):
-                stack.enter_context(connect(port))
-            time.sleep(0.5)
-            backend.may_act.set()
-            assert answer.result()["action"][0] == 1.0
-        client.close()
+    with (
+        serving(backend, max_connections=3) as port,
+        contextlib.ExitStack() as stack,
+        answering(backend, port),
+    ):
+        for _ in range(6):
+            stack.enter_context(connect(port))
+        time.sleep(0.5)
 
 
 def test_a_token_opens_everything_but_the_health(tmp_path: Path) -> None:
@@ -620,14 +630,7 @@ def test_newer_checkpoints_are_followed_and_failures_not_repeated() -> None:
 
 def test_a_stopping_server_answers_what_has_arrived() -> None:
     backend = Counting(memory=0)
-    backend.may_act.clear()
     server = PolicyServer(backend, ServeSettings(port=0))
-    with running(server) as port, ThreadPoolExecutor(1) as pool:
-        client = Client(port)
-        answer = pool.submit(client.post, {"observation": 1.0})
-        assert backend.entered.wait(20)
+    with running(server) as port, answering(backend, port):
         server.stop()
         time.sleep(0.2)
-        backend.may_act.set()
-        assert answer.result()["action"][0] == 1.0
-        client.close()
