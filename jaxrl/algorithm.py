@@ -93,7 +93,7 @@ from jaxrl.runtime.process import prepare_process
 from jaxrl.runtime.program import Program, make_compile_report, total_compile_seconds
 from jaxrl.training.data_flow import DataFlow
 from jaxrl.training.evaluate import EvaluationInputs
-from jaxrl.training.in_graph import InGraphRunner
+from jaxrl.training.in_graph import CompiledRun
 from jaxrl.training.nonfinite import NonfiniteMonitor
 from jaxrl.training.report import (
     IterationTotals,
@@ -333,7 +333,7 @@ class Algorithm(RLlibNames):
         return self._record.last_result
 
     @property
-    def runner(self) -> InGraphRunner:
+    def runner(self) -> CompiledRun:
         """Pure functions of the run, `init` and `step`, ready to be jitted, vmapped or scanned.
 
         Raises:
@@ -344,7 +344,7 @@ class Algorithm(RLlibNames):
                 f"{self._assembly.made.id} is stepped by runners on the host, so the run is not a "
                 "pure function; env_runner_group and learner_group hold its two halves."
             )
-        return self._assembly.in_graph_runner
+        return self._assembly.run
 
     @property
     def programs(self) -> RunnerPrograms:

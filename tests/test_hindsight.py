@@ -170,14 +170,14 @@ def test_a_lane_recomputes_rewards_with_its_own_parameters() -> None:
 def test_changed_parameters_change_recomputed_rewards() -> None:
     """Stored rows cost what they did, and those with another goal what they would now."""
     assembly = assemble(her())
-    runner, shards = assembly.in_graph_runner, jnp.arange(1, dtype=jnp.int32)
+    runner, shards = assembly.run, jnp.arange(1, dtype=jnp.int32)
     replay = dataclasses.replace(find_replay(her()), batch_size=256)
     params, key = assembly.jax_env.params, jax.random.key(0)
 
     @jax.jit
     def sample_rewards(cost: Any) -> Any:
         def add(_: Any, state: Any) -> Any:
-            return runner.add_to_buffer(*runner.receive(*runner.collect(state)))
+            return runner.learning.add_to_buffer(*runner.learning.receive(*runner.collect(state)))
 
         state = jax.lax.fori_loop(0, 8, add, runner.init(key, params))
         bound = replay.with_env_params({"cost": cost})

@@ -243,7 +243,7 @@ def count_flops_per_step(config: AlgorithmConfig) -> float:
     Nothing is compiled. The operations of other peers with the same network differ little.
     """
     assembly = assemble(config)
-    runner = assembly.in_graph_runner
+    runner = assembly.run
     params: Any = assembly.made.params  # pyright: ignore[reportAttributeAccessIssue]
     state = jax.eval_shape(runner.init, jax.random.key(0), params)
     flops = count_flops(jax.make_jaxpr(runner.step)(state))

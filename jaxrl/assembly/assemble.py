@@ -40,7 +40,7 @@ from jaxrl.assembly.pipelines import (
 )
 from jaxrl.assembly.replay import make_replay_buffer, resolve_sequence_length
 from jaxrl.buffers.circular import CircularBuffer
-from jaxrl.buffers.dataset import DatasetSampler
+from jaxrl.buffers.dataset import Dataset, DatasetSampler
 from jaxrl.buffers.on_policy import OnPolicyMinibatches
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.buffers.sequence import AnyReplayBuffer
@@ -55,6 +55,7 @@ from jaxrl.config.teams import make_named_env
 from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
 from jaxrl.core.dependence import find_dependence
 from jaxrl.core.hparams import PerLane, replace_with_traced
+from jaxrl.core.keys import split_run_key
 from jaxrl.core.space_arrays import count_bytes
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Columns, Key, Metrics, Params, PyTree
@@ -84,8 +85,8 @@ from jaxrl.runtime.program import Program
 from jaxrl.training.data_flow import CompiledStep, keep_behaviour, take_behaviour
 from jaxrl.training.episode_stats import EpisodeRecord
 from jaxrl.training.guard import DivergenceGuard
-from jaxrl.training.in_graph import InGraphRunner
-from jaxrl.training.offline import MixedRunner, MixedTrainStep, OfflineRunner
+from jaxrl.training.in_graph import CompiledEnvs, CompiledRun
+from jaxrl.training.offline import MixedTrainStep, OfflineTrainStep
 from jaxrl.training.opponents import OpponentPool
 from jaxrl.training.rollout import PolicyStep, RolloutWorker, make_blank_rollout
 from jaxrl.training.train_state import RolloutBatch, TrainState
@@ -169,18 +170,27 @@ def _make_blank_run(runner: TrainStep) -> Callable[[Key], PyTree]:
     own = replace_per_lane(runner)
     if runner.host_replay is not None:
         return own.learner.init
-    if isinstance(own, OfflineRunner):
-        data = make_blank_dataset(own.policy_step, len(own.experience.source_sizes or (0,)))
-        return lambda key: own.step(own.init(key, data), data)[1]
-    if isinstance(runner, MixedTrainStep):
-        sizes = runner.recorded.source_sizes or ()
-        runner = runner.bind(make_blank_dataset(runner.policy_step, len(sizes)))
+    if isinstance(own, OfflineTrainStep):
+        sizes = own.experience.source_sizes or (0,)
+        return partial(_train_on_blank_data, own, make_blank_dataset(own.policy_step, len(sizes)))
+    if isinstance(own, MixedTrainStep):
+        sizes = own.recorded.source_sizes or ()
+        return partial(
+            _train_on_blank_batch, runner, make_blank_dataset(own.policy_step, len(sizes))
+        )
     return partial(_train_on_blank_batch, runner)
 
 
-def _train_on_blank_batch(runner: TrainStep, key: Key) -> Metrics:
+def _train_on_blank_data(learning: OfflineTrainStep, data: Dataset, key: Key) -> Metrics:
+    state = learning.init_from_data(split_run_key(key), data)
+    return learning.bind(state, data).update(state, None)[1]
+
+
+def _train_on_blank_batch(runner: TrainStep, *inputs: Any) -> Metrics:
+    *datasets, key = inputs
     steps, envs = runner.num_steps, runner.num_envs
     state = replace_per_lane(runner).init_without_envs(key, envs)
+    runner = runner.bind(state, *datasets)
     zeros = jnp.zeros((steps, envs), jnp.int32)
     data = RolloutBatch(
         rollout=make_blank_rollout(runner.policy_step, runner.make_actor_state(state), steps, envs),
@@ -320,7 +330,7 @@ MAX_SAVED_BUFFER_BYTES = 2**30
 class Assembly:
     """Everything static of a run, before any device is touched.
 
-    `train_step` is an `InGraphRunner` if the environments are part of the compiled program.
+    `source` has the environments if they are part of the compiled program; None if they are not.
     `compiled_step` is the training step of the user's own Algorithm as a function of its data flow.
     `storage` is where the rows of recorded data are, for a run that learns from them alone, and
     `episode_split` has those that are read but not yet used.
@@ -334,6 +344,9 @@ class Assembly:
     policy_step: PolicyStep
     plan: BatchPlan
     train_step: TrainStep
+    source: CompiledEnvs | None = None
+    weights_interval: int = 1
+    max_recorded_batches: int = 0
     max_buffer_bytes: int | Auto = "auto"
     store_buffer: bool | Auto = "auto"
     num_buffers: int = 1
@@ -348,7 +361,7 @@ class Assembly:
     def state_shapes(self) -> TrainState:
         """Shapes and types of the state, with environments if they are in the compiled program."""
         if self.is_in_graph:  # The program needs the same trace.
-            init, params = self.in_graph_runner.jitted_init, self.jax_env.params
+            init, params = self.run.jitted_init, self.jax_env.params
             return jax.eval_shape(init, jax.random.key(0), params)
         init = partial(self.train_step.init_without_envs, total_envs=self.plan.total_envs)
         return jax.eval_shape(init, jax.random.key(0))
@@ -371,15 +384,15 @@ class Assembly:
             rows = plan.num_envs * plan.rollout_fragment_length
             rows = plan.train_batch_size if self.is_offline else rows
             return 2 * count_bytes(self.made.spaces[0]) * rows
-        runner = self.in_graph_runner
+        step, worker = self.train_step, self.rollout_worker
 
         def batch(state: TrainState) -> PyTree:
-            actor, worker = runner.make_actor_state(state), runner.rollout_worker
-            rollout = make_blank_rollout(worker, actor, runner.num_steps, runner.num_envs)
-            if runner.replay is not None:
+            actor = step.make_actor_state(state)
+            rollout = make_blank_rollout(worker, actor, step.num_steps, step.num_envs)
+            if step.replay is not None:
                 return rollout
             seen = worker.preprocess_rollout(state.connectors.obs, rollout)
-            return rollout, runner.on_policy_learner.prepare(state.learner, seen, state.progress)[0]
+            return rollout, step.on_policy_learner.prepare(state.learner, seen, state.progress)[0]
 
         return _count_bytes(jax.eval_shape(batch, self.state_shapes))
 
@@ -479,23 +492,30 @@ class Assembly:
     @property
     def rollout_worker(self) -> RolloutWorker:
         """Policy with its environments, if both are in the program."""
-        return self.in_graph_runner.rollout_worker
+        worker: Any = self.run.rollout_worker
+        return worker
 
     @property
     def is_in_graph(self) -> bool:
         """Return whether the environments are stepped inside the compiled program."""
-        return isinstance(self.train_step, InGraphRunner)
+        return self.source is not None
 
-    @property
-    def in_graph_runner(self) -> InGraphRunner:
-        """Runner of a run whose environments are in the compiled program."""
-        assert isinstance(self.train_step, InGraphRunner)
-        return self.train_step
+    @functools.cached_property
+    def run(self) -> CompiledRun:
+        """Functions of a run whose train batches need nothing from the host."""
+        assert self.is_in_graph or self.is_offline
+        return CompiledRun(
+            learning=self.train_step,
+            source=self.source,
+            own_step=self.compiled_step if self.is_in_graph else None,
+            broadcast_interval=self.weights_interval,
+            max_recorded_batches=self.max_recorded_batches,
+        )
 
     @property
     def is_offline(self) -> bool:
         """Return whether the run learns from recorded data."""
-        return isinstance(self.train_step, OfflineRunner)
+        return isinstance(self.train_step, OfflineTrainStep)
 
     @property
     def row_storage(self) -> Storage:
@@ -503,15 +523,9 @@ class Assembly:
         return "device" if self.storage is None else self.storage.name
 
     @property
-    def offline_runner(self) -> OfflineRunner:
-        """Runner of a run that learns from recorded data alone."""
-        assert isinstance(self.train_step, OfflineRunner)
-        return self.train_step
-
-    @property
-    def compiled_runner(self) -> InGraphRunner | OfflineRunner:
-        """Runner of a run whose train batches need nothing from the host."""
-        assert isinstance(self.train_step, InGraphRunner | OfflineRunner)
+    def offline_step(self) -> OfflineTrainStep:
+        """Train step of a run that learns from recorded data alone."""
+        assert isinstance(self.train_step, OfflineTrainStep)
         return self.train_step
 
     @property
@@ -658,20 +672,25 @@ def assemble(config: "Config") -> Assembly:
         )
         sampler = with_sequences(config, acting)
         plan = config.plan()
-        fields: dict[str, Any] = {
-            "policy_step": sampler,
-            "explore": config.env_runners_settings.explore,
-            "broadcast_interval": config.training_settings.weights_interval,
-            "own_step": get_compiled_step(config),
-            "fragments_per_env": plan.fragments_per_env,
-            "max_recorded_batches": count_recorded_batches(config, [(sampler, plan.num_envs)]),
-            **make_train_step_fields(config, made, sampler, in_graph=True),
-        }
+        fields = make_train_step_fields(config, made, sampler, in_graph=True)
+        source = CompiledEnvs(
+            worker=sampler,
+            num_envs=plan.num_envs // plan.fragments_per_env,
+            num_steps=plan.rollout_fragment_length,
+            fragments_per_env=plan.fragments_per_env,
+            explore=config.env_runners_settings.explore,
+        )
+        step = TrainStep(policy_step=sampler, **fields)
         if config.is_mixed and not config.in_evaluation:
             assert isinstance(plan, ReplayPlan)
             recorded = make_mixed_sampler(config, plan, sampler)
-            return _make_assembly(config, made, sampler, MixedRunner(recorded=recorded, **fields))
-        return _make_assembly(config, made, sampler, InGraphRunner(**fields))
+            step = MixedTrainStep(policy_step=sampler, recorded=recorded, **fields)
+        return dataclasses.replace(
+            _make_assembly(config, made, sampler, step),
+            source=source,
+            weights_interval=config.training_settings.weights_interval,
+            max_recorded_batches=count_recorded_batches(config, [(sampler, plan.num_envs)]),
+        )
     if isinstance(made, MadeHostEnv):
         _check_can_pause(config.env_runners_settings, made)
     acting = with_sequences(config, make_policy_step(config, made))
@@ -682,7 +701,7 @@ def assemble(config: "Config") -> Assembly:
         fields = make_train_step_fields(config, made, acting, in_graph=False, storage=chosen.name)
         if chosen.name == "stream":
             check_stream_pipelines(config, acting, fields["learner_pipeline"])
-        runner = OfflineRunner(policy_step=acting, **fields)
+        runner = OfflineTrainStep(policy_step=acting, **fields)
         return dataclasses.replace(_make_assembly(config, made, acting, runner), storage=chosen)
     train_step = TrainStep(
         policy_step=acting, **make_train_step_fields(config, made, acting, in_graph=False)

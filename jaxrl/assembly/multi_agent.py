@@ -41,8 +41,8 @@ from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.learners.fixed import FixedLearner
 from jaxrl.modules.actor_critic import CentralCriticModule
 from jaxrl.training.agent_rows import AgentRows, AgentView, CriticInputs, make_sharing_matrix
-from jaxrl.training.in_graph import MultiAgentRunner
-from jaxrl.training.multi_learning import MultiLearning, MultiTrainStep
+from jaxrl.training.in_graph import CompiledEnvs
+from jaxrl.training.multi_learning import MultiLearning
 from jaxrl.training.multi_rollout import MultiPolicyStep
 from jaxrl.training.opponents import OpponentPool
 from jaxrl.training.rollout import PolicyStep
@@ -71,25 +71,12 @@ class MultiAgentAssembly(Assembly):
     @property
     def pool(self) -> OpponentPool | None:
         """Opponents that are drawn; None without."""
-        runner: object = self.train_step
-        return runner.rollout_worker.pool if isinstance(runner, MultiAgentRunner) else None
-
-    @property
-    def is_in_graph(self) -> bool:
-        return isinstance(self.train_step, MultiAgentRunner)
+        learning: Any = self.train_step
+        return learning.pool
 
     @property
     def is_offline(self) -> bool:
         return False
-
-    @property
-    def in_graph_runner(self) -> Any:
-        assert isinstance(self.train_step, MultiAgentRunner)
-        return self.train_step
-
-    @property
-    def compiled_runner(self) -> Any:
-        return self.in_graph_runner
 
     @property
     def jax_env(self) -> Any:
@@ -233,37 +220,35 @@ def assemble_multi_agent(config: "Config") -> MultiAgentAssembly:
         sharing=_make_sharing(config.multi_agent_settings.share_rewards, made, rows),
         pool=_make_pool(config, drawn_env, rows, plan, modules, views),
     )
-    fields: dict[str, Any] = {
-        "steps": {m: own.train_step for m, own in modules.items()},
-        "trained": plan.agents.trained,
-        "num_envs": plan.num_envs,
-        "num_steps": plan.rollout_fragment_length,
-        "num_shards": plan.num_shards,
-        "ring_size": compute_ring_size(config),
-    }
+    learning = MultiLearning(
+        steps={m: own.train_step for m, own in modules.items()},
+        rows=rows,
+        trained=plan.agents.trained,
+        num_envs=plan.num_envs,
+        num_steps=plan.rollout_fragment_length,
+        num_shards=plan.num_shards,
+        ring_size=compute_ring_size(config),
+        pool=policy_step.pool,
+    )
+    source, max_recorded_batches = None, 0
     if isinstance(made, MadeMultiEnv):
         vector = make_multi_vector_env(config.environment_settings, made)
-        runner = MultiAgentRunner(
-            rollout_worker=policy_step.with_envs(vector, for_training=True),
+        source = CompiledEnvs(
+            worker=policy_step.with_envs(vector, for_training=True),
+            num_envs=plan.num_envs,
+            num_steps=plan.rollout_fragment_length,
             explore=config.env_runners_settings.explore,
-            broadcast_interval=config.training_settings.weights_interval,
-            own_step=get_compiled_step(config),
-            max_recorded_batches=count_recorded_batches(
-                config,
-                [
-                    (own.policy_step, rows.count_rows(m, plan.num_envs))
-                    for m, own in modules.items()
-                ],
-            ),
-            **fields,
         )
-    else:
-        runner = MultiTrainStep(agent_rows=rows, **fields)
+        sizes = [(own.policy_step, rows.count_rows(m, plan.num_envs)) for m, own in modules.items()]
+        max_recorded_batches = count_recorded_batches(config, sizes)
     return MultiAgentAssembly(
         made=cast("Any", made),
         policy_step=cast("Any", policy_step),
         plan=plan,
-        train_step=cast("Any", runner),
+        train_step=cast("Any", learning),
+        source=source,
+        weights_interval=config.training_settings.weights_interval,
+        max_recorded_batches=max_recorded_batches,
         compiled_step=get_compiled_step(config),
         modules=modules,
         agent_rows=rows,

@@ -45,7 +45,7 @@ from jaxrl.modules.rl_module import RLModule
 from jaxrl.offline.held_out import hash_episode
 from jaxrl.offline.recorded import RecordedData, Source
 from jaxrl.runtime.program import Program
-from jaxrl.training.offline import OfflineRunner
+from jaxrl.training.offline import OfflineTrainStep
 from jaxrl.training.replay_updates import ReplayUpdates
 from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorState, PolicyStep
@@ -105,12 +105,14 @@ class HeldOutLosses:
         num_batches: Number of batches.
     """
 
-    runner: OfflineRunner
+    runner: OfflineTrainStep
     sampler: DatasetSampler
     num_batches: int
 
     @staticmethod
-    def make(runner: OfflineRunner, batch_rows: int, num_rows: int, most: int) -> "HeldOutLosses":
+    def make(
+        runner: OfflineTrainStep, batch_rows: int, num_rows: int, most: int
+    ) -> "HeldOutLosses":
         """Make the losses of a dataset.
 
         Args:
@@ -335,7 +337,7 @@ class HeldOutEvaluation:
             self._reload = load
         self._check_size(dataset)
         losses = HeldOutLosses.make(
-            assembly.offline_runner,
+            assembly.offline_step,
             size,
             dataset.num_rows,
             dataset.num_rows if duration == "auto" else duration,

@@ -40,7 +40,7 @@ from jaxrl.runs.module_changes import continue_run
 from jaxrl.runs.opponents import NewMapping
 from jaxrl.runs.weights import check_parameters, set_parameters
 from jaxrl.training.agent_rows import AgentView
-from jaxrl.training.multi_learning import MultiTrainStep
+from jaxrl.training.multi_learning import MultiLearning
 from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ class HostModules:
             old.rollout_fragment_length,
         )
         learning: object = assembly.train_step
-        assert isinstance(learning, MultiTrainStep)
+        assert isinstance(learning, MultiLearning)
         key, rows = make_key(config.debugging_settings.run_seed), self._assembly.agent_rows
         state = continue_run(self._learners.state, rows, learning, key, plan.total_envs)
         learners = LocalLearnerGroup(config, assembly, devices, state)

@@ -225,7 +225,7 @@ def _find_opponent(
         return Opponent(name=name, policy=own.policy_step, actor=actor, spaces=own.made.spaces)
     if name in slots and pool is not None and env is not None:
         slot = slots[name]
-        actors: PyTree = assembly.in_graph_runner.make_actor_state(state)
+        actors: PyTree = assembly.train_step.make_actor_state(state)
         return Opponent(
             name=name,
             policy=pool.find_kind(slot).policy,
@@ -683,7 +683,7 @@ class RunLeague:
 
     @property
     def _trained(self) -> frozenset[str]:
-        return self._assembly.in_graph_runner.trained  # pyright: ignore
+        return self._assembly.train_step.trained  # pyright: ignore
 
     def _get_pool(self, call: str) -> OpponentPool:
         if self.is_on_host:

@@ -102,14 +102,14 @@ def _make_in_graph_loop(
 ) -> InGraphLoop:
     """Create the loop over dispatches of the compiled program."""
     hooks = AlgorithmHooks(callbacks, algorithm, DISPATCH_HOOKS)
-    steps = assembly.in_graph_runner.batch_steps
+    steps = assembly.run.batch_steps
     buffers = [part.replay for part in assembly.parts.values() if part.replay is not None]
     drawn = sum(replay.num_updates * replay.rows_per_update for replay in buffers)
     trained = drawn if buffers else steps
     runner = CompiledEnvRunner(config, assembly)
     curriculum = Curriculum(config, is_jax_env=True)
     recorder = make_recorder(config, assembly)
-    most = assembly.in_graph_runner.max_recorded_batches
+    most = assembly.run.max_recorded_batches
     others = (steps, trained, hooks, strategy, runner, curriculum, recorder, most)
     if isinstance(assembly.train_step, MixedTrainStep):
         from jaxrl.runners.offline import MixedLoop

@@ -20,7 +20,6 @@ from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LocalLearnerGroup
 from jaxrl.runtime.program import Program
 from jaxrl.training.in_graph import MAX_REPORT_ROWS
-from jaxrl.training.offline import OfflineRunner
 from jaxrl.training.report import TrainReport
 from jaxrl.training.sharding import RunnerPrograms, make_runner_programs
 from jaxrl.training.train_state import RecordedRollouts, ReportRow, TrainState
@@ -166,7 +165,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         debugging, inputs = config.debugging_settings, self._make_inputs(config, assembly, devices)
         self._inputs = inputs.run
         key = make_key(debugging.run_seed)
-        runner, kept = assembly.compiled_runner, assembly.program_cache
+        runner, kept = assembly.run, assembly.program_cache
         first = runner.jitted_init
 
         def traced() -> TrainState:
@@ -174,8 +173,9 @@ class InGraphLearnerGroup(LocalLearnerGroup):
 
         shapes = traced() if kept is None else kept.get_or_make("first_state", traced)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-        records = not isinstance(runner, OfflineRunner) and runner.max_recorded_batches > 0
-        self._has_snapshots = debugging.compiles and size <= MAX_COPY_BYTES and not records
+        self._has_snapshots = (
+            debugging.compiles and size <= MAX_COPY_BYTES and not runner.max_recorded_batches
+        )
         self.runner_programs: RunnerPrograms = make_runner_programs(
             runner,
             shapes,

@@ -154,6 +154,7 @@ class LocalLearnerGroup:
         self._actor = jax.jit(self._copy_actor)
         programs = StepPrograms(
             assembly.train_step,
+            assembly.source,
             devices,
             max_retraces=None,  # a step has one more signature while weights are not synchronized
             jit=self._jit,

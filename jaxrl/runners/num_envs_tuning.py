@@ -145,7 +145,7 @@ def select_fastest(trials: Sequence[Measurement]) -> Measurement:
 def prepare_run(config: "Config", num_devices: int) -> TimedRun:
     """Compile and warm up a run of rollouts and updates together."""
     assembly = assemble(config)
-    runner, made = assembly.in_graph_runner, assembly.jax_env
+    runner, made = assembly.run, assembly.jax_env
     index = config.learners_settings.local_device_idx
     first = 0 if index is None else index
     devices = jax.local_devices()[first : first + num_devices]

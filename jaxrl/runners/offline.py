@@ -25,7 +25,7 @@ from jaxrl.buffers.dataset import Dataset, DatasetPosition, DatasetSampler, comp
 from jaxrl.config.batch_plan import OfflinePlan
 from jaxrl.config.offline import describe_held_out
 from jaxrl.core.hparams import current_values
-from jaxrl.core.keys import make_key
+from jaxrl.core.keys import make_key, split_run_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
 from jaxrl.errors import ConfigError, DataError
@@ -45,7 +45,7 @@ from jaxrl.training.offline import (
     BatchDraws,
     BatchRows,
     MixedTrainStep,
-    OfflineRunner,
+    OfflineTrainStep,
     draw_batch,
 )
 from jaxrl.training.report import IterationTotals, StepReports, TrainReport, merge_results, to_host
@@ -76,7 +76,7 @@ class RowSource(Protocol):
         """Compiled programs."""
         ...
 
-    def compute_statistics(self, runner: OfflineRunner) -> PyTree:
+    def compute_statistics(self, runner: OfflineTrainStep) -> PyTree:
         """Return the statistics of the observation connectors over all rows."""
         ...
 
@@ -120,7 +120,7 @@ class HostRows:
         jit: Whether to compile.
     """
 
-    def __init__(self, dataset: Dataset, runner: OfflineRunner, *, jit: bool) -> None:
+    def __init__(self, dataset: Dataset, runner: OfflineTrainStep, *, jit: bool) -> None:
         self.dataset, self._sampler = dataset, runner.experience
         self._host_device = get_host_device("dataset_storage='host'")
         self._place = SingleDeviceSharding(self._host_device)
@@ -142,7 +142,7 @@ class HostRows:
         others = [self._returns_program, self._gamma_program] if self._sampler.needs_returns else []
         return [self._draw_program, *others]
 
-    def compute_statistics(self, runner: OfflineRunner) -> PyTree:
+    def compute_statistics(self, runner: OfflineTrainStep) -> PyTree:
         compute = jax.jit(runner.compute_statistics)
         return to_host(compute(jax.device_put(self.dataset, self._place)))
 
@@ -228,19 +228,23 @@ class RowsLearnerGroup(LocalLearnerGroup):
     def _build(
         self, config: "Config", assembly: Assembly, devices: list[Device]
     ) -> tuple[Program, Program, TrainState]:
-        debugging, runner = config.debugging_settings, assembly.offline_runner
+        debugging, runner = config.debugging_settings, assembly.offline_step
         statistics = runner.policy_step.obs_pipeline.init()
         if self._source is not None and runner.needs_statistics:
             statistics = self._source.compute_statistics(runner)
         key = make_key(debugging.run_seed)
-        shapes = jax.eval_shape(runner.init_with, key, statistics)
+
+        def init(key: Key, statistics: PyTree) -> TrainState:
+            return runner.init_with(split_run_key(key), statistics)
+
+        shapes = jax.eval_shape(init, key, statistics)
         options: dict[str, Any] = {
             "program_cache": assembly.program_cache,
             "enabled": debugging.compiles,
         }
         first = Program(
             "init",
-            runner.init_with,
+            init,
             out_shardings=state_shardings(shapes, devices),
             **options,
         )
@@ -374,7 +378,7 @@ def _make_row_source(
         from jaxrl.runners.ray.offline import open_stream_rows
 
         return open_stream_rows(config, assembly)
-    runner = assembly.offline_runner
+    runner = assembly.offline_step
     dataset, fingerprint = read_dataset(config, assembly, runner.experience, devices[0])
     return HostRows(dataset, runner, jit=config.debugging_settings.compiles), fingerprint
 
@@ -440,7 +444,7 @@ class DatasetLearnerGroup(InGraphLearnerGroup):
     ) -> ProgramInputs:
         runner = assembly.train_step
         is_mixed = isinstance(runner, MixedTrainStep)
-        sampler = runner.recorded if is_mixed else assembly.offline_runner.experience
+        sampler = runner.recorded if is_mixed else assembly.offline_step.experience
         self._data = DeviceDataset.load(config, assembly, sampler, devices)
         self.dataset, self.fingerprint = self._data.dataset, self._data.fingerprint
         init = assembly.jax_env.params if is_mixed else self.dataset

@@ -8,7 +8,7 @@ from jaxrl.core.struct import has_same_form, replace
 from jaxrl.core.types import Counter, Key
 from jaxrl.runs.weights import set_parameters
 from jaxrl.training.agent_rows import AgentRows
-from jaxrl.training.multi_learning import MultiTrainStep
+from jaxrl.training.multi_learning import MultiLearning
 from jaxrl.training.train_state import TrainState
 
 _KEPT = ("learner", "connectors", "ring", "guard", "progress", "key", "buffer")
@@ -16,7 +16,7 @@ _KEPT = ("learner", "connectors", "ring", "guard", "progress", "key", "buffer")
 
 
 def continue_run(
-    before: TrainState, rows: AgentRows, learning: MultiTrainStep, key: Key, total_envs: int
+    before: TrainState, rows: AgentRows, learning: MultiLearning, key: Key, total_envs: int
 ) -> TrainState:
     """Return the state of a run that goes on with other modules.
 

@@ -1,7 +1,7 @@
 """Floating-point operations of a traced program, including trip counts of loops.
 
 XLA's own cost analysis counts the body of a loop once; here a scan's body counts as often as it
-runs. Loops whose trip count is only known at run time count once, so the figure for `InGraphRunner.run_batches`
+runs. Loops whose trip count is only known at run time count once, so the figure for `CompiledRun.run_batches`
 is that of one train batch.
 """
 

@@ -109,8 +109,8 @@ class CompatibleLanes:
         assembly, settings = assemble(config), first.get_training_by_module()
         if not (assembly.is_in_graph or assembly.is_offline):
             return assembly
-        runner = change_settings(assembly.compiled_runner, lambda module, _: settings[module])
-        return assembly.with_train_step(runner)
+        learning: Any = change_settings(assembly.run, lambda module, _: settings[module]).learning
+        return assembly.with_train_step(learning)
 
 
 def group_lanes(lanes: Sequence[Lane]) -> list[CompatibleLanes]:

@@ -103,7 +103,7 @@ def read_lane_data(config: "Config", assembly: Assembly, device: Device) -> Shar
     """
     if not assembly.is_offline:
         return None
-    sampler = assembly.offline_runner.experience
+    sampler = assembly.offline_step.experience
     dataset, fingerprint = read_dataset(config, assembly, sampler, device)
     return SharedDataset(dataset=dataset, fingerprint=fingerprint)
 
@@ -298,7 +298,7 @@ class LaneGroup:
         return keys, stack_trees(env_params), stack_trees(numbers), *self._inputs
 
     def _compile(self, arguments: tuple[Any, ...], own_numbers: Collection[str]) -> LanePrograms:
-        lanes = Lanes.from_runner(self.assembly.compiled_runner, own_numbers)
+        lanes = Lanes.from_run(self.assembly.run, own_numbers)
         shapes = jax.eval_shape(lanes.init, *jax.tree.map(jax.typeof, arguments))
         jit = self.lanes[0].config.debugging_settings.compiles
         return make_lane_programs(lanes, shapes, self.devices, jit=jit)

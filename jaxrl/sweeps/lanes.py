@@ -8,7 +8,7 @@ buffer) remain a branch and an address instead of a selection between both outco
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,15 @@ from jaxrl.buffers.circular import CircularBufferState
 from jaxrl.buffers.dataset import Dataset
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.hparams import Hyperparameter, S, mark_per_lane, replace_with_traced
+from jaxrl.core.keys import split_run_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, Keys, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.runtime.program import Program
-from jaxrl.training.in_graph import InGraphRunner, MultiAgentRunner
-from jaxrl.training.offline import OfflineRunner
+from jaxrl.training.in_graph import CompiledRun
+from jaxrl.training.offline import OfflineTrainStep
 from jaxrl.training.train_state import Summary, TrainState
+from jaxrl.training.train_step import TrainStep
 
 if TYPE_CHECKING:
     from jaxrl.learners.learner import BaseLearner, Learner
@@ -35,30 +37,20 @@ LANES_AXIS = "lanes"
 SHARDED, REPLICATED = PartitionSpec(LANES_AXIS), PartitionSpec()
 
 
-AnyRunner: TypeAlias = InGraphRunner | MultiAgentRunner | OfflineRunner
-"""Functions of a run that can be a lane: its train batches need nothing from the host."""
-
-
-def change_settings(runner: AnyRunner, change: Callable[[str, Any], Any]) -> AnyRunner:
-    """Return a runner whose learners have other settings.
+def change_settings(run: CompiledRun, change: Callable[[str, Any], Any]) -> CompiledRun:
+    """Return a run whose learners have other settings.
 
     Args:
-        runner: Functions of a run.
+        run: Functions of a run.
         change: Function of a module's id, '' for a single one, and its learner's settings.
     """
 
-    def replace_learner(module: str, learner: object) -> "Learner[Any, Any]":
-        own = cast("BaseLearner[Any]", learner)
-        changed = dataclasses.replace(own, settings=change(module, own.settings))
-        return cast("Learner[Any, Any]", changed)
+    def change_step(module: str, step: TrainStep) -> TrainStep:
+        own = cast("BaseLearner[Any]", step.learner)
+        learner = dataclasses.replace(own, settings=change(module, own.settings))
+        return dataclasses.replace(step, learner=cast("Learner[Any, Any]", learner))
 
-    if isinstance(runner, MultiAgentRunner):
-        steps = {
-            m: dataclasses.replace(step, learner=replace_learner(m, step.learner))
-            for m, step in runner.steps.items()
-        }
-        return dataclasses.replace(runner, steps=steps)
-    return dataclasses.replace(runner, learner=replace_learner("", runner.learner))
+    return dataclasses.replace(run, learning=run.learning.map_steps(change_step))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,17 +58,17 @@ class Lanes:
     """Pure functions of runs that differ only in numbers.
 
     Args:
-        runner: Functions of a single run, shared by all lanes.
+        run: Functions of a single run, shared by all lanes.
     """
 
-    runner: AnyRunner
+    run: CompiledRun
 
     @staticmethod
-    def from_runner(runner: AnyRunner, varying_settings: Collection[str]) -> "Lanes":
+    def from_run(run: CompiledRun, varying_settings: Collection[str]) -> "Lanes":
         """Return the functions of lanes, built from those of one run.
 
         Args:
-            runner: Functions of one run, whose learner has the settings of that run.
+            run: Functions of one run, whose learner has the settings of that run.
             varying_settings: Names of the settings that differ between lanes; reading the value of
                 one from the settings raises an error.
         """
@@ -84,7 +76,7 @@ class Lanes:
         def mark(_: str, settings: S) -> S:
             return mark_per_lane(settings, varying_settings)
 
-        return Lanes(runner=change_settings(runner, mark))
+        return Lanes(run=change_settings(run, mark))
 
     def init(
         self,
@@ -102,16 +94,16 @@ class Lanes:
                 single one under ''; see `replace_with_traced`.
             data: Recorded data that all lanes learn from; None if they step environments.
         """
-        statistics = None if data is None else self._offline_runner.compute_statistics(data)
+        statistics = None if data is None else self._offline_step.compute_statistics(data)
 
         def init_one(key: Key, params: PyTree, values: Mapping[str, PyTree]) -> TrainState:
             def replace_numbers(module: str, settings: S) -> S:
                 return replace_with_traced(settings, values[module])
 
-            runner = change_settings(self.runner, replace_numbers)
-            if isinstance(runner, OfflineRunner):
-                return runner.init_with(key, statistics)
-            return runner.init(key, params)
+            run = change_settings(self.run, replace_numbers)
+            if isinstance(run.learning, OfflineTrainStep):
+                return run.learning.init_with(split_run_key(key), statistics)
+            return run.init(key, params)
 
         # Sequential: on the CPU, XLA's threads deadlock in batched QR decompositions, which
         # orthogonal initialization uses.
@@ -138,7 +130,7 @@ class Lanes:
         begin, step = partial(self._begin, data), partial(self._train_batch, data)
         begin_all = jax.vmap(begin, in_axes=(axes, 0))
         step_all = jax.vmap(step, in_axes=(axes, 0, 0), out_axes=(axes, 0))
-        if getattr(self.runner, "own_step", None) is not None:
+        if self.run.own_step is not None:
             _check_counters(begin_all, step_all, states, returns)
         if _count_lanes(states) > 1:
             return _repeat(begin_all, step_all, states, returns, num_batches)
@@ -150,11 +142,11 @@ class Lanes:
         self, states: TrainState, data: Dataset | None
     ) -> Float[Array, "lanes N"] | None:
         """Compute the returns of all rows for each lane's discount factor, if they are needed."""
-        if data is None or not self._offline_runner.experience.needs_returns:
+        if data is None or not self._offline_step.experience.needs_returns:
             return None
 
         def compute(state: TrainState) -> Float[Array, " N"] | None:
-            return self._offline_runner.bind(state, data).returns
+            return self._offline_step.bind(state, data).returns
 
         return jax.vmap(compute, in_axes=(get_vmap_axes(states),))(states)
 
@@ -172,16 +164,17 @@ class Lanes:
     ) -> tuple[TrainState, Summary]:
         return self._bind(data, returns).add_step(state, summary)
 
-    def _bind(self, data: Dataset | None, returns: Float[Array, " N"] | None) -> AnyRunner:
+    def _bind(self, data: Dataset | None, returns: Float[Array, " N"] | None) -> CompiledRun:
         """Return the functions of one lane, with the recorded data."""
         if data is None:
-            return self.runner
-        return dataclasses.replace(self._offline_runner, data=data, returns=returns)
+            return self.run
+        bound = dataclasses.replace(self._offline_step, data=data, returns=returns)
+        return dataclasses.replace(self.run, learning=bound)
 
     @property
-    def _offline_runner(self) -> OfflineRunner:
-        assert isinstance(self.runner, OfflineRunner)
-        return self.runner
+    def _offline_step(self) -> OfflineTrainStep:
+        assert isinstance(self.run.learning, OfflineTrainStep)
+        return self.run.learning
 
 
 def is_per_lane(state: TrainState) -> PyTree:
@@ -447,7 +440,7 @@ def make_lane_programs(
         run = lanes.run_batches
     else:
         mesh, specs = _make_mesh(devices), _make_specs(shapes)
-        inputs = [REPLICATED] if isinstance(lanes.runner, OfflineRunner) else []
+        inputs = [REPLICATED] * lanes.run.num_inputs
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         run = jax.shard_map(
             lanes.run_batches,

@@ -5,16 +5,19 @@ their own outside of it (`runners.data_flow`).
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from jaxrl.buffers.sequence import AnyReplayBuffer
+from jaxrl.core.keys import RunKeys
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Progress, PyTree
+from jaxrl.core.types import Key, Progress, PyTree
 from jaxrl.errors import ConfigError
 from jaxrl.learners.gradients import select
+from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.train_state import RolloutBatch, Summary, TrainState
 
 
@@ -72,10 +75,28 @@ class Learning(Protocol):
     """Pure functions that a training step consists of, for one module or for several.
 
     Attributes:
+        takes_dataset: Whether `bind` has to be called with recorded data.
         has_buffer: Whether updates draw from a buffer.
         batch_use: Whether an update needs the batch that was sampled, may be given it, or draws from a
             buffer alone.
     """
+
+    takes_dataset: ClassVar[bool]
+
+    @property
+    def axis_name(self) -> str | None:
+        """Mesh axis that the environments are sharded over, or None."""
+        ...
+
+    @property
+    def guard(self) -> DivergenceGuard:
+        """Guard whose settings say whether non-finite updates end a dispatch."""
+        ...
+
+    @property
+    def batch_steps(self) -> int:
+        """Environment steps of one train batch, over all devices."""
+        ...
 
     @property
     def has_buffer(self) -> bool: ...
@@ -91,6 +112,50 @@ class Learning(Protocol):
     @property
     def has_replay(self) -> bool:
         """True if gradient steps draw rows from a replay buffer."""
+        ...
+
+    @property
+    def replay(self) -> AnyReplayBuffer | None:
+        """Replay buffer of the only module; None without."""
+        ...
+
+    @property
+    def host_replay(self) -> AnyReplayBuffer | None:
+        """Replay buffer in host memory, if there is one."""
+        ...
+
+    def bind(self, state: TrainState, *inputs: PyTree) -> Self:
+        """Return the functions with recorded data, if they learn from any."""
+        ...
+
+    def with_axis(self, axis_name: str) -> Self:
+        """Return the functions of one device's part of a mesh."""
+        ...
+
+    def map_steps(self, change: Callable[[str, Any], Any]) -> Any:
+        """Return the functions with a changed TrainStep of each module, of which a single one is named ''."""
+        ...
+
+    def map_batches(
+        self, change: Callable[..., TrainState], data: RolloutBatch, *states: TrainState
+    ) -> TrainState:
+        """Return what a function makes of each module's TrainStep, batch and states."""
+        ...
+
+    def init_from_keys(self, keys: RunKeys, total_envs: int) -> TrainState:
+        """Return the initial state without environments. Consumes the keys."""
+        ...
+
+    def init_without_envs(self, key: Key, total_envs: int) -> TrainState:
+        """Return the initial state for runners on the host. Consumes the key."""
+        ...
+
+    def make_actor_state(self, state: TrainState) -> Any:
+        """Return the inputs of acting with the newest weights."""
+        ...
+
+    def make_behaviour_actor(self, state: TrainState) -> Any:
+        """Return the inputs of acting with the weights of the behavior policies."""
         ...
 
     def receive(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, Any]:

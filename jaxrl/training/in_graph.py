@@ -1,7 +1,6 @@
 """Compiled runs: rollout, targets and all updates as one program.
 
-`init` and `step` are pure and public: jit, vmap or scan them freely. Everything after the rollout is
-that of `TrainStep` or `MultiLearning`, wherever the rollout came from.
+`init` and `step` are pure and public: jit, vmap or scan them freely.
 """
 
 import dataclasses
@@ -14,18 +13,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from jaxrl.config.agent_mapping import DRAWN
-from jaxrl.core.keys import split_run_key
+from jaxrl.core.keys import RunKeys, split_run_key
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree, Rollout, strip_weak_types
+from jaxrl.envs.multi.vector import MultiVectorState
 from jaxrl.envs.vector import VectorState
 from jaxrl.errors import ConfigError
-from jaxrl.training.agent_rows import AgentRows, without_critics
-from jaxrl.training.data_flow import CompiledStep, TracedDataFlow, has_behaviour, keep_behaviour
+from jaxrl.training.agent_rows import without_critics
+from jaxrl.training.data_flow import (
+    CompiledStep,
+    Learning,
+    TracedDataFlow,
+    has_behaviour,
+    keep_behaviour,
+)
 from jaxrl.training.episode_stats import EpisodeRecord, compute_episode_means
-from jaxrl.training.guard import DivergenceGuard
-from jaxrl.training.multi_learning import MultiLearning
-from jaxrl.training.multi_rollout import Actors, MultiRollout, MultiRolloutWorker
-from jaxrl.training.rollout import ActorCarry, ActorState, RolloutWorker, make_env_index
+from jaxrl.training.multi_rollout import MultiCarry, MultiRollout, MultiRolloutWorker
+from jaxrl.training.offline import OfflineTrainStep
+from jaxrl.training.rollout import ActorCarry, RolloutWorker, make_env_index
 from jaxrl.training.train_state import (
     RecordedRollouts,
     ReportRow,
@@ -34,38 +39,160 @@ from jaxrl.training.train_state import (
     TrainState,
     make_report_row,
 )
-from jaxrl.training.train_step import TrainStep
 
 MAX_REPORT_ROWS = 64
 """Maximum number of report rows per dispatch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class CompiledLoop:
-    """Training steps that the compiled program repeats; `collect` is where their rows come from.
+class CompiledEnvs:
+    """Source of train batches: environments that are pure functions, of one agent or of several.
 
     Attributes:
+        worker: Policies together with the environments that they act in.
+        num_envs: Number of environments, over all devices.
+        num_steps: Number of steps of a fragment.
+        fragments_per_env: Number of consecutive fragments of each environment in a train batch.
+        explore: Whether policies explore.
+    """
+
+    worker: RolloutWorker | MultiRolloutWorker
+    num_envs: int
+    num_steps: int
+    fragments_per_env: int = 1
+    explore: bool = True
+
+    def init(self, learning: Learning, keys: RunKeys, env_params: PyTree) -> TrainState:
+        """Return the initial state of a run, including all environments."""
+        return replace(
+            learning.init_from_keys(keys, self.num_envs),
+            env=self.worker.env.reset(keys.env, make_env_index(self.num_envs), env_params),
+            env_params=env_params,
+            carry=self.worker.initial_carry(self.num_envs),
+        )
+
+    def collect(self, learning: Learning, state: TrainState) -> tuple[TrainState, RolloutBatch]:
+        """Step all environments for one rollout, with the weights of the behavior policy.
+
+        Returns:
+            The state with the environments after it, which has not received it yet; the rollout.
+        """
+        actor: Any = learning.make_behaviour_actor(state)
+        (env, carry), (raw, record, carries) = self._collect_fragments(actor, state)
+        steps = raw.mask.sum(dtype=jnp.uint32)
+        axis_name = learning.axis_name
+        data = RolloutBatch(
+            rollout=raw,  # pyright: ignore[reportArgumentType]
+            record=record,
+            env_index=env.index,
+            num_env_steps=steps if axis_name is None else jax.lax.psum(steps, axis_name),
+            fragment_carries=carries,
+        )
+        after = replace(state, env=env, carry=carry)
+        return self.worker.end_rollout(after, data, axis_name), data
+
+    def _collect_fragments(
+        self, actor: Any, state: TrainState
+    ) -> tuple[
+        tuple[VectorState | MultiVectorState, ActorCarry | MultiCarry],
+        tuple[Rollout | MultiRollout, EpisodeRecord, ActorCarry | None],
+    ]:
+        """Record the fragments of a train batch as one rollout.
+
+        Returns:
+            The environments and carry at the end; the rollout, its record, and the carries at the
+            start of every fragment, None for a single one.
+        """
+
+        def record_one(start: tuple[Any, Any]) -> tuple[tuple[Any, Any], tuple[Any, EpisodeRecord]]:
+            env, carry, rollout, record = self.worker.rollout(
+                actor, *start, state.env_params, self.num_steps, self.explore
+            )
+            return (env, carry), (rollout, record)
+
+        start = (state.env, state.carry)
+        if self.fragments_per_env == 1:
+            end, (rollout, record) = record_one(start)
+            return end, (rollout, record, None)
+        end, (fragments, record) = jax.lax.scan(
+            lambda start, _: record_one(start), start, length=self.fragments_per_env
+        )
+        carries = fragments.carry_in
+        rows, record = jax.tree.map(
+            lambda x: x.reshape((-1, *x.shape[2:])), (replace(fragments, carry_in=None), record)
+        )
+        return end, (replace(rows, carry_in=state.carry), record, carries)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CompiledRun:
+    """Training steps that the compiled program repeats, from a source by a learning.
+
+    Attributes:
+        learning: Functions of the training of one module or of several, which recorded data are an
+            input of if there are any.
+        source: Environments that are stepped; None if all rows are recorded.
         own_step: Training step of a user's own; None for the default one.
         broadcast_interval: Number of train batches after which environments act with new weights.
         max_recorded_batches: Maximum number of train batches per dispatch of a run whose rollouts are
             returned; 0 if they are not.
-        axis_name: Mesh axis that the environments are sharded over, or None.
     """
 
+    learning: Learning
+    source: CompiledEnvs | None
     own_step: CompiledStep | None = None
     broadcast_interval: int = 1
     max_recorded_batches: int = 0
-    axis_name: str | None = None
 
     @property
-    def divergence_guard(self) -> DivergenceGuard:
-        """Guard whose settings say whether non-finite updates end a dispatch."""
-        raise NotImplementedError
+    def batch_steps(self) -> int:
+        """Environment steps of one train batch, over all devices."""
+        return self.learning.batch_steps
 
     @property
-    def source(self) -> Callable[[TrainState], tuple[TrainState, RolloutBatch]] | None:
-        """Function that steps environments for a train batch; None if all rows are recorded."""
-        raise NotImplementedError
+    def rollout_worker(self) -> RolloutWorker | MultiRolloutWorker:
+        """Policies together with the environments that they act in."""
+        assert self.source is not None
+        return self.source.worker
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of arguments of `program` beside the state and the numbers of train batches."""
+        return int(self.learning.takes_dataset)
+
+    def bind(self, state: TrainState, *inputs: PyTree) -> "CompiledRun":
+        """Return the run with its recorded data, if it learns from any."""
+        if not inputs:
+            return self
+        return dataclasses.replace(self, learning=self.learning.bind(state, *inputs))
+
+    def init(self, key: Key, inputs: PyTree) -> TrainState:
+        """Return the initial state of a run. Consumes the key.
+
+        Args:
+            key: Key of the run.
+            inputs: Parameters of the environments; recorded data if there are no environments.
+        """
+        keys = split_run_key(key)
+        if self.source is None:
+            assert isinstance(self.learning, OfflineTrainStep)
+            return self.learning.init_from_data(keys, inputs)
+        state = self.source.init(self.learning, keys, inputs)
+        return strip_weak_types(self._keep_acting_weights(strip_weak_types(state)))
+
+    @functools.cached_property
+    def jitted_init(self) -> Callable[[Key, PyTree], TrainState]:
+        """`init`, traced only once for its shapes, its size and its program."""
+        return jax.jit(self.init, inline=True)
+
+    def make_actor_state(self, state: TrainState) -> Any:
+        """Return the inputs of acting with the newest weights; of several modules, those of each."""
+        return self.learning.make_actor_state(state)
+
+    def collect(self, state: TrainState) -> tuple[TrainState, RolloutBatch]:
+        """Step the environments for one rollout, see `CompiledEnvs.collect`."""
+        assert self.source is not None
+        return self.source.collect(self.learning, state)
 
     def train_batch(self, state: TrainState) -> tuple[TrainState, Summary, list[RolloutBatch]]:
         """Run one training step.
@@ -73,7 +200,7 @@ class CompiledLoop:
         Returns:
             The next state, the summary of the step, and the batches that were sampled.
         """
-        flow = TracedDataFlow(self, self.source, state)  # pyright: ignore[reportArgumentType]
+        flow = TracedDataFlow(self.learning, None if self.source is None else self.collect, state)
         if self.own_step is None:
             flow.run_default_step(self.broadcast_interval)
         else:
@@ -87,7 +214,7 @@ class CompiledLoop:
         """`train_batch`, traced only once for all its uses in a program."""
         return jax.jit(self.train_batch, inline=True)
 
-    def keep_acting_weights(self, state: TrainState) -> TrainState:
+    def _keep_acting_weights(self, state: TrainState) -> TrainState:
         """Return an initial state with weights that act beside the learner's, if they may lag behind."""
         if self.own_step is None:
             return keep_behaviour(state, is_kept=self.broadcast_interval > 1)
@@ -103,7 +230,7 @@ class CompiledLoop:
             `episode_len_mean` (NaN if none ended) and `num_episodes`.
         """
         after, summary, _ = self.train_batch(state)
-        means = compute_episode_means(summary.episodes, self.axis_name)
+        means = compute_episode_means(summary.episodes, self.learning.axis_name)
         modules = {m: own.compute_means() for m, own in summary.modules.items() if own.metrics}
         return after, {**summary.compute_means(), **means, **modules}
 
@@ -148,7 +275,7 @@ class CompiledLoop:
     ) -> Bool[Array, ""]:
         """Return whether a dispatch of `num_batches` train batches goes on."""
         running = summary.train_batches < num_batches
-        guard = self.divergence_guard
+        guard = self.learning.guard
         if guard.on_nonfinite == "raise":
             running = running & (state.guard.in_a_row < guard.tolerance)
         return running
@@ -180,8 +307,19 @@ class CompiledLoop:
 
     @property
     def program(self) -> Callable[..., tuple[PyTree, ...]]:
-        """Function of a dispatch: `run_iterations`, or `run_recorded` for a run with an output."""
-        return self.run_recorded if self.max_recorded_batches else self.run_iterations
+        """Function of a dispatch: of the state, recorded data if there are any, and two numbers.
+
+        It is `run_iterations`, or `run_recorded` for a run with an output.
+        """
+
+        def run(state: TrainState, *arguments: PyTree) -> tuple[PyTree, ...]:
+            *inputs, num_iterations, num_batches = arguments
+            bound = self.bind(state, *inputs)
+            if bound.max_recorded_batches:
+                return bound.run_recorded(state, num_iterations, num_batches)
+            return bound.run_iterations(state, num_iterations, num_batches)
+
+        return run
 
     def run_recorded(
         self, state: TrainState, num_iterations: Int[Array, ""], num_batches: Int[Array, ""]
@@ -258,209 +396,3 @@ class _RecordedCarry:
 class _RowsCarry:
     state: TrainState
     rows: ReportRow
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class InGraphRunner(TrainStep, CompiledLoop):
-    """Run whose environments are pure functions as well."""
-
-    policy_step: RolloutWorker
-    explore: bool = True
-    fragments_per_env: int = 1
-    """Number of consecutive fragments of each environment in a train batch, each a column of its own."""
-
-    @property
-    def total_envs(self) -> int:
-        """Number of environments of the run."""
-        return self.num_envs // self.fragments_per_env
-
-    @property
-    def rollout_worker(self) -> RolloutWorker:
-        """Policy together with the environments that it acts in."""
-        return self.policy_step
-
-    def init(self, key: Key, env_params: PyTree) -> TrainState:
-        """Return the initial state of a run, including all environments. Consumes the key."""
-        keys = split_run_key(key)
-        worker, num_envs = self.rollout_worker, self.total_envs
-        first = replace(
-            self.init_from_keys(keys, num_envs),
-            env=worker.env.reset(keys.env, make_env_index(num_envs), env_params),
-            env_params=env_params,
-            carry=worker.initial_carry(num_envs),
-        )
-        return strip_weak_types(self.keep_acting_weights(first))
-
-    @functools.cached_property
-    def jitted_init(self) -> Callable[[Key, PyTree], TrainState]:
-        """`init`, traced only once for its shapes, its size and its program."""
-        return jax.jit(self.init, inline=True)
-
-    @property
-    def divergence_guard(self) -> DivergenceGuard:
-        """Guard of the run."""
-        return self.guard
-
-    @property
-    def source(self) -> Callable[[TrainState], tuple[TrainState, RolloutBatch]]:
-        """Function that steps the environments for a train batch."""
-        return self.collect
-
-    def collect(self, state: TrainState) -> tuple[TrainState, RolloutBatch]:
-        """Step all environments for one rollout, with the weights of the behavior policy.
-
-        Returns:
-            The state with the environments after it, which has not received it yet; the rollout.
-        """
-        actor = self.make_actor_state(state)
-        if state.behaviour is not None:
-            actor = replace(actor, params=state.behaviour)
-        (env, carry), (raw, record, carries) = self._collect_fragments(actor, state)
-        steps = raw.mask.sum(dtype=jnp.uint32)
-        data = RolloutBatch(
-            rollout=raw,
-            record=record,
-            env_index=env.index,
-            num_env_steps=steps if self.axis_name is None else jax.lax.psum(steps, self.axis_name),
-            fragment_carries=carries,
-        )
-        return replace(state, env=env, carry=carry), data
-
-    def _collect_fragments(
-        self, actor: ActorState, state: TrainState
-    ) -> tuple[tuple[VectorState, ActorCarry], tuple[Rollout, EpisodeRecord, ActorCarry | None]]:
-        """Record the fragments of a train batch as one rollout.
-
-        Returns:
-            The environments and carry at the end; the rollout, its record, and the carries at the
-            start of every fragment, None for a single one.
-        """
-
-        def record_one(
-            start: tuple[VectorState, ActorCarry],
-        ) -> tuple[tuple[VectorState, ActorCarry], tuple[Rollout, EpisodeRecord]]:
-            env, carry, rollout, record = self.rollout_worker.rollout(
-                actor, *start, state.env_params, self.num_steps, self.explore
-            )
-            return (env, carry), (rollout, record)
-
-        start = (state.env, state.carry)
-        if self.fragments_per_env == 1:
-            end, (rollout, record) = record_one(start)
-            return end, (rollout, record, None)
-        end, (fragments, record) = jax.lax.scan(
-            lambda start, _: record_one(start), start, length=self.fragments_per_env
-        )
-        carries = fragments.carry_in
-        rows, record = jax.tree.map(
-            lambda x: x.reshape((-1, *x.shape[2:])), (replace(fragments, carry_in=None), record)
-        )
-        return end, (replace(rows, carry_in=state.carry), record, carries)
-
-    def receive(self, state: TrainState, data: RolloutBatch) -> tuple[TrainState, RolloutBatch]:
-        """Receive a batch; connectors see one rollout, learners a column for each fragment."""
-        state, batch = super().receive(state, data)
-        return state, self._split_into_fragments(batch)
-
-    def _split_into_fragments(self, batch: RolloutBatch) -> RolloutBatch:
-        """Make a column of every fragment, those of an environment side by side.
-
-        A rollout is then cut between fragments as on the host: values bootstrap there, since a
-        learner sees no row of another column.
-        """
-        if batch.fragment_carries is None:
-            return batch
-
-        def split(rows: Array) -> Array:
-            fragments = rows.reshape((self.fragments_per_env, self.num_steps, *rows.shape[1:]))
-            return jnp.moveaxis(fragments, 0, 2).reshape((self.num_steps, -1, *rows.shape[2:]))
-
-        def side_by_side(carries: Array) -> Array:
-            return jnp.moveaxis(carries, 0, 1).reshape((-1, *carries.shape[2:]))
-
-        rollout = jax.tree.map(split, replace(batch.rollout, carry_in=None))
-        carries = jax.tree.map(side_by_side, batch.fragment_carries)
-        carry_in = self.policy_step.get_recurrent_carry(carries)
-        return replace(batch, rollout=replace(rollout, carry_in=carry_in), fragment_carries=None)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class MultiAgentRunner(MultiLearning, CompiledLoop):
-    """Run of several agents in environments that are pure functions.
-
-    Attributes:
-        rollout_worker: Modules in the environments.
-        explore: Whether modules explore.
-    """
-
-    rollout_worker: MultiRolloutWorker
-    explore: bool = True
-
-    @property
-    def rows(self) -> AgentRows:
-        return self.rollout_worker.rows
-
-    @property
-    def source(self) -> Callable[[TrainState], tuple[TrainState, RolloutBatch]]:
-        """Function that steps the environments for a train batch."""
-        return self.collect
-
-    def init(self, key: Key, env_params: PyTree) -> TrainState:
-        """Return the initial state of a run, including all environments. Consumes the key."""
-        keys, worker = split_run_key(key), self.rollout_worker
-        state = self.init_around(
-            keys,
-            self.num_envs,
-            env=worker.env.reset(keys.env, make_env_index(self.num_envs), env_params),
-            env_params=env_params,
-            carry=worker.initial_carry(self.num_envs),
-        )
-        if worker.pool is None:
-            return strip_weak_types(self.keep_acting_weights(state))
-        opponents = worker.pool.init(
-            jax.random.fold_in(keys.learner, len(self.steps)),
-            super().make_actor_state(state),
-            state.modules,
-        )
-        state = replace(state, opponents=strip_weak_types(opponents))
-        return strip_weak_types(self.keep_acting_weights(state))
-
-    def make_actor_state(self, state: TrainState) -> Actors:
-        """Return the inputs of acting of every module, and of opponents that are drawn."""
-        actors = super().make_actor_state(state)
-        pool = self.rollout_worker.pool
-        if pool is not None:
-            actors[DRAWN] = pool.place_learners(state.opponents, actors)
-        return actors
-
-    @functools.cached_property
-    def jitted_init(self) -> Callable[[Key, PyTree], TrainState]:
-        """`init`, traced only once for its shapes, its size and its program."""
-        return jax.jit(self.init, inline=True)
-
-    def collect(self, state: TrainState) -> tuple[TrainState, RolloutBatch]:
-        """Step all environments for one rollout, with the weights of the behavior policies.
-
-        Returns:
-            The state with the environments after it, which has not received it yet; the rollout.
-        """
-        worker, actors = self.rollout_worker, self.make_actor_state(state)
-        for m, module in state.modules.items():
-            if module.behaviour is not None:
-                actors[m] = replace(actors[m], params=module.behaviour)
-        env, carry, recorded = worker.rollout(
-            actors, state.env, state.carry, state.env_params, self.num_steps, self.explore
-        )
-        num_steps = self._count_steps(recorded.mask)
-        data = RolloutBatch(
-            rollout=recorded,  # pyright: ignore[reportArgumentType]
-            record=recorded.record,
-            env_index=env.index,
-            num_env_steps=num_steps,
-        )
-        if worker.pool is not None and carry.opponents is not None:
-            opponents, own = worker.pool.add_games(
-                state.opponents, carry.opponents, num_steps, env.index.shape[0], self.axis_name
-            )
-            state, carry = replace(state, opponents=opponents), replace(carry, opponents=own)
-        return replace(state, env=env, carry=carry), data

@@ -5,12 +5,14 @@ A module's state is a TrainState without environments, and what follows a rollou
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, UInt32
 
+from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.keys import RunKeys, split_run_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, Key, Metrics, Progress, PyTree, strip_weak_types
@@ -31,6 +33,7 @@ from jaxrl.training.episode_stats import (
 from jaxrl.training.guard import DivergenceGuard
 from jaxrl.training.multi_rollout import Actors, MultiRollout
 from jaxrl.training.nonfinite import NONFINITE_PREFIX
+from jaxrl.training.opponents import OpponentPool
 from jaxrl.training.train_state import (
     ConnectorState,
     GuardState,
@@ -54,48 +57,76 @@ class MultiLearning:
 
     Attributes:
         steps: Training step of each module, on as many columns as it has rows.
+        rows: Agents in the rows of modules.
         trained: Modules that are trained; others play with the parameters that they have.
         num_envs: Number of environments of a train batch.
         num_steps: Number of steps of each environment in a train batch.
         num_shards: Number of logical shards.
         ring_size: Number of latest episodes kept in each shard.
+        pool: Opponents that are drawn; None without.
         axis_name: Mesh axis that the environments are sharded over, or None.
+        replay: None: each module has a buffer of its own, if any.
+        host_replay: None: buffers of several modules are in the memory of the device.
     """
 
+    takes_dataset: ClassVar[bool] = False
+    replay: ClassVar[None] = None
+    host_replay: ClassVar[None] = None
     steps: Mapping[str, TrainStep]
+    rows: AgentRows
     trained: frozenset[str]
     num_envs: int
     num_steps: int
     num_shards: int
     ring_size: int
+    pool: OpponentPool | None = None
     axis_name: str | None = None
 
     @property
-    def rows(self) -> AgentRows:
-        """Agents in the rows of modules."""
-        raise NotImplementedError
-
-    @property
-    def divergence_guard(self) -> DivergenceGuard:
+    def guard(self) -> DivergenceGuard:
         """Guard of the first module; all have the same settings."""
         return next(iter(self.steps.values())).guard
+
+    def bind(self, state: TrainState, *inputs: PyTree) -> Self:
+        """Return the functions with their inputs, of which they have none."""
+        del state
+        assert not inputs
+        return self
+
+    def map_steps(self, change: Callable[[str, TrainStep], TrainStep]) -> Self:
+        """Return the functions with a changed training step of each module."""
+        return dataclasses.replace(self, steps={m: change(m, x) for m, x in self.steps.items()})
+
+    def with_axis(self, axis_name: str) -> Self:
+        """Return the functions of one device's part of a mesh."""
+        changed = self.map_steps(lambda _, step: step.with_axis(axis_name))
+        return dataclasses.replace(changed, axis_name=axis_name)
+
+    def map_batches(
+        self, change: Callable[..., TrainState], data: RolloutBatch, *states: TrainState
+    ) -> TrainState:
+        """Return the first state with each module's changed by its training step, its batch and its states."""
+        modules = {
+            m: change(step, self.make_batch(m, data), *(state.modules[m] for state in states))
+            for m, step in self.steps.items()
+        }
+        return replace(states[0], modules=modules)
 
     @property
     def batch_steps(self) -> int:
         """Environment steps of one train batch, over all devices."""
         return self.num_envs * self.num_steps
 
-    def init_around(
-        self, keys: RunKeys, total_envs: int, *, env: PyTree, env_params: PyTree, carry: PyTree
-    ) -> TrainState:
+    def init_without_envs(self, key: Key, total_envs: int) -> TrainState:
+        """Return the initial state for runners on the host; see `TrainStep`. Consumes the key."""
+        return strip_weak_types(self.init_from_keys(split_run_key(key), total_envs))
+
+    def init_from_keys(self, keys: RunKeys, total_envs: int) -> TrainState:
         """Return the initial state of all modules, with what is common to them around it.
 
         Args:
             keys: Keys of the run.
             total_envs: Number of environments of the run.
-            env: State of the environments, empty if runners have it.
-            env_params: Their parameters.
-            carry: Carries and pending rows, empty if runners have them.
         """
         rows = self.rows
         modules = {m: self._init_module(m, keys, total_envs) for m in self.steps}
@@ -103,10 +134,10 @@ class MultiLearning:
         num_agents = len(rows.agents)
         state = TrainState(
             learner=(),  # pyright: ignore[reportArgumentType]
-            env=env,
-            env_params=env_params,
+            env=(),
+            env_params=(),
             connectors=ConnectorState(obs=(), learner=(), per_env=()),
-            carry=carry,
+            carry=(),
             ring=ring,
             faults=init_fault_log(self.num_shards),
             guard=_merge_guards(modules),
@@ -121,7 +152,14 @@ class MultiLearning:
                 else dict.fromkeys(self.steps, Counter.zeros()),
             ),
         )
-        return strip_weak_types(state)
+        if self.pool is None:
+            return state
+        opponents = self.pool.init(
+            jax.random.fold_in(keys.learner, len(self.steps)),
+            self._make_module_actors(state),
+            modules,
+        )
+        return replace(state, opponents=strip_weak_types(opponents))
 
     def _init_module(self, m: str, keys: RunKeys, total_envs: int) -> TrainState:
         own = _derive_module_keys(keys, list(self.steps).index(m))
@@ -131,9 +169,23 @@ class MultiLearning:
         """Return the initial state of one module, given the key of the run. Consumes the key."""
         return strip_weak_types(self._init_module(m, split_run_key(key), total_envs))
 
-    def make_actor_state(self, state: TrainState) -> Actors:
-        """Return the inputs of acting of every module."""
+    def _make_module_actors(self, state: TrainState) -> Actors:
         return {m: step.make_actor_state(state.modules[m]) for m, step in self.steps.items()}
+
+    def make_actor_state(self, state: TrainState) -> Actors:
+        """Return the inputs of acting of every module, and of opponents that are drawn."""
+        actors = self._make_module_actors(state)
+        if self.pool is not None:
+            actors[DRAWN] = self.pool.place_learners(state.opponents, actors)
+        return actors
+
+    def make_behaviour_actor(self, state: TrainState) -> Actors:
+        """Return the inputs of acting with the weights of the behavior policies."""
+        actors = self.make_actor_state(state)
+        for m, module in state.modules.items():
+            if module.behaviour is not None:
+                actors[m] = replace(actors[m], params=module.behaviour)
+        return actors
 
     @property
     def batch_use(self) -> BatchUse:
@@ -360,30 +412,6 @@ class MultiLearning:
             updates=summary.updates + count_updates_between(before, after),
             modules=modules,
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class MultiTrainStep(MultiLearning):
-    """Training of several modules on what runners on the host record.
-
-    Attributes:
-        agent_rows: Agents in the rows of modules.
-    """
-
-    agent_rows: AgentRows
-    replay: None = None
-    """None: each module has a buffer of its own, if any."""
-    host_replay: None = None
-    """None: buffers of several modules are in the memory of the device."""
-
-    @property
-    def rows(self) -> AgentRows:
-        return self.agent_rows
-
-    def init_without_envs(self, key: Key, total_envs: int) -> TrainState:
-        """Return the initial state for runners on the host; see `TrainStep`. Consumes the key."""
-        keys = split_run_key(key)
-        return self.init_around(keys, total_envs, env=(), env_params=(), carry=())
 
 
 def get_multi_rollout(data: RolloutBatch) -> MultiRollout:

@@ -30,6 +30,7 @@ from jaxrl.training.agent_rows import (
 from jaxrl.training.episode_stats import AgentReturns, EpisodeRecord
 from jaxrl.training.opponents import OpponentCarry, OpponentInputs, OpponentPool, OpponentRows
 from jaxrl.training.rollout import RECORDED_COLUMNS, ActorCarry, ActorState, PolicyStep
+from jaxrl.training.train_state import RolloutBatch, TrainState
 
 Actors = dict[str, Any]
 """ActorState by module; OpponentState of those that are drawn, if there are any."""
@@ -263,7 +264,7 @@ class MultiRolloutWorker(MultiPolicyStep):
         params: PyTree,
         num_steps: int,
         explore: bool = True,
-    ) -> tuple[MultiVectorState, MultiCarry, MultiRollout]:
+    ) -> tuple[MultiVectorState, MultiCarry, MultiRollout, EpisodeRecord]:
         """Record `num_steps` steps of every environment, with raw observations."""
 
         def body(c: _ScanCarry, now: MultiInputs) -> tuple[_ScanCarry, _Recorded]:
@@ -296,7 +297,22 @@ class MultiRolloutWorker(MultiPolicyStep):
             mask=recorded.fault == NO_FAULT,
             completed={m: rows.mask for m, rows in recorded.rollouts.items() if m != DRAWN},
         )
-        return end.env, end.carry, complete
+        return end.env, end.carry, complete, complete.record
+
+    def end_rollout(
+        self, state: TrainState, data: RolloutBatch, axis_name: str | None
+    ) -> TrainState:
+        """Return the state after a rollout, with the games of opponents that are drawn counted."""
+        if self.pool is None or state.carry.opponents is None:
+            return state
+        opponents, own = self.pool.add_games(
+            state.opponents,
+            state.carry.opponents,
+            data.num_env_steps,
+            data.env_index.shape[0],
+            axis_name,
+        )
+        return replace(state, opponents=opponents, carry=replace(state.carry, opponents=own))
 
     def make_agent_returns(self) -> AgentReturns:
         """Return the returns of no agent-episodes."""

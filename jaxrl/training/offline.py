@@ -1,9 +1,7 @@
 """Training on recorded data, alone or beside a replay buffer, as one compiled program."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import Any, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +22,7 @@ from jaxrl.buffers.dataset import (
 from jaxrl.buffers.replay import Priorities, ReplayState, SampledIndices
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.core.hparams import current_values
-from jaxrl.core.keys import split_run_key
+from jaxrl.core.keys import RunKeys
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import (
     IS_RECORDED,
@@ -35,16 +33,12 @@ from jaxrl.core.types import (
     Transition,
     strip_weak_types,
 )
-from jaxrl.training.guard import DivergenceGuard
-from jaxrl.training.in_graph import CompiledLoop, InGraphRunner
 from jaxrl.training.replay_updates import BatchSource, BufferSource, ReplayUpdates, split_step_key
 from jaxrl.training.train_state import (
-    ReportRow,
     RolloutBatch,
     TrainState,
     apply_update,
     get_learner_progress,
-    make_report_row,
 )
 from jaxrl.training.train_step import TrainStep
 
@@ -124,26 +118,27 @@ def draw_batch(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class OfflineRunner(TrainStep, CompiledLoop):
-    """Run that learns from a dataset and steps no environment.
+class OfflineTrainStep(TrainStep):
+    """Train step of a run that learns from a dataset and steps no environment.
 
     A train batch is `experience.num_updates` gradient steps. `progress.env_steps`, the time of
-    schedules, counts the rows trained on. The dataset is an argument of the program: it is bound to
-    the runner while the program is traced.
+    schedules, counts the rows trained on. The dataset is an argument of the program: it is bound
+    while the program is traced, or the rows of one train batch are.
     """
 
+    takes_dataset: ClassVar[bool] = True
     experience: DatasetSampler
     data: Dataset | None = None
     returns: Float[Array, " N"] | None = None
     rows: BatchRows | None = None
 
-    def init(self, key: Key, data: Dataset) -> TrainState:
-        """Return the initial state, with the connectors' statistics of the data. Consumes the key."""
-        return self.init_with(key, self.compute_statistics(data))
+    def init_from_data(self, keys: RunKeys, data: Dataset) -> TrainState:
+        """Return the initial state, with the connectors' statistics of the data."""
+        return self.init_with(keys, self.compute_statistics(data))
 
-    def init_with(self, key: Key, statistics: PyTree) -> TrainState:
-        """Return the initial state, given the connectors' statistics. Consumes the key."""
-        state = self.init_from_keys(split_run_key(key), self.num_envs)
+    def init_with(self, keys: RunKeys, statistics: PyTree) -> TrainState:
+        """Return the initial state, given the connectors' statistics."""
+        state = self.init_from_keys(keys, self.num_envs)
         position = self.experience.init_position()
         return strip_weak_types(
             replace(
@@ -153,64 +148,13 @@ class OfflineRunner(TrainStep, CompiledLoop):
             )
         )
 
-    def step(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, state: TrainState, data: Dataset
-    ) -> tuple[TrainState, Metrics]:
-        """Train on one train batch.
-
-        Returns:
-            The next state, and the means of the learner's metrics.
-        """
-        after, summary, _ = self.bind(state, data).train_batch(state)
-        return after, summary.compute_means()
-
-    @property
-    def divergence_guard(self) -> DivergenceGuard:
-        """Guard of the run."""
-        return self.guard
-
-    @property
-    def source(self) -> None:
-        """None: all rows are recorded."""
-
-    @property
-    def program(self) -> Callable[..., tuple[TrainState, ReportRow]]:
-        """Function of a dispatch: `run_iterations` with the dataset as an argument."""
-
-        def run(
-            state: TrainState,
-            data: Dataset,
-            num_iterations: Int[Array, ""],
-            batches_per_iteration: Int[Array, ""],
-        ) -> tuple[TrainState, ReportRow]:
-            bound = self.bind(state, data)
-            return bound.run_iterations(state, num_iterations, batches_per_iteration)
-
-        return run
-
-    @property
-    def rows_program(self) -> Callable[[TrainState, BatchRows], tuple[TrainState, ReportRow]]:
-        """Function of one train batch, with its rows as an argument."""
-
-        def run(state: TrainState, rows: BatchRows) -> tuple[TrainState, ReportRow]:
-            bound = dataclasses.replace(self, rows=rows)
-            after, summary = bound.run_batches(state, jnp.int32(1))
-            return after, make_report_row(after, summary)
-
-        return run
-
-    def bind(self, state: TrainState, data: Dataset) -> "OfflineRunner":
-        """Return the runner with a dataset, and with the returns of its rows if they are needed."""
-        returns = None
+    def bind(self, state: TrainState, *inputs: Dataset) -> Self:
+        """Return the functions with a dataset, and with the returns of its rows if they are needed."""
+        (data,), returns = inputs, None
         if self.experience.needs_returns:
             values = current_values(state.learner.hparams, state.progress)
             returns = compute_returns_to_go(data, values["gamma"])
         return dataclasses.replace(self, data=data, returns=returns)
-
-    @functools.cached_property
-    def jitted_init(self) -> Callable[[Key, Dataset], TrainState]:
-        """`init`, traced only once for its shapes, its size and its program."""
-        return jax.jit(self.init, inline=True)
 
     @property
     def has_buffer(self) -> bool:
@@ -371,11 +315,14 @@ class MixedTrainStep(TrainStep):
     share.
     """
 
+    takes_dataset: ClassVar[bool] = True
     recorded: DatasetSampler
     data: Dataset | None = None
 
-    def bind(self, data: Dataset) -> Self:
-        """Return the train step with a dataset, for `step` and other pure functions."""
+    def bind(self, state: TrainState, *inputs: Dataset) -> Self:
+        """Return the train step with a dataset."""
+        del state
+        (data,) = inputs
         return dataclasses.replace(self, data=data)
 
     def make_buffer_source(
@@ -396,20 +343,3 @@ class MixedTrainStep(TrainStep):
         source = super().make_buffer_source(sampled, buffer, progress)
         assert isinstance(source, BufferSource)
         return MixedSource(buffer=source, recorded=recorded)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class MixedRunner(MixedTrainStep, InGraphRunner):
-    """In-graph run whose gradient steps also have rows of a dataset."""
-
-    @property
-    def program(self) -> Callable[..., tuple[PyTree, ...]]:
-        """Function of a dispatch, with the dataset as an argument after the state."""
-
-        def run(state: TrainState, data: Dataset, *numbers: Any) -> tuple[PyTree, ...]:
-            bound = self.bind(data)
-            if bound.max_recorded_batches:
-                return bound.run_recorded(state, *numbers)
-            return bound.run_iterations(state, *numbers)
-
-        return run

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Collection
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 import gymnasium
 import jax
@@ -26,6 +26,8 @@ from jaxrl.training.episode_stats import EpisodeRecord
 
 RECORDED_COLUMNS = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
 """Columns of the module's output that a rollout records in addition to the action."""
+
+StateT = TypeVar("StateT")
 
 
 @pytree
@@ -440,6 +442,11 @@ class RolloutWorker(PolicyStep):
         inputs = self.sample_inputs(state, num_steps, params)
         end, (rollout, record) = jax.lax.scan(body, start, inputs)
         return end.env, end.acting, dataclasses.replace(rollout, carry_in=carry), record
+
+    def end_rollout(self, state: StateT, data: object, axis_name: str | None) -> StateT:
+        """Return the state after a rollout, of which nothing else is counted."""
+        del data, axis_name
+        return state
 
 
 def make_env_index(num_envs: int) -> Int[Array, " B"]:

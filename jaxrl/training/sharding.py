@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,17 @@ from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Device, PyTree, Rollout
 from jaxrl.runtime.kept_programs import ProgramCache
 from jaxrl.runtime.program import Program
-from jaxrl.training.data_flow import finish_update, receive_batch, train_on_batch, update_learner
+from jaxrl.training.data_flow import (
+    Learning,
+    finish_update,
+    receive_batch,
+    train_on_batch,
+    update_learner,
+)
 from jaxrl.training.episode_stats import AgentStats, AgentSums
-from jaxrl.training.in_graph import InGraphRunner, MultiAgentRunner
-from jaxrl.training.multi_learning import MultiLearning, MultiTrainStep
+from jaxrl.training.in_graph import CompiledEnvs, CompiledRun
 from jaxrl.training.multi_rollout import MultiRollout
-from jaxrl.training.offline import BatchRows, MixedRunner, MixedTrainStep, OfflineRunner
+from jaxrl.training.offline import BatchRows, OfflineTrainStep
 from jaxrl.training.replay_updates import PresampledBatches
 from jaxrl.training.train_state import (
     RecordedRollouts,
@@ -36,38 +41,7 @@ from jaxrl.training.train_state import (
 from jaxrl.training.train_step import TrainStep
 
 
-def gather_per_env(
-    runner: TrainStep | MultiTrainStep, state: TrainState, data: RolloutBatch
-) -> TrainState:
-    """Return the state with what connectors keep of each environment in the order of columns."""
-    if not isinstance(runner, MultiTrainStep):
-        return gather_columns(runner, state, data)
-    batches = _split_batch(runner, data)
-    modules = {
-        m: gather_columns(step, state.modules[m], batches[m]) for m, step in runner.steps.items()
-    }
-    return dataclasses.replace(state, modules=modules)
-
-
-def scatter_per_env(
-    runner: TrainStep | MultiTrainStep, before: TrainState, state: TrainState, data: RolloutBatch
-) -> TrainState:
-    """Return the state with what connectors keep of each environment back in place."""
-    if not isinstance(runner, MultiTrainStep):
-        return scatter_columns(before, state, data)
-    batches = _split_batch(runner, data)
-    modules = {
-        m: scatter_columns(before.modules[m], own, batches[m]) for m, own in state.modules.items()
-    }
-    return dataclasses.replace(state, modules=modules)
-
-
-def _split_batch(runner: MultiTrainStep, data: RolloutBatch) -> dict[str, RolloutBatch]:
-    """Return the batch of each module."""
-    return {m: runner.make_batch(m, data) for m in runner.steps}
-
-
-def gather_columns(runner: TrainStep, state: TrainState, data: RolloutBatch) -> TrainState:
+def gather_columns(runner: TrainStep, data: RolloutBatch, state: TrainState) -> TrainState:
     """Return the state with the connectors' per-environment state gathered into column order.
 
     Several columns may belong to one environment if its runner delivered several fragments of the
@@ -119,11 +93,14 @@ def _any_differs(a: Array, b: Array) -> Bool[Array, ""]:
     return ((a != b) & ~((a != a) & (b != b))).any()  # NaN equals NaN
 
 
-def scatter_columns(before: TrainState, state: TrainState, data: RolloutBatch) -> TrainState:
+def scatter_columns(
+    runner: TrainStep, data: RolloutBatch, state: TrainState, before: TrainState
+) -> TrainState:
     """Return the state with the connectors' per-environment state scattered back into place.
 
     If several columns belong to one environment, the latest one wins.
     """
+    del runner
     kept = before.connectors.per_env
     if not jax.tree.leaves(kept):
         return replace_per_env(state, kept)
@@ -165,8 +142,6 @@ def replace_per_env(state: TrainState, per_env: PyTree) -> TrainState:
     connectors = dataclasses.replace(state.connectors, per_env=per_env)
     return dataclasses.replace(state, connectors=connectors)
 
-
-RunnerT = TypeVar("RunnerT", bound=TrainStep | MultiLearning)
 
 DEVICE_AXIS = "devices"
 SHARDED, REPLICATED, COLUMN_SHARDED = (
@@ -314,7 +289,7 @@ class RunnerPrograms:
 
 
 def make_runner_programs(
-    runner: InGraphRunner | OfflineRunner | MultiAgentRunner,
+    runner: CompiledRun,
     state_shapes: TrainState,
     devices: list[Device],
     *,
@@ -336,10 +311,8 @@ def make_runner_programs(
         return_previous: Whether `run` also returns a copy of its input state.
         program_cache: Cache of programs compiled by earlier processes.
     """
-    inputs = [REPLICATED] if isinstance(runner, OfflineRunner | MixedRunner) else []
-    is_offline = isinstance(runner, OfflineRunner)
-    records = not is_offline and runner.max_recorded_batches > 0
-    recorded = [make_recorded_specs()] if records else []
+    inputs = [REPLICATED] * runner.num_inputs
+    recorded = [make_recorded_specs()] if runner.max_recorded_batches else []
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state_shapes)
         run = runner.program
@@ -349,7 +322,7 @@ def make_runner_programs(
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         run = shard_over_devices(
             devices,
-            to_per_device(runner).program,
+            _to_per_device(runner).program,
             (specs, *inputs, REPLICATED, REPLICATED),
             (specs, row_specs(state_shapes), *recorded),
         )
@@ -382,7 +355,7 @@ def make_runner_programs(
 
 
 def make_rows_program(
-    runner: OfflineRunner,
+    learning: OfflineTrainStep,
     state_shapes: TrainState,
     devices: list[Device],
     *,
@@ -393,7 +366,7 @@ def make_rows_program(
     """Make `train(state, rows) -> (state, report)` for one train batch whose rows are an argument.
 
     Args:
-        runner: Pure functions of the run, without a mesh axis.
+        learning: Pure functions of training, without a mesh axis.
         state_shapes: Shapes of the state.
         devices: Devices that share the work.
         max_retraces: See `Program`.
@@ -401,16 +374,23 @@ def make_rows_program(
         program_cache: Cache of programs compiled by earlier processes.
     """
 
+    def train_on_rows(
+        learning: OfflineTrainStep, state: TrainState, rows: BatchRows
+    ) -> tuple[TrainState, ReportRow]:
+        bound = dataclasses.replace(learning, rows=rows)
+        after, summary = CompiledRun(learning=bound, source=None).run_batches(state, jnp.int32(1))
+        return after, make_report_row(after, summary)
+
     def train(state: TrainState, rows: BatchRows) -> tuple[TrainState, ReportRow]:
         if len(devices) == 1:
-            return runner.rows_program(state, rows)
+            return train_on_rows(learning, state, rows)
         specs = state_specs(state_shapes)
         report = dataclasses.replace(
             row_specs(state_shapes), summary=summary_specs(), ring=SHARDED, faults=SHARDED
         )
         return shard_over_devices(
             devices,
-            to_per_device(runner).rows_program,
+            partial(train_on_rows, learning.with_axis(DEVICE_AXIS)),
             (specs, batch_rows_specs(rows)),
             (specs, report),
         )(state, rows)
@@ -433,7 +413,7 @@ def batch_rows_specs(rows: BatchRows) -> BatchRows:
 
 
 def make_train_step_program(
-    runner: TrainStep | MultiTrainStep,
+    learning: Learning,
     devices: list[Device],
     *,
     max_retraces: int | None,
@@ -448,20 +428,19 @@ def make_train_step_program(
     """
 
     def train(
-        step: TrainStep | MultiTrainStep, state: TrainState, data: RolloutBatch, *dataset: Dataset
+        learning: Learning, state: TrainState, data: RolloutBatch, *dataset: Dataset
     ) -> tuple[TrainState, Summary]:
-        bound = step.bind(*dataset) if isinstance(step, MixedTrainStep) else step
-        return train_on_batch(bound, state, data)
+        return train_on_batch(learning.bind(state, *dataset), state, data)
 
     def learn(
         state: TrainState, data: RolloutBatch, *dataset: Dataset
     ) -> tuple[TrainState, Summary]:
         if len(devices) == 1:
-            return train(runner, state, data, *dataset)
+            return train(learning, state, data, *dataset)
         specs = state_specs(state)
         sharded = shard_over_devices(
             devices,
-            partial(train, to_per_device(runner)),
+            partial(train, learning.with_axis(DEVICE_AXIS)),
             (specs, data_specs(data), *(REPLICATED for _ in dataset)),
             (specs, summary_specs(tuple(state.modules))),
         )
@@ -470,8 +449,9 @@ def make_train_step_program(
     def program(
         state: TrainState, data: RolloutBatch, *dataset: Dataset
     ) -> tuple[TrainState, Summary]:
-        new_state, summary = learn(gather_per_env(runner, state, data), data, *dataset)
-        return scatter_per_env(runner, state, new_state, data), summary
+        columns = learning.map_batches(gather_columns, data, state)
+        after, summary = learn(columns, data, *dataset)
+        return learning.map_batches(scatter_columns, data, after, state), summary
 
     return Program(
         "learn",
@@ -529,16 +509,9 @@ def _replicate_per_env(specs: TrainState) -> TrainState:
     return dataclasses.replace(replace_per_env(specs, whole), modules=modules)
 
 
-def to_per_device(runner: RunnerT) -> RunnerT:
-    """Return the runner as one device's part of the mesh, reducing over the mesh axis."""
-    if isinstance(runner, MultiLearning):
-        steps = {m: to_per_device(step) for m, step in runner.steps.items()}
-        return dataclasses.replace(runner, axis_name=DEVICE_AXIS, steps=steps)
-    return dataclasses.replace(
-        runner,
-        axis_name=DEVICE_AXIS,
-        learner=dataclasses.replace(runner.learner, axis_name=DEVICE_AXIS),
-    )
+def _to_per_device(run: CompiledRun) -> CompiledRun:
+    """Return the run as one device's part of the mesh, reducing over the mesh axis."""
+    return dataclasses.replace(run, learning=run.learning.with_axis(DEVICE_AXIS))
 
 
 ROW_SHARDED = PartitionSpec(None, DEVICE_AXIS)
@@ -551,7 +524,8 @@ class StepPrograms:
     They donate the state and keep the batches, which may be used again.
 
     Args:
-        train_step: Functions of the run.
+        learning: Functions of training.
+        source: Environments in the program; None if runners on the host step them.
         devices: Devices that share the work.
         max_retraces: See `Program`.
         jit: Whether to compile.
@@ -560,14 +534,15 @@ class StepPrograms:
 
     def __init__(
         self,
-        train_step: TrainStep,
+        learning: Learning,
+        source: CompiledEnvs | None,
         devices: list[Device],
         *,
         max_retraces: int | None,
         jit: bool,
         program_cache: ProgramCache | None = None,
     ) -> None:
-        self._train_step, self._devices = train_step, devices
+        self._learning, self._source, self._devices = learning, source, devices
         self._options: dict[str, Any] = {
             "donate_argnums": (0,),
             "max_retraces": max_retraces,
@@ -634,20 +609,21 @@ class StepPrograms:
         make_out_specs: Callable[..., PyTree],
     ) -> PyTree:
         """Call a function of the run's functions and arguments, over the mesh if there are several devices."""
-        learning = self._train_step
+        learning = self._learning
         if len(self._devices) == 1:
             return call(learning, *arguments)
         out_specs = make_out_specs(*jax.eval_shape(lambda *xs: call(learning, *xs), *arguments))
         state, *batches = arguments
-        per_device = to_per_device(learning)
+        per_device = learning.with_axis(DEVICE_AXIS)
         in_specs = state_specs(state), *map(_get_argument_specs, batches)
         return shard_over_devices(
             self._devices, lambda *xs: call(per_device, *xs), in_specs, out_specs
         )(*arguments)
 
     def _sample(self, state: TrainState) -> tuple[TrainState, PyTree, ReportRow]:
-        def sample(runner: InGraphRunner, state: TrainState) -> tuple[TrainState, PyTree, Summary]:
-            return receive_batch(runner, *runner.collect(state))
+        def sample(learning: Learning, state: TrainState) -> tuple[TrainState, PyTree, Summary]:
+            assert self._source is not None
+            return receive_batch(learning, *self._source.collect(learning, state))
 
         after, batch, summary = self._map(sample, (state,), _get_batch_specs)
         return after, batch, make_report_row(after, summary)
@@ -655,13 +631,13 @@ class StepPrograms:
     def _receive(
         self, state: TrainState, data: RolloutBatch
     ) -> tuple[TrainState, PyTree, ReportRow]:
-        columns = gather_per_env(self._train_step, state, data)
+        columns = self._learning.map_batches(gather_columns, data, state)
         after, batch, summary = self._map(receive_batch, (columns, data), _get_batch_specs)
-        after = scatter_per_env(self._train_step, state, after, data)
+        after = self._learning.map_batches(scatter_columns, data, after, state)
         return after, batch, make_report_row(after, summary)
 
     def _add_to_buffer(self, state: TrainState, batch: PyTree) -> TrainState:
-        def add(learning: TrainStep, *xs: PyTree) -> tuple[TrainState]:
+        def add(learning: Learning, *xs: PyTree) -> tuple[TrainState]:
             return (learning.add_to_buffer(*xs),)
 
         after = self._map(
@@ -673,7 +649,7 @@ class StepPrograms:
         self, state: TrainState, batch: PyTree, num_updates: int | None
     ) -> tuple[TrainState, ReportRow]:
         def update(
-            learning: TrainStep, state: TrainState, *batches: PyTree
+            learning: Learning, state: TrainState, *batches: PyTree
         ) -> tuple[TrainState, Summary]:
             return update_learner(learning, state, batches[0] if batches else None, num_updates)
 

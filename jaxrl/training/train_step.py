@@ -6,8 +6,8 @@ The same functions serve the compiled loop and data recorded by runners on the h
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -64,8 +64,12 @@ Experience: TypeAlias = OnPolicyMinibatches | AnyReplayBuffer | DatasetSampler
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TrainStep:
-    """Training on recorded rollouts, as pure functions closed over all static settings."""
+    """Training on recorded rollouts, as pure functions closed over all static settings.
 
+    `takes_dataset` is whether `bind` has to be called with recorded data.
+    """
+
+    takes_dataset: ClassVar[bool] = False
     learner: Learner[Any, Any]
     policy_step: PolicyStep
     experience: Experience
@@ -106,6 +110,27 @@ class TrainStep:
     def batch_steps(self) -> int:
         """Environment steps of one train batch, over all devices."""
         return self.num_envs * self.num_steps
+
+    def bind(self, state: TrainState, *inputs: PyTree) -> Self:
+        """Return the functions with their inputs, of which they have none."""
+        del state
+        assert not inputs
+        return self
+
+    def map_steps(self, change: Callable[[str, Self], Self]) -> Self:
+        """Return the changed training step of the only module, which has no name."""
+        return change("", self)
+
+    def with_axis(self, axis_name: str) -> Self:
+        """Return the functions of one device's part of a mesh."""
+        learner = dataclasses.replace(self.learner, axis_name=axis_name)
+        return dataclasses.replace(self, axis_name=axis_name, learner=learner)
+
+    def map_batches(
+        self, change: Callable[..., TrainState], data: RolloutBatch, *states: TrainState
+    ) -> TrainState:
+        """Return what a function makes of the training step, a batch and states."""
+        return change(self, data, *states)
 
     def init_without_envs(self, key: Key, total_envs: int) -> TrainState:
         """Return the initial state for runners on the host. Consumes the key.
@@ -211,7 +236,28 @@ class TrainStep:
         state, rollout = self._receive(state, data)
         if self.replay is not None:
             rollout = self._to_stored(state, data.rollout, rollout)
-        return state, replace(data, rollout=rollout)
+        return state, self._split_into_fragments(replace(data, rollout=rollout))
+
+    def _split_into_fragments(self, batch: RolloutBatch) -> RolloutBatch:
+        """Make a column of every fragment, those of an environment side by side.
+
+        A rollout is then cut between fragments as on the host: values bootstrap there, since a
+        learner sees no row of another column.
+        """
+        if batch.fragment_carries is None:
+            return batch
+
+        def split(rows: Array) -> Array:
+            fragments = rows.reshape((-1, self.num_steps, *rows.shape[1:]))
+            return jnp.moveaxis(fragments, 0, 2).reshape((self.num_steps, -1, *rows.shape[2:]))
+
+        def side_by_side(carries: Array) -> Array:
+            return jnp.moveaxis(carries, 0, 1).reshape((-1, *carries.shape[2:]))
+
+        rollout = jax.tree.map(split, replace(batch.rollout, carry_in=None))
+        carries = jax.tree.map(side_by_side, batch.fragment_carries)
+        carry_in = self.policy_step.get_recurrent_carry(carries)
+        return replace(batch, rollout=replace(rollout, carry_in=carry_in), fragment_carries=None)
 
     def add_to_buffer(self, state: TrainState, batch: RolloutBatch) -> TrainState:
         """Add a batch returned by `receive` to the buffer."""
@@ -433,6 +479,11 @@ class TrainStep:
             hparams=current_values(state.learner.hparams, state.progress),
             progress=state.progress,
         )
+
+    def make_behaviour_actor(self, state: TrainState) -> ActorState:
+        """Return the inputs of acting with the weights of the behavior policy."""
+        actor = self.make_actor_state(state)
+        return actor if state.behaviour is None else replace(actor, params=state.behaviour)
 
     def _minibatch_epochs(
         self,

@@ -192,7 +192,7 @@ def test_each_batch_is_learned_from_k_times_in_a_buffer_written_in_place() -> No
     )
     assert config.plan().updates_per_iteration == iterations * epochs
     assembly = assemble(config)
-    runner = assembly.in_graph_runner
+    runner = assembly.run
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     first = jax.device_get(state.learner)
     run = jax.jit(runner.run_batches, donate_argnums=0).lower(state, jnp.int32(1)).compile()

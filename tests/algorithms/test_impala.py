@@ -200,7 +200,7 @@ def run_of(algo: str, env: str, batches: int, **training: Any) -> tuple[Any, Any
     """The assembly and the state after so many train batches."""
     config = small(algo, env=f"jaxrl:{env}", lr=0.01, entropy_coeff=0.003, **training)
     assembly = assemble(config.rl_module(model_config={"fcnet_hiddens": [16]}))
-    runner = assembly.in_graph_runner
+    runner = assembly.run
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     return assembly, jax.jit(runner.run_batches)(state, jnp.int32(batches))[0]
 
@@ -252,7 +252,7 @@ def test_the_correction_finds_the_policys_own_value(vtrace: bool) -> None:
 def test_actors_act_with_the_latest_broadcast() -> None:
     interval = 3
     assembly = assemble(small("IMPALA", broadcast_interval=interval, lr=0.02))
-    runner = assembly.in_graph_runner
+    runner = assembly.run
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     step = jax.jit(runner.step)
     latest, ratios = state.learner.sgd.params, []
@@ -266,5 +266,5 @@ def test_actors_act_with_the_latest_broadcast() -> None:
     assert on_policy == [True, False, False] * 2 + [True]
 
     assembly = assemble(small("IMPALA"))
-    state = jax.eval_shape(assembly.in_graph_runner.init, jax.random.key(0), assembly.made.params)
+    state = jax.eval_shape(assembly.run.init, jax.random.key(0), assembly.made.params)
     assert state.behaviour is None

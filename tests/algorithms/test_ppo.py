@@ -131,7 +131,7 @@ def test_the_penalty_adapts(kl: float, factor: float) -> None:
 def test_advantages_are_normalised_over_the_whole_batch() -> None:
     for setting, want in ((True, 1.0), ("batch", 1.0), (False, None)):
         assembly = assemble(small(normalize_advantages=setting))
-        runner = assembly.train_step
+        runner = assembly.run
         state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
 
         def prepare(
@@ -142,9 +142,9 @@ def test_advantages_are_normalised_over_the_whole_batch() -> None:
                 state.env,
                 state.carry,
                 state.env_params,
-                runner.num_steps,
+                runner.learning.num_steps,
             )
-            return runner.learner.prepare(state.learner, rolled[2], state.progress)[0]
+            return runner.learning.learner.prepare(state.learner, rolled[2], state.progress)[0]
 
         advantages = np.asarray(jax.jit(prepare)(state).advantages)
         if want is None:

@@ -25,24 +25,28 @@ def experience(algo: str) -> tuple[Any, Any, Any, Any]:
     """The learner, its first state, the first rollout and the batch made of it."""
     config = small(algo, optimizer="sgd", lr=1.0, gamma=GAMMA)
     assembly = assemble(config.environment(max_episode_steps=5))
-    runner, sampler = assembly.train_step, assembly.rollout_worker
+    runner, sampler = assembly.run, assembly.rollout_worker
 
     def first(key: Any, params: Any) -> Any:
         state = runner.init(key, params)
         _, _, rollout, _ = sampler.rollout(
-            runner.make_actor_state(state), state.env, state.carry, params, runner.num_steps
+            runner.make_actor_state(state),
+            state.env,
+            state.carry,
+            params,
+            assembly.train_step.num_steps,
         )
-        batch, _ = runner.learner.prepare(state.learner, rollout, Progress.zeros())
+        batch, _ = assembly.train_step.learner.prepare(state.learner, rollout, Progress.zeros())
         return state.learner, rollout, batch
 
-    return runner.learner, *jax.jit(first)(jax.random.key(3), assembly.made.params)
+    return assembly.train_step.learner, *jax.jit(first)(jax.random.key(3), assembly.made.params)
 
 
 def program(config: Any) -> str:
     """One train batch, as JAX traces it."""
     assembly = assemble(config)
-    state = jax.eval_shape(assembly.train_step.init, jax.random.key(0), assembly.made.params)
-    text = str(jax.make_jaxpr(assembly.train_step.step)(state))
+    state = jax.eval_shape(assembly.run.init, jax.random.key(0), assembly.made.params)
+    text = str(jax.make_jaxpr(assembly.run.step)(state))
     return re.sub(r"0x[0-9a-f]+", "address", text)
 
 

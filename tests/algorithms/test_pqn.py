@@ -306,7 +306,7 @@ def acting() -> Any:
     """Return a rollout of a learner's state, and Q of its observations."""
     config = small("PQN", env="jaxrl:probe-obs-action-v0")
     assembly = assemble(config.env_runners(num_envs_per_env_runner=128))
-    runner = assembly.in_graph_runner
+    runner = assembly.run
 
     def acted(epsilon: Any) -> Any:
         state = runner.init(jax.random.key(0), assembly.made.params)
@@ -341,7 +341,7 @@ def test_targets_take_the_values_that_acting_computed() -> None:
 def test_schedules_are_of_environment_steps() -> None:
     config = small("PQN", epsilon=[[0, 1.0], [512, 0.2]], lr=[[0, 1e-3], [1024, 0.0]])
     assembly = assemble(config)
-    runner = assembly.in_graph_runner
+    runner = assembly.run
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     step, rows = jax.jit(runner.step), []
     for _ in range(5):
@@ -390,7 +390,7 @@ def run_of(env: str, batches: int, **training: Any) -> tuple[Any, Any]:
     steps = 128 * batches
     config = small("PQN", env=f"jaxrl:{env}", epsilon=[[0, 1.0], [steps // 2, 0.1]], **training)
     assembly = assemble(config.rl_module(model_config={"fcnet_hiddens": [16]}))
-    runner = assembly.in_graph_runner
+    runner = assembly.run
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     return assembly, jax.jit(runner.run_batches)(state, jnp.int32(batches))[0]
 

@@ -177,8 +177,8 @@ def test_noise_is_drawn_as_set_and_a_process_starts_anew_with_each_episode(kind:
     settings = {"exploration_noise": kind, "exploration_sigma": 0.05, "ou_theta": 0.15, **GREEDY}
     config = ac.on_probe(TD3Config(), "Pendulum-v1", **settings).environment(max_episode_steps=5)
     assembly = assemble(config)
-    runner, sampler, steps = assembly.in_graph_runner, assembly.rollout_worker, 200
-    state = jax.jit(assembly.train_step.init)(jax.random.key(0), assembly.made.params)
+    runner, sampler, steps = assembly.run, assembly.rollout_worker, 200
+    state = jax.jit(assembly.run.init)(jax.random.key(0), assembly.made.params)
     rollout = jax.jit(
         lambda s: sampler.rollout(runner.make_actor_state(s), s.env, s.carry, s.env_params, steps)[
             2

@@ -134,7 +134,7 @@ def test_without_moments_they_are_not() -> None:
 
 def test_values_of_rollouts_are_in_units_of_rewards() -> None:
     """The value bias is one normalized unit: advantages and targets see it in units of rewards."""
-    runner: Any = assemble(small(normalize_values=True, lambda_=1.0, gamma=0.5)).train_step
+    runner: Any = assemble(small(normalize_values=True, lambda_=1.0, gamma=0.5)).run
     made: Any = assemble(small()).made
     state = jax.jit(runner.init)(jax.random.key(0), made.params)
     moments = DebiasedMoments.empty().update(jnp.asarray([100.0, 140.0]), jnp.ones(2, bool))
@@ -143,12 +143,12 @@ def test_values_of_rollouts_are_in_units_of_rewards() -> None:
         runner.make_actor_state(state), state.env, state.carry, state.env_params, 4
     )
     values, after = compute_rollout_values(
-        runner.learner.module, learner.sgd.params, rollout, {}, moments
+        runner.learning.learner.module, learner.sgd.params, rollout, {}, moments
     )
-    plain = runner.learner.module.compute_values(learner.sgd.params, rollout.obs)
+    plain = runner.learning.learner.module.compute_values(learner.sgd.params, rollout.obs)
     np.testing.assert_allclose(values, 20.0 * plain + 120.0, rtol=1e-5)
     np.testing.assert_allclose(after[:-1][~rollout.truncated[:-1]][0], values[1][0], rtol=1e-5)
-    batch, metrics = runner.learner.prepare(learner, rollout, Progress.zeros())
+    batch, metrics = runner.learning.learner.prepare(learner, rollout, Progress.zeros())
     discounts = 0.5 ** np.arange(1, 5)[::-1]  # of the value after the last row
     rewards = [sum(0.5**k for k in range(4 - t)) for t in range(4)]
     whole = ~np.asarray(rollout.terminated | rollout.truncated).any(axis=0)

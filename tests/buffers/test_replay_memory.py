@@ -99,7 +99,7 @@ def test_no_copy_of_the_buffer_in_the_program_of_a_run() -> None:
     config.training(replay_buffer_config={"type": "prioritized", "capacity": CAPACITY})
     config.rl_module(model_config={"conv_filters": [[4, 3, 1, "valid"]], "fcnet_hiddens": [8]})
     assembly = assemble(config)
-    runner, number = assembly.in_graph_runner, jax.ShapeDtypeStruct((), jnp.int32)
+    runner, number = assembly.run, jax.ShapeDtypeStruct((), jnp.int32)
     state = jax.eval_shape(runner.init, jax.random.key(0), assembly.made.params)
     assert state.buffer.rows.experience.obs.dtype == jnp.uint8
     memory = (

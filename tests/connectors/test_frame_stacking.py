@@ -96,7 +96,7 @@ def test_the_learner_sees_what_the_module_saw_and_would_have_seen_at_truncations
     config.env_runners(env_to_module_connector=stacks, observation_filter="MeanStdFilter")
     config.training(train_batch_size=16 * 20)
     assembly = assemble(config)
-    runner = assembly.in_graph_runner
+    runner = assembly.run
     sampler = runner.rollout_worker
 
     @jax.jit
@@ -134,7 +134,7 @@ def test_the_learner_sees_what_the_module_saw_and_would_have_seen_at_truncations
 
 def test_without_a_memory_nothing_is_carried() -> None:
     assembly = assemble(small())
-    state = jax.eval_shape(assembly.in_graph_runner.init, jax.random.key(0), assembly.made.params)
+    state = jax.eval_shape(assembly.run.init, jax.random.key(0), assembly.made.params)
     assert jax.tree.leaves(state.carry) == []
 
 

@@ -145,15 +145,15 @@ class Magnify(LearnerConnector):
 def test_a_learner_connector_comes_after_the_defaults_and_before_the_targets() -> None:
     config = small("A2C", gamma=0.0).environment(clip_rewards=0.25)
     assembly = assemble(config.learners(learner_connector=lambda: [Magnify()]))
-    runner = assembly.train_step
-    assert len(runner.learner_pipeline.connectors) == 2
+    runner = assembly.run
+    assert len(assembly.train_step.learner_pipeline.connectors) == 2
     before = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     after, metrics = jax.jit(runner.step)(before)
     np.testing.assert_allclose(after.connectors.learner[1], 128 * 0.25)  # CartPole pays 1
     np.testing.assert_array_equal(after.connectors.per_env[1], np.full(16, 0.25, np.float32))
     _, _, rollout, _ = jax.jit(
         lambda s: assembly.rollout_worker.rollout(
-            runner.make_actor_state(s), s.env, s.carry, s.env_params, runner.num_steps
+            runner.make_actor_state(s), s.env, s.carry, s.env_params, assembly.train_step.num_steps
         )
     )(before)
     values = assembly.module.compute_values(before.learner.sgd.params, rollout.obs)
@@ -166,11 +166,11 @@ def test_rewards_are_normalized_by_the_discount_of_the_moment() -> None:
     """Population based training may have changed it since the run was built."""
     config = small("A2C", gamma=0.5).env_runners(normalize_rewards=True)
     assembly = assemble(config)
-    state = jax.jit(assembly.train_step.init)(jax.random.key(0), assembly.made.params)
+    state = jax.jit(assembly.run.init)(jax.random.key(0), assembly.made.params)
     learner = state.learner
     hparams = {**learner.hparams, "gamma": jnp.asarray(0.9, jnp.float32)}
     changed = replace(state, learner=replace(learner, hparams=hparams))
-    step = jax.jit(assembly.train_step.step)
+    step = jax.jit(assembly.run.step)
     for before, gamma in ((state, 0.5), (changed, 0.9)):
         (running,) = step(before)[0].connectors.per_env
         np.testing.assert_allclose(running.max(), (1 - gamma**8) / (1 - gamma), rtol=1e-5)
@@ -192,7 +192,7 @@ class PaidByRate(LearnerConnector):
 def test_a_connector_of_the_users_own_has_the_hyperparameters_of_the_moment() -> None:
     config = small("A2C", gamma=0.0, lr=[[0, 1.0], [256, 0.0]])
     assembly = assemble(config.learners(learner_connector=PaidByRate))
-    state = jax.jit(assembly.train_step.init)(jax.random.key(0), assembly.made.params)
+    state = jax.jit(assembly.run.init)(jax.random.key(0), assembly.made.params)
     params = state.learner.sgd.params
     rollout, metrics = jax.jit(
         lambda s: (
@@ -203,7 +203,7 @@ def test_a_connector_of_the_users_own_has_the_hyperparameters_of_the_moment() ->
                 s.env_params,
                 assembly.train_step.num_steps,
             )[2],
-            assembly.train_step.step(s)[1],
+            assembly.run.step(s)[1],
         )
     )(state)
     values = assembly.module.compute_values(params, rollout.obs)

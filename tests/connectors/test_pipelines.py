@@ -21,14 +21,14 @@ from tests.helpers import assert_equal, observation_pipeline, small
 @pytest.mark.allow_key_reuse
 def test_the_filter_stands_still_during_a_rollout_and_learns_after_it() -> None:
     assembly = assemble(small().env_runners(observation_filter="MeanStdFilter"))
-    runner, sampler = assembly.train_step, assembly.rollout_worker
+    runner, sampler = assembly.run, assembly.rollout_worker
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     step = jax.jit(runner.step)
 
     @jax.jit
     def rollout_of(s: Any) -> Any:
         return sampler.rollout(
-            runner.make_actor_state(s), s.env, s.carry, s.env_params, runner.num_steps
+            runner.make_actor_state(s), s.env, s.carry, s.env_params, assembly.train_step.num_steps
         )[2]
 
     assert state.connectors.obs[0].count == 0

@@ -255,7 +255,7 @@ def test_the_learner_sees_unclipped_rewards_of_before() -> None:
     """As the module did when it acted: it had no others."""
     config = coin().environment("CartPole-v1", clip_rewards=0.25)
     assembly = assemble(config)
-    runner = assembly.in_graph_runner
+    runner = assembly.run
 
     @jax.jit
     def run(key: Any) -> Any:

@@ -39,7 +39,7 @@ def columns(rollout: Any, part: slice) -> Any:
 def test_the_fragments_of_several_runners_count_as_those_of_one() -> None:
     """Rows that are no transitions count nowhere; the second rollout starts within episodes."""
     assembly = assemble(filtered())
-    runner, acting = assembly.in_graph_runner, assembly.policy_step
+    runner, acting = assembly.run, assembly.policy_step
 
     def rollouts(key: Any) -> Any:
         state = runner.init(key, assembly.made.params)

@@ -23,7 +23,7 @@ pytestmark = [
 
 def started(assembly: Assembly, seed: int = 0) -> TrainState:
     """The first state, as every program here takes it."""
-    return jax.jit(assembly.train_step.init)(jax.random.key(seed), assembly.made.params)
+    return jax.jit(assembly.run.init)(jax.random.key(seed), assembly.made.params)
 
 
 @pytest.mark.representatives("DQN")
@@ -45,7 +45,7 @@ def test_parameters_change_and_stay_finite(algo: str) -> None:
     kind = "-continuous" if algo in ENVS else ""
     assembly = assemble(small(algo, env=f"jaxrl:probe-obs-action{kind}-v0"))
     before = started(assembly)
-    after, metrics = jax.jit(assembly.train_step.step)(before)
+    after, metrics = jax.jit(assembly.run.step)(before)
     assert differs(before.learner.sgd.params, after.learner.sgd.params)
     for name, leaf in {**fetch_leaves(after), **fetch_leaves(metrics)}.items():
         if np.issubdtype(leaf.dtype, np.floating) and ".hparams." not in f".{name}":
@@ -54,7 +54,7 @@ def test_parameters_change_and_stay_finite(algo: str) -> None:
 
 @pytest.mark.representatives("DQN")
 def test_chunks_do_not_matter_bit_for_bit(algo: str) -> None:
-    runner = assemble(small(algo)).train_step
+    runner = assemble(small(algo)).run
     run = jax.jit(runner.run_batches)
     start = started(assemble(small(algo)))
     together, _ = run(start, jnp.int32(5))

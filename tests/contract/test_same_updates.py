@@ -59,9 +59,7 @@ def test_a_vmapped_pair_equals_two_runs(algo: str, updates: str) -> None:
     batches = FIRST_UPDATE.get(algo, 1)
 
     def step(state: Any) -> Any:
-        return functools.reduce(
-            lambda s, _: assembly.in_graph_runner.step(s)[0], range(batches), state
-        )
+        return functools.reduce(lambda s, _: assembly.run.step(s)[0], range(batches), state)
 
     states = [started(assembly, seed) for seed in (0, 1)]
     pair = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
@@ -96,10 +94,8 @@ def test_one_device_equals_eight(algo: str, updates: str) -> None:
 def compiled_states(assembly: Assembly, devices: list[jax.Device], batches: int) -> tuple[Any, Any]:
     """On the host: the first state, and the state after so many train batches."""
     key, params = jax.random.key(0), assembly.made.params
-    shapes = jax.eval_shape(assembly.train_step.init, key, params)
-    programs = make_runner_programs(
-        assembly.train_step, shapes, devices, max_retraces=None, jit=True
-    )
+    shapes = jax.eval_shape(assembly.run.init, key, params)
+    programs = make_runner_programs(assembly.run, shapes, devices, max_retraces=None, jit=True)
     state = programs.init(key, params)
     if len(devices) > 1:
         assert len(state.env.obs.sharding.device_set) == len(devices)

@@ -37,7 +37,7 @@ FILES = [
 def describe(config: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and type of each leaf of the first state, of that after a batch, and of its metrics."""
     assembly: Any = (assemble_multi_agent if config.is_multi_agent else assemble)(config)
-    step = assembly.train_step
+    step = assembly.run
     state = jax.eval_shape(step.init, jax.random.key(0), assembly.made.params)
     leaves, _ = jax.tree_util.tree_flatten_with_path((state, jax.eval_shape(step.step, state)))
     return {jax.tree_util.keystr(path): (leaf.shape, str(leaf.dtype)) for path, leaf in leaves}

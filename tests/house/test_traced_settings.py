@@ -24,7 +24,7 @@ def trace(config: Any) -> None:
     (group,) = group_lanes(lanes_at(config, [{}, {"seed": 1}]))
     names = sweepable(config)
     assembly = group.assemble(names)
-    lanes = Lanes.from_runner(assembly.in_graph_runner, names)
+    lanes = Lanes.from_run(assembly.run, names)
     keys = jax.random.split(jax.random.key(0), 2)
     numbers = stack_trees([get_lane_numbers(lane.config) for lane in group.lanes])
     params = stack_trees(group.env_params)
@@ -39,7 +39,7 @@ def trace(config: Any) -> None:
     )
 
     def evaluate(key: Any) -> Any:
-        learner = assembly.in_graph_runner.init(key, group.env_params[0])
+        learner = assembly.run.init(key, group.env_params[0])
         return evaluator(lanes.runner.make_actor_state(learner), group.env_params[0], key)
 
     jax.eval_shape(evaluate, jax.random.key(0))

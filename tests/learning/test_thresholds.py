@@ -90,7 +90,7 @@ def test_eight_devices_learn_as_one_does() -> None:
 def test_vmapped_seeds_learn_as_single_ones_do() -> None:
     config = load_experiment(CONFIGS / "classic" / "cartpole-ppo.yaml").config
     assembly = assemble(config)
-    runner, params = assembly.train_step, assembly.made.params
+    runner, params = assembly.run, assembly.made.params
     batches = jnp.int32(500_000 // runner.batch_steps)
 
     def run(key: Any) -> Any:

@@ -90,7 +90,7 @@ def make_both(**settings: Any) -> tuple[list[Any], list[MultiEnvRunner]]:
     )
     config.prepare()
     assembly: Any = assemble(config)
-    runner, params = assembly.in_graph_runner, assembly.made.params
+    runner, params = assembly.run, assembly.made.params
     state = jax.jit(runner.init)(make_key(2), params)
     actors, worker = runner.make_actor_state(state), runner.rollout_worker
 
@@ -105,7 +105,7 @@ def make_both(**settings: Any) -> tuple[list[Any], list[MultiEnvRunner]]:
 
     env, carry, rollouts, seen = state.env, state.carry, [], []
     for _ in range(4):
-        env, carry, rollout = roll(env, carry)
+        env, carry, rollout, _ = roll(env, carry)
         rollouts.append(jax.tree.map(np.asarray, rollout))
     env, carry = state.env, state.carry
     for _ in range(NUM_STEPS):

@@ -14,7 +14,7 @@ from jaxrl.envs.multi.host_env import MultiAgentEnv
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.multi.env_runner import MultiEnvRunner
-from jaxrl.training.in_graph import MultiAgentRunner
+from jaxrl.training.in_graph import CompiledRun
 from tests.multi_agent.test_rollout import (
     AGENTS,
     NUM_ENVS,
@@ -64,7 +64,7 @@ class Playback(MultiAgentEnv):
         )
 
 
-def make_host_runner(runner: MultiAgentRunner, state: PyTree, seen: list[Any]) -> MultiEnvRunner:
+def make_host_runner(runner: CompiledRun, state: PyTree, seen: list[Any]) -> MultiEnvRunner:
     """Return a runner that plays the recorded environments with the same parameters and keys."""
     made = MadeMultiHostEnv(
         id="playback",

@@ -236,7 +236,7 @@ def test_every_learner_is_evaluated(episodes: int, copies: int) -> None:
     """The first 6 of the 12 successive copies leave the exploiter out."""
     config = make_config(SMALL, 12).evaluation(evaluation_duration=episodes)
     assembly: Any = assemble(config)
-    worker = assembly.train_step.rollout_worker
+    worker = assembly.run.rollout_worker
     limit = assembly.made.max_episode_steps
     evaluator = make_evaluator(config.evaluation_settings, worker, limit, explore=False)
     assert (evaluator.num_envs, evaluator.episodes_per_env) == (copies, 1)

@@ -67,7 +67,7 @@ def roll(config: Any, steps: int) -> tuple[Any, PyTree, Any]:
     """Return the runner of a config, its first state, and the rollouts of some steps."""
     config.prepare()
     assembly: Any = assemble(config)
-    runner = assembly.in_graph_runner
+    runner = assembly.run
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     actors, worker = runner.make_actor_state(state), runner.rollout_worker
     recorded = jax.jit(
@@ -270,7 +270,7 @@ def test_the_policy_never_reads_the_global_state(model: dict[str, Any]) -> None:
     config.rl_module(model_config={"fcnet_hiddens": [16], **model})
     config.prepare()
     assembly: Any = assemble(config)
-    runner, params = assembly.in_graph_runner, assembly.made.params
+    runner, params = assembly.run, assembly.made.params
     worker = runner.rollout_worker
     state = jax.jit(runner.init)(jax.random.key(0), params)
     hidden = replace(state.env, global_state=jnp.full_like(state.env.global_state, jnp.nan))
@@ -331,7 +331,7 @@ def test_targets_equal_a_walk_over_each_row() -> None:
     """Lambda-returns of the critic's values of global states, cut at time limits, in NumPy."""
     config = make_config(Clock, gamma=0.9, lambda_=0.8, normalize_advantages=False)
     runner, state, recorded = roll(config, 12)
-    step, own = runner.steps["default_policy"], state.modules["default_policy"]
+    step, own = runner.learning.steps["default_policy"], state.modules["default_policy"]
     rollout = recorded.rollouts["default_policy"]
     seen = step.policy_step.preprocess_rollout(own.connectors.obs, rollout)
     batch, _ = step.learner.prepare(own.learner, seen, own.progress)
@@ -363,7 +363,7 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     """Slopes in logits and normalized values, in float64, after the parameters have moved."""
     config = make_config(Clock, entropy_coeff=0.02, huber_delta=0.5)
     runner, state, recorded = roll(config, 12)
-    step, own = runner.steps["default_policy"], state.modules["default_policy"]
+    step, own = runner.learning.steps["default_policy"], state.modules["default_policy"]
     seen = step.policy_step.preprocess_rollout(
         own.connectors.obs, recorded.rollouts["default_policy"]
     )

@@ -73,7 +73,7 @@ def run(
     config.multi_agent(mapping={agent: f"of_{agent}" for agent in probe.possible_agents})
     config.prepare()
     assembly: Any = assemble(config)
-    runner = assembly.in_graph_runner
+    runner = assembly.run
     state = jax.jit(runner.init)(jax.random.key(0), assembly.made.params)
     step = jax.jit(lambda state: runner.step(state)[0], donate_argnums=0)
     for _ in range(batches):

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.core.types import Columns, PyTree, Rollout
-from jaxrl.training.in_graph import MultiAgentRunner
+from jaxrl.training.in_graph import CompiledRun
 from jaxrl.training.multi_rollout import MultiCarry
 from tests.multi_agent.agent_envs import Torture
 from tests.recurrent import step_by_step
@@ -21,7 +21,7 @@ MEMORY = {"use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 10}
 
 
 @functools.cache
-def make_runner(*, use_lstm: bool = False) -> tuple[MultiAgentRunner, PyTree, PyTree]:
+def make_runner(*, use_lstm: bool = False) -> tuple[Any, PyTree, PyTree]:
     """Return a runner, the state of a run and the parameters of its environments."""
     config = (
         PPOConfig()
@@ -34,11 +34,11 @@ def make_runner(*, use_lstm: bool = False) -> tuple[MultiAgentRunner, PyTree, Py
     )
     with config.build() as algorithm:
         runner, params = algorithm.runner, algorithm.env_params
-        assert isinstance(runner, MultiAgentRunner)
+        assert isinstance(runner, CompiledRun)
         return runner, algorithm.state, params
 
 
-def roll(runner: MultiAgentRunner, state: PyTree, params: PyTree, window: int) -> list[Any]:
+def roll(runner: CompiledRun, state: PyTree, params: PyTree, window: int) -> list[Any]:
     """Roll all steps out in windows; return what each recorded."""
     worker, actors = runner.rollout_worker, runner.make_actor_state(state)
 
@@ -48,12 +48,12 @@ def roll(runner: MultiAgentRunner, state: PyTree, params: PyTree, window: int) -
 
     env, carry, recorded = state.env, state.carry, []
     for _ in range(NUM_STEPS // window):
-        env, carry, rollout = run(env, carry)
+        env, carry, rollout, _ = run(env, carry)
         recorded.append(jax.tree.map(np.asarray, rollout))
     return recorded
 
 
-def watch(runner: MultiAgentRunner, state: PyTree, params: PyTree) -> list[tuple[Any, Any, Any]]:
+def watch(runner: CompiledRun, state: PyTree, params: PyTree) -> list[tuple[Any, Any, Any]]:
     """Return the state before every step, the step and the actions of each module."""
     worker, actors = runner.rollout_worker, runner.make_actor_state(state)
 
@@ -168,7 +168,7 @@ def test_memories_advance_on_own_turns_only_and_start_at_zero() -> None:
 
 def test_a_module_computes_from_packed_rows_what_it_did_when_acting() -> None:
     runner, state, params = make_runner(use_lstm=True)
-    policy = runner.steps["one"].policy_step
+    policy = runner.learning.steps["one"].policy_step
     parameters = state.modules["one"].learner.sgd.params
     total = 0
     for recorded in roll(runner, state, params, 20):

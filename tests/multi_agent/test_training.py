@@ -298,7 +298,7 @@ def check_close(one: PyTree, other: PyTree) -> None:
 def test_every_array_of_the_state_has_a_place_on_several_devices() -> None:
     """A command compiles for the arrays' places before there is a state."""
     for env, mapping in ((Targets, MAPPING), (Torture, dict.fromkeys("abc", "p0"))):
-        runner = assemble(make_config(env=env, mapping=mapping)).compiled_runner
+        runner = assemble(make_config(env=env, mapping=mapping)).run
         params = make_multi(env).params
         shapes = jax.eval_shape(runner.jitted_init, make_key(0), params)
         jax.tree.map(lambda shape, spec: (shape.shape, spec), shapes, state_specs(shapes))

@@ -98,7 +98,7 @@ def iter_rows(algorithm: Algorithm, storage: str) -> Iterator[Any]:
         data = open_sources(
             config.offline_data_settings, config.environment_settings, assembly.made.spaces
         )[0]
-        task = make_row_task(config, assembly, data, assembly.offline_runner.experience)
+        task = make_row_task(config, assembly, data, assembly.offline_step.experience)
         for path in data.files:
             for chunk in task._iter_chunks(str(path)):
                 yield np.asarray(chunk.get_obs(np.arange(chunk.num_rows)))

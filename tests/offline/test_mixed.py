@@ -28,7 +28,7 @@ from jaxrl.assembly.offline import concatenate_sources
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.core.types import IS_RECORDED
 from jaxrl.errors import CheckpointError, ConfigError, DataError
-from jaxrl.training.offline import MixedRunner
+from jaxrl.training.offline import MixedTrainStep
 from tests.recorded_data import OBS_SPACE, make_part, write_data
 
 SMALL = {"fcnet_hiddens": [8]}
@@ -156,8 +156,8 @@ def test_the_order_of_sources_changes_no_share(tmp_path: Path) -> None:
 def test_rows_may_be_given_per_learner(tmp_path: Path) -> None:
     data = write_marked(tmp_path / "data")
     config = DQNConfig().environment("CartPole-v1").training(train_batch_size_per_learner=20)
-    runner = assemble(config.offline_data(input_={"sampler": 0.7, data: 0.3})).in_graph_runner
-    assert isinstance(runner, MixedRunner)
+    runner = assemble(config.offline_data(input_={"sampler": 0.7, data: 0.3})).train_step
+    assert isinstance(runner, MixedTrainStep)
     assert runner.recorded.source_sizes == (6,)
     assert runner.replay is not None
     assert runner.replay.rows_per_update == 20
@@ -238,7 +238,7 @@ def test_shares_are_of_whole_sequences(tmp_path: Path) -> None:
     config = MARWILConfig().training(lambda_=0.9, window_length=20, train_batch_size=160)
     shares = {write_data(tmp_path / name): share for name, share in (("a", 0.25), ("b", 0.75))}
     config.offline_data(input_=shares)
-    sampler = assemble(config).offline_runner.experience
+    sampler = assemble(config).offline_step.experience
     assert isinstance(sampler, DatasetSampler)
     assert sampler.source_sizes == (2, 6)
     assert sampler.num_shards == 2

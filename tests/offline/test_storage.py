@@ -108,7 +108,7 @@ def test_the_rows_of_host_memory_are_those_that_the_program_draws(data: str, nam
     device, host = (
         make_config(data, storage, algorithm, **settings).build() for storage in ("device", "host")
     )
-    runner, state = device._assembly.offline_runner, device.state
+    runner, state = device._assembly.offline_step, device.state
     sampler, dataset = runner.experience, device.learner_group.dataset
     dataset = jax.tree.map(jnp.asarray, jax.device_get(dataset))
     host.learner_group.source.seek(host.state)

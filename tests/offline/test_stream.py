@@ -61,7 +61,7 @@ def as_table(rows: list[PickedRows]) -> np.ndarray:
 def pick_all(config: Any) -> np.ndarray:
     """Return the table of the rows that a dataset on the device has."""
     assembly = assemble(config)
-    runner = assembly.offline_runner
+    runner = assembly.offline_step
     data = open_sources(config.offline_data_settings, config.environment_settings)
     dataset = load_dataset(
         config,

@@ -15,7 +15,6 @@ from jaxrl.envs.registry import make
 from jaxrl.envs.vector import VectorEnv
 from jaxrl.errors import ModuleError
 from jaxrl.modules.actor_critic import ActorCriticModule
-from jaxrl.training.in_graph import InGraphRunner
 from jaxrl.training.rollout import ActorState
 from tests.helpers import small
 
@@ -67,4 +66,4 @@ def test_a_recurrent_module_is_refused_by_learners_that_would_ignore_it() -> Non
     config: PPOConfig = small().rl_module(rl_module_spec=Counting)
     with pytest.raises(ModuleError, match="recurrent"):
         config.build()
-    assert isinstance(assemble(small()).train_step, InGraphRunner)
+    assert assemble(small()).is_in_graph

@@ -77,8 +77,8 @@ def test_an_epoch_of_ppo_costs_the_same_each_time() -> None:
     counts = []
     for epochs in (1, 2, 4):
         assembly = assemble(small(num_epochs=epochs))
-        state = jax.eval_shape(assembly.train_step.init, jax.random.key(0), assembly.made.params)
-        counts.append(flops_of(assembly.train_step.step, state))
+        state = jax.eval_shape(assembly.run.init, jax.random.key(0), assembly.made.params)
+        counts.append(flops_of(assembly.run.step, state))
     rest = 2 * counts[0] - counts[1]  # rollout and targets
     epoch = counts[1] - counts[0]
     assert 0 < rest < counts[0]

@@ -36,11 +36,11 @@ def config_of(algo: str = "PPO", steps: int = STEPS, envs: int = ENVS, **trainin
 
 def collect(assembly: Assembly) -> tuple[Any, Any, Any]:
     """The state, the recorded rollout, and the columns to learn from."""
-    runner = assembly.in_graph_runner
+    runner = assembly.run
 
     def run() -> Any:
         state, data = runner.collect(started(assembly))
-        received, batch = runner.receive(state, data)
+        received, batch = runner.learning.receive(state, data)
         return received, data.rollout, batch.rollout
 
     return jax.jit(run)()
@@ -70,10 +70,10 @@ def test_a_column_is_a_fragment_of_an_environment_in_order_of_time() -> None:
 def test_fragments_bootstrap_at_their_borders_as_in_numpy(algo: str) -> None:
     assembly = assemble(config_of(algo, lambda_=0.8))
     state, _, columns = collect(assembly)
-    runner, module = assembly.in_graph_runner, assembly.module
+    module = assembly.module
     params = jax.tree.map(lambda x: x + 0.1, state.learner.sgd.params)
     learner = replace(state.learner, sgd=replace(state.learner.sgd, params=params))
-    batch, _ = runner.on_policy_learner.prepare(learner, columns, Progress.zeros())
+    batch, _ = assembly.train_step.on_policy_learner.prepare(learner, columns, Progress.zeros())
 
     values, next_values = (
         np.asarray(module.compute_values(params, x)) for x in (columns.obs, columns.final_obs)
@@ -103,7 +103,7 @@ def test_fragments_bootstrap_at_their_borders_as_in_numpy(algo: str) -> None:
 def train_once(config: Any) -> Any:
     assembly = assemble(config)
     programs = make_runner_programs(
-        assembly.in_graph_runner,
+        assembly.run,
         jax.eval_shape(lambda: started(assembly)),
         jax.local_devices()[:1],
         max_retraces=None,

@@ -71,11 +71,13 @@ def test_the_options_are_those_of_this_xla(caplog: pytest.LogCaptureFixture) -> 
 def test_the_first_state_is_typed_as_a_restored_one(algo: str) -> None:
     """Weak types do not outlive a file, and a program that was traced for them is another one."""
     assembly = assemble(small(algo))
-    made, runner = assembly.made, assembly.in_graph_runner
+    made, runner = assembly.made, assembly.run
     assert isinstance(made, MadeEnv)
     first = [
         jax.eval_shape(runner.init, jax.random.key(0), made.params),
-        jax.eval_shape(lambda key: runner.init_without_envs(key, 16), jax.random.key(0)),
+        jax.eval_shape(
+            lambda key: assembly.train_step.init_without_envs(key, 16), jax.random.key(0)
+        ),
     ]
     for path, leaf in jax.tree_util.tree_flatten_with_path(first)[0]:
         assert not leaf.weak_type, jax.tree_util.keystr(path)

@@ -33,12 +33,12 @@ def short(config: Any) -> Any:
 
 def started(assembly: Assembly) -> Any:
     assert isinstance(assembly.made, MadeEnv)
-    return jax.jit(assembly.in_graph_runner.init)(jax.random.key(0), assembly.made.params)
+    return jax.jit(assembly.run.init)(jax.random.key(0), assembly.made.params)
 
 
 def sampled(assembly: Assembly, state: Any) -> tuple[Any, Any]:
     """The state after a rollout, nothing learned, and the rollout as the learner gets it."""
-    runner, sampler = assembly.in_graph_runner, assembly.rollout_worker
+    runner, sampler = assembly.run, assembly.rollout_worker
 
     def roll(state: Any) -> Any:
         env, carry, raw, _ = sampler.rollout(
@@ -46,7 +46,7 @@ def sampled(assembly: Assembly, state: Any) -> tuple[Any, Any]:
             state.env,
             state.carry,
             state.env_params,
-            runner.num_steps,
+            assembly.train_step.num_steps,
         )
         seen = sampler.preprocess_rollout(state.connectors.obs, raw)
         return replace(state, env=env, carry=carry), seen
@@ -198,8 +198,8 @@ def replayed(algo: str, **training: Any) -> Any:
 )
 def test_replayed_sequences_begin_with_what_was_remembered(settings: dict[str, Any]) -> None:
     assembly = assemble(replayed("DQN", n_step=3, **settings))
-    runner, module = assembly.in_graph_runner, assembly.module
-    replay: Any = runner.experience
+    runner, module = assembly.run, assembly.module
+    replay: Any = assembly.train_step.experience
     assert isinstance(replay, SequenceReplayBuffer)
     state = started(assembly)
     buffer, params = state.buffer, state.learner.sgd.params
@@ -212,7 +212,7 @@ def test_replayed_sequences_begin_with_what_was_remembered(settings: dict[str, A
             state.env,
             state.carry,
             state.env_params,
-            runner.num_steps,
+            assembly.train_step.num_steps,
         )
         data = RolloutBatch(
             rollout=raw,
@@ -220,7 +220,7 @@ def test_replayed_sequences_begin_with_what_was_remembered(settings: dict[str, A
             env_index=jnp.arange(16, dtype=jnp.int32),
             num_env_steps=jnp.asarray(128, jnp.uint32),
         )
-        kept = runner.receive(state, data)[1].rollout
+        kept = assembly.train_step.receive(state, data)[1].rollout
         buffer = replay.add(buffer, kept, data.env_index, record.env_step)
         return replace(state, env=env, carry=carry), buffer, raw
 

@@ -72,7 +72,7 @@ def test_what_is_not_as_it_was_set_is_told() -> None:
 def size_of(assembly: Assembly) -> int:
     """Compute the size of the buffer's arrays."""
     state = jax.eval_shape(
-        lambda key: assembly.in_graph_runner.init(key, assembly.made.params), jax.random.key(0)
+        lambda key: assembly.run.init(key, assembly.made.params), jax.random.key(0)
     )
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.buffer))
 

@@ -51,7 +51,7 @@ def test_in_graph_configs_fit(path: Path) -> None:
     assembly = assemble(load_experiment(path).config)
     assert assembly.is_in_graph
     plan = assembly.plan
-    assert assembly.in_graph_runner.batch_steps == plan.total_envs * plan.rollout_fragment_length
+    assert assembly.run.batch_steps == plan.total_envs * plan.rollout_fragment_length
 
 
 def test_minatars_dqn_steps_as_pytorchs_rmsprop_does() -> None:

@@ -13,7 +13,7 @@ import ray.util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from ray import cloudpickle
 
-from jaxrl.core.keys import make_key
+from jaxrl.core.keys import make_key, split_run_key
 from jaxrl.core.types import PyTree
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.ray.env_runner import to_exception_info, unpack_job
@@ -69,10 +69,10 @@ def init_state(assembly: "Assembly", seed: int) -> TrainState:
     """Create the initial state."""
     key = make_key(seed)
     if assembly.is_in_graph:
-        return assembly.in_graph_runner.init(key, to_host(assembly.jax_env.params))
+        return assembly.run.init(key, to_host(assembly.jax_env.params))
     if assembly.is_offline:  # the driver has the statistics of the data
-        runner = assembly.offline_runner
-        return runner.init_with(key, runner.policy_step.obs_pipeline.init())
+        step = assembly.offline_step
+        return step.init_with(split_run_key(key), step.policy_step.obs_pipeline.init())
     return assembly.train_step.init_without_envs(key, assembly.plan.total_envs)
 
 
@@ -118,7 +118,9 @@ class RayLearner:
         first = functools.partial(init_state, assembly, debugging.run_seed)
         shapes = jax.eval_shape(first)
         self._make_programs(assembly, shapes)
-        self._steps = StepPrograms(train_step, self._devices, max_retraces=None, jit=True)
+        self._steps = StepPrograms(
+            train_step, assembly.source, self._devices, max_retraces=None, jit=True
+        )
         self._batches: dict[int, RolloutBatch] = {}
         self._state = jax.jit(first, out_shardings=self._shardings)()
         self._actor = jax.jit(train_step.make_actor_state, out_shardings=self._replicated)
@@ -128,7 +130,7 @@ class RayLearner:
         """Make the program of training, and the shardings of the state."""
         if assembly.is_in_graph:
             compiled = make_runner_programs(
-                assembly.in_graph_runner, shapes, self._devices, max_retraces=None, jit=True
+                assembly.run, shapes, self._devices, max_retraces=None, jit=True
             )
             self._main, self._shardings = compiled.run, compiled.shardings
         else:

@@ -57,7 +57,7 @@ from jaxrl.runners.ray.learner_group import RayLearnerGroup
 from jaxrl.runners.ray.start import ensure_ray, make_learner_bundle
 from jaxrl.runtime.env_vars import make_actor_env_vars
 from jaxrl.runtime.program import Program
-from jaxrl.training.offline import BatchRows, OfflineRunner
+from jaxrl.training.offline import BatchRows, OfflineTrainStep
 from jaxrl.training.report import StepReports, TrainReport
 from jaxrl.training.sharding import batch_rows_specs, make_rows_program, state_shardings
 from jaxrl.training.train_state import TrainState
@@ -323,7 +323,7 @@ def _quiet_ray_data() -> None:
 
 
 def compute_statistics(
-    stream: "ray.data.Dataset", layout: RowLayout, runner: OfflineRunner
+    stream: "ray.data.Dataset", layout: RowLayout, runner: OfflineTrainStep
 ) -> PyTree:
     """Compute the statistics of the observation connectors in a pass over all rows of a stream."""
     update = jax.jit(runner.update_statistics)
@@ -551,7 +551,7 @@ class StreamRows:
         """Empty: tasks read the rows."""
         return []
 
-    def compute_statistics(self, runner: OfflineRunner) -> PyTree:
+    def compute_statistics(self, runner: OfflineTrainStep) -> PyTree:
         return compute_statistics(*self._statistics, runner)
 
     def seek(self, state: TrainState) -> None:
@@ -610,7 +610,7 @@ class _Streams:
         )[0]
         share = config.evaluation_settings.held_out_share
         self.fingerprint = get_fingerprint([self._data], share, is_quick=True)
-        self._sampler = assembly.offline_runner.experience
+        self._sampler = assembly.offline_step.experience
         task = make_row_task(config, assembly, self._data, self._sampler)
         self.layout: RowLayout = task.layout
         ensure_ray(config)
@@ -651,7 +651,7 @@ def open_stream_rows(config: "Config", assembly: Assembly) -> tuple[StreamRows, 
         streams.count_samples(1),
         shuffle_buffer_size=config.offline_data_settings.shuffle_buffer_size,
     )
-    updates = assembly.offline_runner.experience.num_updates
+    updates = assembly.offline_step.experience.num_updates
     return StreamRows(rows, updates, streams.single_rows), streams.fingerprint
 
 
@@ -659,9 +659,9 @@ class RayOfflineLearner(RayLearner):
     """Actor of one of several learners from recorded data, with its share of the stream."""
 
     def _make_programs(self, assembly: Assembly, shapes: PyTree) -> None:
-        self._num_updates = assembly.offline_runner.experience.num_updates
+        self._num_updates = assembly.offline_step.experience.num_updates
         self._main = make_rows_program(
-            assembly.offline_runner, shapes, self._devices, max_retraces=None, jit=True
+            assembly.offline_step, shapes, self._devices, max_retraces=None, jit=True
         )
         self._shardings = state_shardings(shapes, self._devices)
         self._stream: RowStream | None = None
@@ -742,7 +742,7 @@ class RayOfflineLearnerGroup(RayLearnerGroup):
             raise
 
     def _open_streams(self, streams: _Streams) -> None:
-        runner, number = self._assembly.offline_runner, self._num_learners
+        runner, number = self._assembly.offline_step, self._num_learners
         statistics = runner.policy_step.obs_pipeline.init()
         if runner.needs_statistics:
             statistics = compute_statistics(*streams.single_rows, runner)
