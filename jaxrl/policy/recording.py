@@ -30,6 +30,7 @@ from jaxrl.policy.rollouts import Rows, check_steps, compute_length, play_compil
 from jaxrl.runners.recording import (
     choose_run_name,
     make_blank_part,
+    make_stitcher,
     make_writer,
     open_writers,
     split_rollout,
@@ -141,7 +142,7 @@ def _record(
         for m, writer in writers.items():
             if writer.counts.num_steps:
                 writer.check_columns(make_blank_part(policies[m], lambda _, m=m: actors[m]))
-        stitchers = {m: _make_stitcher(assembly, run, m) for m in writers}
+        stitchers = {m: make_stitcher(assembly, run, m) for m in writers}
         played = _play(config, made, policy_step or assembly.policy_step, inputs, num_envs, length)
         with contextlib.closing(played):
             while recorded < num_steps:
@@ -154,12 +155,6 @@ def _record(
             writer.add_parts(stitchers[m].flush())
             writer.close()
     return {m: open_data(path / m) for m, own in writers.items() if own.counts.num_steps}
-
-
-def _make_stitcher(assembly: Assembly, run: str, module: str) -> PartStitcher | AgentStitcher:
-    if isinstance(assembly, MultiAgentAssembly):
-        return AgentStitcher(run, module, assembly.agent_rows.agents)
-    return PartStitcher(run)
 
 
 def _stitch(

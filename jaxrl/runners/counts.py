@@ -1,12 +1,51 @@
-"""Validation of the counts of host runners that are read from a checkpoint."""
+"""Counts of host runners, and validation of those that are read from a checkpoint."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from jaxrl.errors import CheckpointError
+from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.metrics_logger import find_state_problem
 from jaxrl.runners.step_ledger import StepLedger
+
+
+@dataclasses.dataclass(kw_only=True)
+class SampleCounts:
+    """Lifetime counts of what runners sampled.
+
+    Attributes:
+        has_several_agents: Whether there are several agents; rows of a single one are steps.
+        num_sub_env_restarts: Environments that raised and were restarted.
+        num_agent_steps_lost: Actions of agents that became no row, because a copy or an actor failed
+            before the row was complete.
+        num_rewards_without_action: Rewards of agents that were not present, which are learned from
+            by none.
+    """
+
+    has_several_agents: bool = False
+    num_sub_env_restarts: int = 0
+    num_agent_steps_lost: int = 0
+    num_rewards_without_action: int = 0
+
+    def add(self, fragment: Fragment) -> None:
+        """Add a fragment."""
+        self.num_sub_env_restarts += sum(fault.what == "raised" for fault in fragment.faults)
+        self.num_agent_steps_lost += fragment.num_agent_steps_lost
+        self.num_rewards_without_action += fragment.rewards_without_action
+
+    def describe(self) -> dict[str, int]:
+        """Return the counts by name, for results and checkpoints."""
+        counts = dataclasses.asdict(self)
+        names = ["num_sub_env_restarts"]
+        if counts.pop("has_several_agents"):
+            names = list(counts)
+        return {name: counts[name] for name in names}
+
+    def restore(self, counts: Mapping[str, Any]) -> None:
+        """Go on from the counts of a checkpoint."""
+        for name in self.describe():
+            setattr(self, name, int(counts.get(name, 0)))
 
 
 @dataclasses.dataclass(frozen=True)

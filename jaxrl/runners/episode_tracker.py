@@ -88,9 +88,10 @@ def announce_envs(runner: "HostRunner[Any, Any]", hooks: RunnerHooks) -> None:
 
 
 class TrackerBase(Generic[Runner, Episode]):
-    """Caller of the episode hooks, for each environment of a runner.
+    """Builder of each environment's episode, step by step, that calls the episode hooks.
 
-    In a share of an evaluation, only the share's episodes call hooks, and they are not cut at the
+    The order is RLlib's: created, start (after the reset), step (after each one, including the
+    last), end. An episode that ends with a fault is dropped, and a new one is created. In a share of an evaluation, only the share's episodes call hooks, and they are not cut at the
     end of a fragment.
 
     Args:
@@ -102,6 +103,8 @@ class TrackerBase(Generic[Runner, Episode]):
     def __init__(self, runner: Runner, hooks: RunnerHooks, lookback: int) -> None:
         self._runner, self._hooks, self._lookback = runner, hooks, lookback
         self._done: list[Episode] = []
+        self._chunks: list[list[Episode]] = [[] for _ in range(runner.num_envs)]
+        """Earlier chunks of the ongoing episodes."""
         self._is_in_share = False
         self._num_left: list[int] | None = None
 
@@ -148,10 +151,17 @@ class TrackerBase(Generic[Runner, Episode]):
     def _is_counted(self, row: int) -> bool:
         return self._num_left is None or self._num_left[row] > 0
 
-    def _end_episode(self, row: int, chunks: Sequence[Episode]) -> None:
-        if not self._is_counted(row):
+    def _note_created(self, row: int) -> None:
+        """Call the hook of a new episode, before the reset."""
+        self._chunks[row] = []
+        self._call_hook("on_episode_created", row)
+
+    def _note_step(self, row: int) -> None:
+        """Call the hooks of a step that was added."""
+        self._call_hook("on_episode_step", row)
+        if not self._get(row).is_done or not self._is_counted(row):
             return
-        self._call_hook("on_episode_end", row, prev_episode_chunks=chunks)
+        self._call_hook("on_episode_end", row, prev_episode_chunks=self._chunks[row])
         log_custom_metrics(self._runner.metrics, self._get(row).custom_data)
         self._done.append(self._get(row).to_numpy())
         if self._num_left is not None:
@@ -172,34 +182,36 @@ class TrackerBase(Generic[Runner, Episode]):
             **more,
         )
 
+    def _cut(self, row: int) -> Episode | None:
+        """Cut the episode of an environment and return the part before; None if there is none."""
+        episode = self._get(row)
+        if len(episode) == 0 or episode.is_done or not episode.is_reset:
+            return None
+        self._set(row, episode.cut(self._lookback))
+        chunk = episode.to_numpy()
+        self._chunks[row].append(chunk)
+        return chunk
+
     def _get(self, row: int) -> Episode:
         """Return the current episode of an environment."""
         raise NotImplementedError
 
-    def _cut(self, row: int) -> Episode | None:
-        """Cut the episode of an environment and return the part before; None if there is none."""
+    def _set(self, row: int, episode: Episode) -> None:
+        """Replace the current episode of an environment by its next chunk."""
         raise NotImplementedError
 
 
 class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
-    """Builder of each environment's episode, step by step, that calls the episode hooks.
-
-    The order is RLlib's: created, start (after the reset), step (after each one, including the
-    last), end. An episode that ends with a fault is dropped, and a new one is created.
-    """
+    """Builder of the episodes of a single agent."""
 
     def __init__(self, runner: "EnvRunner", hooks: RunnerHooks, lookback: int) -> None:
         super().__init__(runner, hooks, lookback)
-        self._ongoing: list[SingleAgentEpisode] = []
-        self._earlier_chunks: list[list[SingleAgentEpisode]] = []
+        self._ongoing = [self._make_episode() for _ in range(runner.num_envs)]
 
     def create_episodes(self) -> None:
         """Create a new episode for every environment, before the reset."""
-        rows = range(self._runner.num_envs)
-        self._ongoing = [self._make_episode() for _ in rows]
-        self._earlier_chunks = [[] for _ in rows]
-        for row in rows:
-            self._call_hook("on_episode_created", row)
+        for row in range(self._runner.num_envs):
+            self._create_episode(row)
 
     def start_episodes(self, obs: PyTree) -> None:
         """Start all episodes with the observations of the reset."""
@@ -214,7 +226,7 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
             )
             for row, length in enumerate(lengths)
         ]
-        self._earlier_chunks = [[] for _ in self._ongoing]
+        self._chunks = [[] for _ in self._ongoing]
 
     def add_step(
         self, outputs: dict[str, PyTree], step: HostStep, paused: Bool[np.ndarray, " B"]
@@ -232,13 +244,12 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
             if step.mask[row]:
                 self._add_step(row, outputs, step)
             elif step.truncated[row]:
-                self._replace_episode(row)
+                self._create_episode(row)
         for row in active:
             if step.mask[row]:
-                self._call_hook("on_episode_step", row)
+                self._note_step(row)
                 if self._ongoing[row].is_done:
-                    self._end_episode(row, self._earlier_chunks[row])
-                    self._replace_episode(row)
+                    self._create_episode(row)
 
     def begin_episodes(self, step: HostStep, paused: Bool[np.ndarray, " B"]) -> None:
         """Start the episodes that began with the observations of a vector step."""
@@ -248,14 +259,8 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
     def _get(self, row: int) -> SingleAgentEpisode:
         return self._ongoing[row]
 
-    def _cut(self, row: int) -> SingleAgentEpisode | None:
-        episode = self._ongoing[row]
-        if len(episode) == 0:
-            return None
-        self._ongoing[row] = episode.cut(self._lookback)
-        chunk = episode.to_numpy()
-        self._earlier_chunks[row].append(chunk)
-        return chunk
+    def _set(self, row: int, episode: SingleAgentEpisode) -> None:
+        self._ongoing[row] = episode
 
     def _make_episode(self, **data: Any) -> SingleAgentEpisode:
         acting = self._runner.policy_step
@@ -265,9 +270,9 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
             **data,
         )
 
-    def _replace_episode(self, row: int) -> None:
-        self._ongoing[row], self._earlier_chunks[row] = self._make_episode(), []
-        self._call_hook("on_episode_created", row)
+    def _create_episode(self, row: int) -> None:
+        self._ongoing[row] = self._make_episode()
+        self._note_created(row)
 
     def _start_episode(self, row: int, obs: PyTree) -> None:
         info = self._runner.vector.get_reset_info(row)

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from jaxrl.assembly.assemble import Assembly
-from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.core.types import Device
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.curriculum import Curriculum
@@ -13,7 +12,7 @@ from jaxrl.runners.in_graph_group import InGraphLearnerGroup
 from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup, Loop
-from jaxrl.runners.recording import AgentsRecorder, Recorder, RolloutRecorder
+from jaxrl.runners.recording import Recorder, RolloutRecorder
 from jaxrl.training.offline import MixedTrainStep
 
 if TYPE_CHECKING:
@@ -83,12 +82,10 @@ def _make_host_recorder(config: "Config", assembly: Assembly) -> Recorder | None
     return PartRecorder(config, assembly)
 
 
-def make_recorder(config: "Config", assembly: Assembly) -> RolloutRecorder | AgentsRecorder | None:
+def make_recorder(config: "Config", assembly: Assembly) -> RolloutRecorder | None:
     """Make the recorder of a run that jaxrl steps; None without an `output`."""
     if config.offline_data_settings.output is None:
         return None
-    if isinstance(assembly, MultiAgentAssembly):
-        return AgentsRecorder(config, assembly)
     return RolloutRecorder(config, assembly)
 
 

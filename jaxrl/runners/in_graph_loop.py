@@ -24,7 +24,6 @@ from jaxrl.runners.metrics_logger import log_custom_metrics
 from jaxrl.runners.protocols import Fill, count_steps_left
 from jaxrl.runners.recording import (
     OUTPUT_SECONDS,
-    AgentsRecorder,
     RolloutRecorder,
     join_batches,
     restore_recording,
@@ -123,7 +122,7 @@ class InGraphLoop:
         strategy: DispatchStrategy,
         runner: CompiledEnvRunner,
         curriculum: Curriculum,
-        recorder: RolloutRecorder | AgentsRecorder | None = None,
+        recorder: RolloutRecorder | None = None,
         max_recorded_batches: int = 0,
     ) -> None:
         self._recorder, self._max_recorded_batches = recorder, max_recorded_batches

@@ -2,22 +2,22 @@
 
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
+from jaxrl.runners.counts import SampleCounts
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment, RunnerFault, Weights
 from jaxrl.runners.hang_watch import HangWatch
 from jaxrl.runners.hooks import RunnerHooks
-from jaxrl.runners.multi.env_runner import MultiEnvRunner, change_modules
-from jaxrl.runners.multi.tally import AgentCounts
 from jaxrl.runners.protocols import FormerGroupNames, call_runner
 from jaxrl.runtime.program import Program
 
 if TYPE_CHECKING:
     from jaxrl.config.config import Config
+    from jaxrl.runners.multi.env_runner import MultiEnvRunner
 
 MAX_REPORTED_RESTARTS = 20
 """Maximum number of restarts listed in a result, latest first."""
@@ -52,10 +52,9 @@ class LocalEnvRunnerGroup(FormerGroupNames):
         )
         limit = config.env_runners_settings.sample_timeout_s
         self._watch = HangWatch(assembly.made.id, limit)
-        self._num_restarts = 0
         self._latest_faults: deque[RunnerFault] = deque(maxlen=MAX_REPORTED_RESTARTS)
         self._env_seconds, self._seconds = 0.0, 0.0
-        self._agent_counts = AgentCounts.make_if(config.is_multi_agent)
+        self._counts = SampleCounts(has_several_agents=config.is_multi_agent)
 
     @property
     def programs(self) -> list[Program]:
@@ -90,22 +89,18 @@ class LocalEnvRunnerGroup(FormerGroupNames):
         for fragment in fragments:
             self._seconds += fragment.seconds
             self._env_seconds += fragment.env_seconds
-            self._num_restarts += sum(fault.what == "raised" for fault in fragment.faults)
             self._latest_faults.extendleft(fragment.faults)
-            if self._agent_counts is not None:
-                self._agent_counts.add(fragment)
+            self._counts.add(fragment)
         return fragments
 
     def get_metrics(self) -> dict[str, Any]:
         env_share = self._env_seconds / self._seconds if self._seconds else 0.0
         self._env_seconds = self._seconds = 0.0
-        agents = {} if self._agent_counts is None else self._agent_counts.describe()
         return {
             "env_runners": {"env_step_fraction": env_share},
             "fault_tolerance": {
-                "num_sub_env_restarts": self._num_restarts,
                 "restarts": [describe_fault(fault) for fault in self._latest_faults],
-                **agents,
+                **self._counts.describe(),
             },
         }
 
@@ -116,13 +111,10 @@ class LocalEnvRunnerGroup(FormerGroupNames):
         self.runner.set_state(state)
 
     def get_counts(self) -> dict[str, Any]:
-        agents = {} if self._agent_counts is None else self._agent_counts.describe()
-        return {"num_sub_env_restarts": self._num_restarts, **agents}
+        return {**self._counts.describe()}
 
     def set_counts(self, counts: dict[str, Any]) -> None:
-        self._num_restarts = int(counts.get("num_sub_env_restarts", 0))
-        if self._agent_counts is not None:
-            self._agent_counts = AgentCounts.from_counts(counts)
+        self._counts.restore(counts)
 
     @property
     def local_config(self) -> "Config":
@@ -131,9 +123,8 @@ class LocalEnvRunnerGroup(FormerGroupNames):
     def change_modules(
         self, config: "Config", made: MadeMultiHostEnv, *, has_new_mapping: bool
     ) -> None:
-        runner: object = self.runner
-        assert isinstance(runner, MultiEnvRunner)
-        change_modules(runner, config, made, has_new_mapping=has_new_mapping)
+        runner = cast("MultiEnvRunner", self.runner)
+        runner.change_modules(config, made, has_new_mapping=has_new_mapping)
 
     def keep_config(self, config: "Config", made: MadeMultiHostEnv) -> None:
         """Do nothing: there is one runner, whose own config was set."""

@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import dataclasses
 import logging
 import queue
 import threading
@@ -10,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -205,76 +204,46 @@ class RolloutRecorder(Recorder):
     """Recorder of sampled rollouts, which have the environments' observations.
 
     Actions are the module's, whose memory is not recorded: modules that learn from the data compute
-    their own. See `Recorder`.
+    their own. Rows of several agents are their own steps, and opponents that are drawn by episode are
+    not recorded. See `Recorder`.
     """
 
     def add(
         self,
-        rollout: Rollout,
-        env_index: Int[np.ndarray, " B"],
-        version: int | Int[np.ndarray, "T B"] = -1,
-        env_step: UInt32[np.ndarray, " B"] | None = None,
-    ) -> None:
-        """Add the next rows of environments.
-
-        Args:
-            rollout: Rows `[T, B, ...]` of NumPy arrays, which are not changed afterwards.
-            env_index: Index of each column's environment within the run.
-            version: Version of the weights that chose the actions.
-            env_step: Number of steps of each column's environment before its first row, where rows
-                may have been lost before; None if none are.
-
-        Raises:
-            DataError: If the folder cannot be written.
-        """
-        self._put({"": (replace(rollout, carry_in=None), env_index, version, env_step)})
-
-    def add_fragments(self, fragments: Sequence[Fragment]) -> None:
-        for fragment in sort_by_time(fragments):
-            first = np.asarray(fragment.record.env_step[0])
-            self.add(fragment.rollout, fragment.env_index, fragment.weights_version, first)
-
-    def _make_converter(self, run: str, module: str) -> PartStitcher:
-        del module
-        return PartStitcher(run)
-
-
-class AgentsRecorder(Recorder):
-    """Recorder of the rows of every module, which are agents' own steps.
-
-    Opponents that are drawn by episode are not recorded. See `Recorder`.
-    """
-
-    def add(
-        self,
-        rollout: MultiRollout,
+        rollout: Rollout | MultiRollout,
         env_index: Int[np.ndarray, " B"],
         version: int | Int[np.ndarray, "T B"] = -1,
         *,
         begins_episodes: bool = False,
         env_step: UInt32[np.ndarray, " B"] | None = None,
     ) -> None:
-        """Add the next rows of all modules.
+        """Add the next rows of environments.
 
         Args:
-            rollout: Rollouts of NumPy arrays, which are not changed afterwards.
+            rollout: Rows `[T, B, ...]` of NumPy arrays, which are not changed afterwards.
             env_index: Index of each environment within the run.
             version: Version of the weights at each step.
-            begins_episodes: Whether all environments began anew with these rows.
+            begins_episodes: Whether all environments began anew with these rows, of several agents.
             env_step: Number of each environment's steps before its first row, where rows may have
                 been lost before; None if none are.
 
         Raises:
             DataError: If the folder cannot be written.
         """
-        rows = split_rollout(rollout, self._rows, begins_episodes=begins_episodes)
-        rows = {m: dataclasses.replace(own, env_step=env_step) for m, own in rows.items()}
+        if not isinstance(rollout, MultiRollout):
+            self._put({"": (replace(rollout, carry_in=None), env_index, version, env_step)})
+            return
+        assert isinstance(self._assembly, MultiAgentAssembly)
+        rows = split_rollout(
+            rollout, self._assembly.agent_rows, begins_episodes=begins_episodes, env_step=env_step
+        )
         self._put({m: (own, env_index, version) for m, own in rows.items()})
 
     def add_fragments(self, fragments: Sequence[Fragment]) -> None:
         for fragment in sort_by_time(fragments):
-            rollout = cast("MultiRollout", fragment.rollout)
-            rollout = replace(rollout, completed=fragment.completed)
+            rollout = fragment.rollout
+            if fragment.completed is not None:
+                rollout = replace(rollout, completed=fragment.completed)
             self.add(
                 rollout,
                 fragment.env_index,
@@ -283,13 +252,15 @@ class AgentsRecorder(Recorder):
                 env_step=np.asarray(fragment.record.env_step[0]),
             )
 
-    @property
-    def _rows(self) -> AgentRows:
-        assert isinstance(self._assembly, MultiAgentAssembly)
-        return self._assembly.agent_rows
+    def _make_converter(self, run: str, module: str) -> PartStitcher | AgentStitcher:
+        return make_stitcher(self._assembly, run, module)
 
-    def _make_converter(self, run: str, module: str) -> AgentStitcher:
-        return AgentStitcher(run, module, self._rows.agents)
+
+def make_stitcher(assembly: Assembly, run: str, module: str) -> PartStitcher | AgentStitcher:
+    """Make what joins rows of a module, or of a single agent, to parts of episodes."""
+    if isinstance(assembly, MultiAgentAssembly):
+        return AgentStitcher(run, module, assembly.agent_rows.agents)
+    return PartStitcher(run)
 
 
 def sort_by_time(fragments: Sequence[Fragment]) -> list[Fragment]:
@@ -534,7 +505,11 @@ def join_batches(rollouts: PyTree, number: int) -> PyTree:
 
 
 def split_rollout(
-    rollout: MultiRollout, rows: AgentRows, *, begins_episodes: bool = False
+    rollout: MultiRollout,
+    rows: AgentRows,
+    *,
+    begins_episodes: bool = False,
+    env_step: UInt32[np.ndarray, " B"] | None = None,
 ) -> dict[str, AgentRollout]:
     """Return the rows of each module as they are recorded, without what critics see."""
     record, num_envs, completed = rollout.record, rollout.mask.shape[1], rollout.completed
@@ -552,5 +527,6 @@ def split_rollout(
             env_ended=env_ended,
             agent_ended=agent_ended,
             begins_episodes=begins_episodes,
+            env_step=env_step,
         )
     return found

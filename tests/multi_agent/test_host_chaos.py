@@ -8,8 +8,8 @@ import pytest
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.impala import IMPALAConfig
 from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl.runners.counts import SampleCounts
 from jaxrl.runners.fragment import Fragment
-from jaxrl.runners.multi.tally import AgentCounts
 from tests.multi_agent.host_envs import Duel
 from tests.multi_agent.test_host_ray import count_pending, make_config, make_replay_config
 from tests.runners.ray.test_chaos import BETWEEN_S, SECONDS, Killer
@@ -17,7 +17,7 @@ from tests.runners.ray.test_chaos import BETWEEN_S, SECONDS, Killer
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow]
 
 
-class CountingRows(AgentCounts):
+class CountingRows(SampleCounts):
     """Counts that include the complete rows of all fragments."""
 
     num_rows = 0
@@ -39,7 +39,7 @@ def test_killing_an_actor_every_five_seconds_loses_no_row_unaccounted_for(algo: 
     with config.build() as algorithm:
         group: Any = algorithm.env_runner_group
         fleet = group._fleet
-        fleet.agent_counts = CountingRows()
+        fleet.counts = CountingRows(has_several_agents=True)
         killer, end = Killer(), time.monotonic() + SECONDS
         killer.start()
         while time.monotonic() < end:
@@ -49,7 +49,7 @@ def test_killing_an_actor_every_five_seconds_loses_no_row_unaccounted_for(algo: 
         while group.num_healthy_env_runners < 2:
             result = algorithm.train()
         result = algorithm.train()
-        counts: Any = fleet.agent_counts
+        counts: Any = fleet.counts
         if algo is not IMPALAConfig:  # whose actors are never idle
             pending = sum(group.foreach_env_runner(count_pending, local_env_runner=False))
             received = fleet.ledger.received

@@ -150,15 +150,21 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
             is_fixed=not policy_step.rows.may_change,
         )
 
-    def change_modules(self, config: "Config", policy_step: MultiPolicyStep) -> None:
-        """Act with the modules of a changed config, which has all of those before.
+    def change_modules(
+        self, config: "Config", made: MadeMultiHostEnv, *, has_new_mapping: bool
+    ) -> None:
+        """Act with the modules of a changed config, see `ChangingRunners.change_modules`.
 
         Episodes go on, and so do the rows that are pending. Weights have to be set again.
         """
-        before, self.config, self.policy_step = self._get_modules_state(), config, policy_step
+        mapping_fn = self.config.multi_agent_settings.policy_mapping_fn
+        before, self.config = self._get_modules_state(), config
+        self.policy_step = make_multi_policy_step(config, made)
         self._policies = {}
         self._policy = self._get_policy(self._explore)
         self._restore_modules(before)
+        if not has_new_mapping:
+            self.config.multi_agent(policy_mapping_fn=mapping_fn)
 
     def _replace_policy(self, policy: HostPolicy) -> None:
         before, self._policy = self._get_modules_state(), policy
@@ -435,17 +441,3 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
                 _, agent = self._slots.get_agent(g, int(row))
                 observed[agent] = unflatten([leaf[row].copy() for leaf in own.obs])
         return observed
-
-
-def change_modules(
-    runner: MultiEnvRunner,
-    config: "Config",
-    made: MadeMultiHostEnv,
-    *,
-    has_new_mapping: bool,
-) -> None:
-    """Let a runner act with the modules of a changed config; see `EnvRunnerGroup.change_modules`."""
-    mapping_fn = runner.config.multi_agent_settings.policy_mapping_fn
-    runner.change_modules(config, make_multi_policy_step(config, made))
-    if not has_new_mapping:
-        runner.config.multi_agent(policy_mapping_fn=mapping_fn)

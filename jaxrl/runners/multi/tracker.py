@@ -20,23 +20,17 @@ if TYPE_CHECKING:
 
 
 class MultiEpisodeTracker(TrackerBase["MultiEnvRunner", MultiAgentEpisode]):
-    """Builder of each environment's episode that calls the episode hooks, in RLlib's order.
-
-    That is created, start (after the reset), step (after each one, including the last), end. An
-    episode that ends with a fault is dropped, and a new one is created.
-    """
+    """Builder of the episodes of several agents, which the runner has."""
 
     def __init__(self, runner: "MultiEnvRunner", hooks: RunnerHooks, lookback: int) -> None:
         super().__init__(runner, hooks, lookback)
         rows = range(runner.num_envs)
         self._actions: list[dict[Any, PyTree]] = [{} for _ in rows]
         self._outputs: list[dict[Any, dict[str, PyTree]]] = [{} for _ in rows]
-        self._chunks: list[list[MultiAgentEpisode]] = [[] for _ in rows]
 
     def create_episode(self, row: int) -> None:
-        """Call the hook of an episode that has just been made, before the reset."""
-        self._chunks[row] = []
-        self._call_hook("on_episode_created", row)
+        """Call the hook of an episode that has just been made."""
+        self._note_created(row)
 
     def start_episode(self, row: int, start: HostMultiStart) -> None:
         """Add the observations of a reset."""
@@ -66,12 +60,9 @@ class MultiEpisodeTracker(TrackerBase["MultiEnvRunner", MultiAgentEpisode]):
     def add_steps(self, steps: Mapping[int, CopyStep]) -> None:
         """Add the results of steps by copy; the episodes that they end are the current ones."""
         for row, copy in steps.items():
-            if copy.step is None:
-                continue
-            self._add_step(row, copy.step)
-            self._call_hook("on_episode_step", row)
-            if copy.step.is_over:
-                self._end_episode(row, self._chunks[row])
+            if copy.step is not None:
+                self._add_step(row, copy.step)
+                self._note_step(row)
 
     def _add_step(self, row: int, step: HostMultiStep) -> None:
         own = step.own_ids
@@ -84,15 +75,6 @@ class MultiEpisodeTracker(TrackerBase["MultiEnvRunner", MultiAgentEpisode]):
             truncateds=self._name(row, step.truncated, own),
             extra_model_outputs=self._outputs[row],
         )
-
-    def _cut(self, row: int) -> MultiAgentEpisode | None:
-        episode = self._get(row)
-        if len(episode) == 0 or episode.is_done or not episode.is_reset:
-            return None
-        self._runner.set_episode(row, episode.cut(self._lookback))
-        chunk = episode.to_numpy()
-        self._chunks[row].append(chunk)
-        return chunk
 
     def resume_episode(self, row: int, length: int, obs: Mapping[str, PyTree]) -> None:
         """Continue an episode that began before the environments' state was restored.
@@ -112,7 +94,7 @@ class MultiEpisodeTracker(TrackerBase["MultiEnvRunner", MultiAgentEpisode]):
             agent_module_ids=self._runner.get_modules(row),
             agent_to_module_mapping_fn=before.agent_to_module_mapping_fn,
         )
-        self._runner.set_episode(row, episode)
+        self._set(row, episode)
 
     def _name(
         self, row: int, values: Mapping[str, Any], own: Mapping[str, AgentID] | None = None
@@ -132,6 +114,9 @@ class MultiEpisodeTracker(TrackerBase["MultiEnvRunner", MultiAgentEpisode]):
 
     def _get(self, row: int) -> MultiAgentEpisode:
         return self._runner.get_episode(row)
+
+    def _set(self, row: int, episode: MultiAgentEpisode) -> None:
+        self._runner.set_episode(row, episode)
 
     def _get_id(self, row: int, agent: str) -> AgentID:
         return self._runner.vector.get_own_id(row, agent)

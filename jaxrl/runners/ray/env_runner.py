@@ -5,7 +5,7 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from ray import cloudpickle
@@ -13,7 +13,6 @@ from ray import cloudpickle
 from jaxrl.assembly.env import set_first_task
 from jaxrl.core.types import PyTree
 from jaxrl.envs.host import MadeHostEnv
-from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.runners.fragment import Fragment, Weights
@@ -138,12 +137,9 @@ def start_new_episodes(runner: "EnvRunner", env_steps: int) -> None:
 
 def change_modules_by_job(runner: "MultiEnvRunner", *, job: bytes, has_new_mapping: bool) -> None:
     """Let a runner act with the modules of another job's config."""
-    from jaxrl.runners.multi.env_runner import change_modules
-
     opened = unpack_job(job)
-    made: object = opened.made
-    assert isinstance(made, MadeMultiHostEnv)
-    change_modules(runner, opened.config, made, has_new_mapping=has_new_mapping)
+    made: Any = opened.made  # of several agents
+    runner.change_modules(opened.config, made, has_new_mapping=has_new_mapping)
 
 
 class RayEnvRunner:

@@ -22,8 +22,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from jaxrl.core.types import PyTree
 from jaxrl.errors import EnvRunnerError, JaxrlError
+from jaxrl.runners.counts import SampleCounts
 from jaxrl.runners.fragment import Fragment, Weights
-from jaxrl.runners.multi.tally import AgentCounts
 from jaxrl.runners.ray.env_runner import RayEnvRunner
 from jaxrl.runners.ray.kept_params import KeptParams
 from jaxrl.runners.ray.start import Backend, ExceptionInfo, RunnerDiedError, with_placement
@@ -210,8 +210,7 @@ class Fleet:
         self.ledger = StepLedger()
         self.log = RestartLog()
         self.num_restarts = 0
-        self.num_sub_env_restarts = 0
-        self.agent_counts: AgentCounts | None = None
+        self.counts = SampleCounts()
         self.busy_s = 0.0
         self.lock = threading.RLock()
         self._fragment_length = fragment_length
@@ -442,13 +441,10 @@ class Fleet:
         member.env_steps += fragment.rollout.mask.shape[0]
         self.busy_s += fragment.seconds
         self.ledger = self.ledger.receive(fragment.num_env_steps)
-        raised = [fault for fault in fragment.faults if fault.what == "raised"]
-        self.num_sub_env_restarts += len(raised)
-        if self.agent_counts is not None:
-            self.agent_counts.add(fragment)
-            member.num_pending_rows = fragment.num_pending_rows
-        for fault in raised:
-            if not fault.silent:
+        self.counts.add(fragment)
+        member.num_pending_rows = fragment.num_pending_rows
+        for fault in fragment.faults:
+            if fault.what == "raised" and not fault.silent:
                 self.log.add(
                     f"EnvRunner {fault.worker_index} restarted its environment {fault.env_index} "
                     f"of {self.env_id}, which raised; the others continued.",
@@ -540,8 +536,7 @@ class Fleet:
         is_first_start = member.phase is Phase.STARTING and member.incarnation == 0
         self.backend.kill(member.handle)
         self.ledger = self.ledger.lose(sum(request.steps for request in member.requests))
-        if self.agent_counts is not None:
-            self.agent_counts.num_agent_steps_lost += member.num_pending_rows
+        self.counts.num_agent_steps_lost += member.num_pending_rows
         member.env_steps += len(member.requests) * self._fragment_length
         member.clear_actor()
         member.phase = Phase.GONE

@@ -21,7 +21,6 @@ from jaxrl.errors import EnvRunnerError
 from jaxrl.runners.fragment import Fragment, Weights
 from jaxrl.runners.hooks import RunnerHooks
 from jaxrl.runners.multi.state import count_pending_rows
-from jaxrl.runners.multi.tally import AgentCounts
 from jaxrl.runners.protocols import FormerGroupNames, ReadsPolicies, call_runner
 from jaxrl.runners.ray.env_runner import (
     ActorJob,
@@ -425,7 +424,7 @@ class RayEnvRunnerGroup(FormerGroupNames):
             shape.fragment_length,
             shape.num_envs,
         )
-        fleet.agent_counts = AgentCounts.make_if(config.is_multi_agent)
+        fleet.counts.has_several_agents = config.is_multi_agent
         batch = shape.fragments_per_batch
         in_flight = runners.max_requests_in_flight_per_env_runner
         if config.is_async:
@@ -553,9 +552,8 @@ class RayEnvRunnerGroup(FormerGroupNames):
                 **fleet.ledger.get_metrics(),
                 "num_healthy_env_runners": len(fleet.get_healthy()),
                 "num_env_runner_restarts": fleet.num_restarts,
-                "num_sub_env_restarts": fleet.num_sub_env_restarts,
                 "restarts": fleet.log.get_messages(),
-                **_describe(fleet.agent_counts),
+                **fleet.counts.describe(),
             },
         }
 
@@ -666,8 +664,7 @@ class RayEnvRunnerGroup(FormerGroupNames):
             "ledger": self._fleet.ledger.to_state(),
             "env_steps": [member.env_steps for member in self._fleet.members],
             "num_env_runner_restarts": self._fleet.num_restarts,
-            "num_sub_env_restarts": self._fleet.num_sub_env_restarts,
-            **_describe(self._fleet.agent_counts),
+            **self._fleet.counts.describe(),
         }
 
     def set_counts(self, counts: dict[str, Any]) -> None:
@@ -676,9 +673,7 @@ class RayEnvRunnerGroup(FormerGroupNames):
         with fleet.lock:
             fleet.ledger = StepLedger.from_state(counts.get("ledger", {}))
             fleet.num_restarts = counts.get("num_env_runner_restarts", 0)
-            fleet.num_sub_env_restarts = counts.get("num_sub_env_restarts", 0)
-            if fleet.agent_counts is not None:
-                fleet.agent_counts = AgentCounts.from_counts(counts)
+            fleet.counts.restore(counts)
             # The number of runners may differ, so all continue after the largest count.
             env_steps = max(counts.get("env_steps", []), default=0)
             for member in fleet.members:
@@ -715,10 +710,6 @@ def _count_pending(state: dict[str, PyTree]) -> int:
     """Return the number of agents' rows that go on where a runner's state is restored."""
     goes_on = "modules" in state and state["env"] is not None
     return count_pending_rows(state) if goes_on else 0
-
-
-def _describe(counts: AgentCounts | None) -> dict[str, int]:
-    return {} if counts is None else counts.describe()
 
 
 def _concatenate_states(parts: list[dict[str, PyTree]]) -> dict[str, PyTree]:

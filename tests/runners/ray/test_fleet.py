@@ -263,7 +263,7 @@ def test_accounts_name_sub_environments_that_were_restarted() -> None:
     nan = dataclasses.replace(fault, what="reward")
     head.value = dataclasses.replace(head.value, faults=(fault, silent, nan))
     group.fleet.poll(math.inf)
-    assert group.fleet.num_sub_env_restarts == 2
+    assert group.fleet.counts.num_sub_env_restarts == 2
     (sentence,) = group.fleet.log.get_messages()
     assert sentence.startswith("EnvRunner 1 restarted its environment 4 of Toy-v0")
     assert sentence.endswith("Traceback: x")
