@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias, cast
 import gymnasium
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from jaxrl.core.types import PyTree, Rollout
 from jaxrl.episodes.single_agent import SingleAgentEpisode
@@ -321,7 +321,9 @@ def episodes_from_rollout(
     host = jax.tree.map(np.asarray, rollout)
     episodes: list[SingleAgentEpisode] = []
     for column in range(host.mask.shape[1]):
-        for first, end in _find_segments(host, column):
+        for first, end in find_segments(host, column):
+            if not host.mask[first, column]:
+                continue
             is_start = bool(host.is_first[first, column]) or t_started is None or first > 0
 
             def rows(tree: PyTree, start: int = first, stop: int = end, b: int = column) -> PyTree:
@@ -349,19 +351,16 @@ def episodes_from_rollout(
     return episodes
 
 
-def _find_segments(rollout: Rollout, column: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the end of each consecutive sequence of rows of one episode."""
-    mask: Bool[Array | np.ndarray, " T"] = rollout.mask[:, column]
-    is_last = (rollout.terminated[:, column] | rollout.truncated[:, column]) & mask
-    first: int | None = None
-    for t in range(len(mask)):
-        if first is not None and (not mask[t] or rollout.is_first[t, column]):
-            yield first, t
-            first = None
-        if mask[t] and first is None:
-            first = t
-        if first is not None and is_last[t]:
-            yield first, t + 1
-            first = None
-    if first is not None:
-        yield first, len(mask)
+def find_segments(rollout: Rollout, column: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the end of consecutive rows of one episode, and of masked rows.
+
+    Args:
+        rollout: Rows `[T, B, ...]` in NumPy, at least one.
+        column: Column of the rows.
+    """
+    mask: Bool[np.ndarray, " T"] = np.asarray(rollout.mask[:, column])
+    ended = np.asarray(rollout.terminated[:, column] | rollout.truncated[:, column]) & mask
+    is_border = np.asarray(rollout.is_first[:, column]) | (mask != np.roll(mask, 1))
+    is_border |= np.roll(ended, 1)
+    starts = [0, *(np.flatnonzero(is_border[1:]) + 1).tolist()]
+    yield from zip(starts, [*starts[1:], len(mask)], strict=True)

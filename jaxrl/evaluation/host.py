@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
 
 from jaxrl.assembly.assemble import make_env
 from jaxrl.core.types import Columns, PyTree
@@ -27,7 +26,6 @@ from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.tally import compute_agent_returns
 from jaxrl.runners.protocols import call_runner
 from jaxrl.runners.quotas import (
-    EpisodePlayer,
     EvalEpisodes,
     EvalShare,
     play_share,
@@ -337,37 +335,17 @@ def record_rollouts(
     try:
         runner.set_weights(weights)
         (share,) = plan.make_shares(config.debugging_settings.run_seed)
-        recorder = _RecordingPlayer(runner)
-        played = play_share(recorder, share, can_pause=runner.vector.can_pause)
+        fragments: list[Fragment] = []
+        played = play_share(runner, share, can_pause=runner.can_pause, keep=fragments.append)
     finally:
         runner.close()
     result = aggregate_parts([played], plan, MetricsLogger())
-    return result, _select_episodes(recorder.fragments, share)
+    return result, _select_episodes(fragments, share)
 
 
-class _RecordingPlayer:
-    """Runner that keeps the fragments it samples."""
-
-    def __init__(self, runner: EpisodePlayer) -> None:
-        self._runner = runner
-        self.num_envs, self.metrics = runner.num_envs, runner.metrics
-        self.tracker = runner.tracker
-        self.fragments: list[Fragment] = []
-
-    def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None:
-        self._runner.restart(seed, env_index)
-
-    def pause(self, paused: Bool[np.ndarray, " B"]) -> None:
-        self._runner.pause(paused)
-
-    def sample_fragment(self, num_steps: int) -> Fragment:
-        self.fragments.append(self._runner.sample_fragment(num_steps))
-        return self.fragments[-1]
-
-
-def _select_episodes(fragments: list[Fragment], share: EvalShare) -> list[SingleAgentEpisode]:
+def _select_episodes(sampled: list[Fragment], share: EvalShare) -> list[SingleAgentEpisode]:
     """Return the episodes of a share, without what was sampled beyond it."""
-    rollouts = [dataclasses.replace(f.rollout, extras={}, carry_in=None) for f in fragments]
+    rollouts = [dataclasses.replace(f.rollout, extras={}, carry_in=None) for f in sampled]
     whole = jax.tree.map(lambda *parts: np.concatenate(parts), *rollouts)
     selected: list[SingleAgentEpisode] = []
     for column in range(whole.mask.shape[1]):

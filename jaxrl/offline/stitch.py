@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int, UInt32
 
 from jaxrl.core.struct import replace
 from jaxrl.core.types import PyTree, Rollout
-from jaxrl.episodes.packing import EpisodePart
+from jaxrl.episodes.packing import EpisodePart, find_segments
 from jaxrl.errors import DataError
 
 MAX_PART_LENGTH = 4096
@@ -157,7 +157,7 @@ class Stitcher:
         env: int,
         t_started: int | None,
     ) -> Iterator[tuple[Completion, EpisodePart]]:
-        for first, end in _find_segments(host, column):
+        for first, end in find_segments(host, column):
             is_start = bool(host.is_first[first, column])
             if is_start or not host.mask[first, column]:
                 yield from ((Completion(first, True), part) for part in self._cut(env))
@@ -298,16 +298,6 @@ def _count_earlier(env_index: Int[np.ndarray, " B"]) -> list[int]:
         counts.append(seen.get(env, 0))
         seen[env] = counts[-1] + 1
     return counts
-
-
-def _find_segments(rollout: Rollout, column: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the end of consecutive rows of one episode, and of masked rows."""
-    mask: Bool[np.ndarray, " T"] = np.asarray(rollout.mask[:, column])
-    ended = np.asarray(rollout.terminated[:, column] | rollout.truncated[:, column]) & mask
-    is_border = np.asarray(rollout.is_first[:, column]) | (mask != np.roll(mask, 1))
-    is_border |= np.roll(ended, 1)
-    starts = [0, *(np.flatnonzero(is_border[1:]) + 1).tolist()]
-    yield from zip(starts, [*starts[1:], len(mask)], strict=True)
 
 
 def _append(

@@ -458,7 +458,7 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker]):
 
     def run_episodes(self, share: EvalShare) -> EvalEpisodes:
         """Play a share of an evaluation."""
-        return play_share(self, share, can_pause=self.can_pause, agents=self.make_tally())
+        return play_share(self, share, can_pause=self.can_pause)
 
     def close(self) -> None:
         """Close the environments; safe to call more than once."""

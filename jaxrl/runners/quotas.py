@@ -7,17 +7,18 @@ number of episodes or steps, independently of the others.
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 
 from jaxrl.envs.vector import NO_FAULT
-from jaxrl.runners.episode_tracker import TrackerBase
 from jaxrl.runners.fragment import Fragment
-from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runners.multi.tally import AgentEpisodes, AgentTally
 from jaxrl.training.evaluate import EpisodeMoments, EvaluationResult
+
+if TYPE_CHECKING:
+    from jaxrl.runners.host_runner import HostRunner
 
 CHUNK_STEPS = 16
 """Number of vector steps between checks of which environments are done."""
@@ -67,28 +68,12 @@ class EvalEpisodes:
     first_index: int = 0
 
 
-class EpisodePlayer(Protocol):
-    """Interface of an EnvRunner for playing evaluation shares."""
-
-    num_envs: int
-    metrics: MetricsLogger
-
-    @property
-    def tracker(self) -> TrackerBase[Any, Any] | None: ...
-
-    def restart(self, seed: int, env_index: Int[np.ndarray, " B"]) -> None: ...
-
-    def pause(self, paused: Bool[np.ndarray, " B"]) -> None: ...
-
-    def sample_fragment(self, num_steps: int) -> Fragment: ...
-
-
 def play_share(
-    runner: EpisodePlayer,
+    runner: "HostRunner[Any, Any]",
     share: EvalShare,
     *,
     can_pause: bool = True,
-    agents: AgentTally | None = None,
+    keep: Callable[[Fragment], None] = lambda fragment: None,
 ) -> EvalEpisodes:
     """Play all episodes of a share.
 
@@ -97,7 +82,7 @@ def play_share(
         share: Share for as many environments as the runner has.
         can_pause: Whether finished environments can be paused; otherwise they keep playing and
             their further episodes are ignored.
-        agents: Accumulator of agent-episodes, of a runner of several agents.
+        keep: Function that is called with every fragment.
     """
     begin = time.perf_counter()
     if runner.tracker is not None:
@@ -105,13 +90,15 @@ def play_share(
     if not share.is_continuation:
         index = np.arange(runner.num_envs, dtype=np.int32) + share.first_index
         runner.restart(share.seed, index)
-    tally = _QuotaTally(runner.num_envs, share, agents)
+    tally = _QuotaTally(runner.num_envs, share, runner.make_tally())
     timed_out = False
     try:
         while not tally.done.all() and not timed_out:
             if can_pause:
                 runner.pause(tally.done.copy())
-            tally.add(runner.sample_fragment(tally.next_chunk))
+            fragment = runner.sample_fragment(tally.next_chunk)
+            tally.add(fragment)
+            keep(fragment)
             timed_out = time.perf_counter() - begin > share.timeout_s
         if runner.tracker is not None:
             runner.tracker.finish_share()

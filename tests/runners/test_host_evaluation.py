@@ -44,6 +44,8 @@ class Counting:
         self.metrics, self.tracker = MetricsLogger(), None
         self.age = np.zeros(self.num_envs, int)
 
+    def make_tally(self) -> None: ...
+
     def pause(self, held: Any) -> None:
         self.held = held
 
