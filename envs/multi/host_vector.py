@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import cloudpickle
 import jax
@@ -271,7 +271,7 @@ class ProcessCopies:
             raise
 
     def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of copies at the same time; see `Copies`.
+        """Call a method of copies at the same time; see `LocalCopies`.
 
         Raises:
             EnvError: If a copy raises it, its process has died, or it does not reply in time.
@@ -307,7 +307,7 @@ class ProcessCopies:
         actions: Mapping[int, Mapping[str, PyTree]],
         on_steps: Callable[[Mapping[int, CopyStep]], None],
     ) -> dict[int, CopyStep]:
-        """Take steps and begin episodes in one message each; see `Copies`."""
+        """Take steps and begin episodes in one message each; `on_steps` is called afterwards."""
         steps = self.call("advance", {row: (own,) for row, own in actions.items()})
         on_steps(steps)
         return steps
@@ -379,31 +379,6 @@ OnSteps: TypeAlias = Callable[[Mapping[int, CopyStep]], None]
 """Function of the steps of copies by row."""
 
 
-class Copies(Protocol):
-    """Copies of an environment, wherever they are."""
-
-    def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of copies, given their arguments by row; return the results by row."""
-        ...
-
-    def advance(
-        self, actions: Mapping[int, Mapping[str, PyTree]], on_steps: OnSteps
-    ) -> dict[int, CopyStep]:
-        """Take a step of copies, given their agents' actions by row, and begin their next episodes.
-
-        `on_steps` is called in between if the copies are in this process, else afterwards.
-        """
-        ...
-
-    def get_sub_environments(self) -> list[Any]:
-        """Return the environments that are in this process, for callbacks."""
-        ...
-
-    def close(self) -> None:
-        """Close all copies; may be called twice."""
-        ...
-
-
 class LocalCopies:
     """Copies in this process, which are called one after another."""
 
@@ -411,19 +386,26 @@ class LocalCopies:
         self._copies = [EnvCopy(spec) for spec in specs]
 
     def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call a method of copies, given their arguments by row; return the results by row."""
         return {row: getattr(self._copies[row], method)(*own) for row, own in arguments.items()}
 
     def advance(
         self, actions: Mapping[int, Mapping[str, PyTree]], on_steps: OnSteps
     ) -> dict[int, CopyStep]:
+        """Take a step of copies, given their agents' actions by row, and begin their next episodes.
+
+        `on_steps` is called in between.
+        """
         steps: dict[int, CopyStep] = self.call("step", {row: (x,) for row, x in actions.items()})
         on_steps(steps)
         return self.call("begin_next", {row: (step,) for row, step in steps.items()})
 
     def get_sub_environments(self) -> list[Any]:
+        """Return the environments."""
         return [copy.env.env for copy in self._copies]
 
     def close(self) -> None:
+        """Close all copies; may be called twice."""
         for copy in self._copies:
             copy.close()
 
@@ -436,7 +418,11 @@ class MultiHostVector:
         copies: The copies.
     """
 
-    def __init__(self, specs: Sequence[SubEnvSpec[MadeMultiHostEnv]], copies: Copies) -> None:
+    def __init__(
+        self,
+        specs: Sequence[SubEnvSpec[MadeMultiHostEnv]],
+        copies: "LocalCopies | ProcessCopies",
+    ) -> None:
         self.num_envs, self.can_pause = len(specs), True
         self.has_slots = specs[0].made.slots is not None
         """Whether agents are those of slots, which know their episodes."""

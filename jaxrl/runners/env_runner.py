@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
-from jaxtyping import Int, UInt32
+from jaxtyping import UInt32
 
 from jaxrl.assembly.assemble import make_env, make_policy_step
 from jaxrl.assembly.env import Spaces, get_rllib_spaces
@@ -39,43 +39,16 @@ class EnvRunner(HostRunner[SingleAgentEpisode, EpisodeTracker]):
     """Runner of environments of a single agent, whose rows are the vector's own arrays.
 
     With equal seed, index and weights, a JAX environment produces the same transitions as in the
-    compiled loop. See `HostRunner` for the arguments.
-
-    Args:
-        policy_step: Module and its connectors.
-        hooks: Callbacks; None for none.
+    compiled loop.
     """
 
     vector: HostVector
+    policy_step: PolicyStep
 
-    def __init__(
-        self,
-        *,
-        config: "Config",
-        vector: HostVector,
-        policy_step: PolicyStep,
-        env_index: Int[np.ndarray, " B"],
-        worker_index: int = 0,
-        num_workers: int = 0,
-        seed: int | None = None,
-        explore: bool | None = None,
-        max_episode_steps: int | None = None,
-        hooks: RunnerHooks | None = None,
-    ) -> None:
-        self.policy_step, self.module = policy_step, policy_step.module
-        super().__init__(
-            config,
-            vector,
-            env_index,
-            worker_index=worker_index,
-            num_workers=num_workers,
-            seed=seed,
-            explore=explore,
-            max_episode_steps=max_episode_steps,
-        )
+    def _init_rows(self) -> None:
+        self.module = self.policy_step.module
         self._obs: list[np.ndarray] = []
         self._clear()
-        self._add_hooks(hooks)
 
     @property
     def policy_steps(self) -> Mapping[str, PolicyStep]:

@@ -1,5 +1,6 @@
 """Episodes of a runner as Python objects, tracked only if callbacks need them."""
 
+import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -87,7 +88,7 @@ def announce_envs(runner: "HostRunner[Any, Any]", hooks: RunnerHooks) -> None:
     )
 
 
-class TrackerBase(Generic[Runner, Episode]):
+class TrackerBase(Generic[Runner, Episode], abc.ABC):
     """Builder of each environment's episode, step by step, that calls the episode hooks.
 
     The order is RLlib's: created, start (after the reset), step (after each one, including the
@@ -192,13 +193,13 @@ class TrackerBase(Generic[Runner, Episode]):
         self._chunks[row].append(chunk)
         return chunk
 
+    @abc.abstractmethod
     def _get(self, row: int) -> Episode:
         """Return the current episode of an environment."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _set(self, row: int, episode: Episode) -> None:
         """Replace the current episode of an environment by its next chunk."""
-        raise NotImplementedError
 
 
 class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):

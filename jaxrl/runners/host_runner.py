@@ -1,5 +1,6 @@
 """Base class of runners of environments in Python, whether of one agent or of several."""
 
+import abc
 import dataclasses
 import functools
 import time
@@ -82,7 +83,7 @@ class _Played:
     """Returns by agent and module."""
 
 
-class HostRunner(RLlibNames, Generic[Episode, Tracker]):
+class HostRunner(RLlibNames, Generic[Episode, Tracker], abc.ABC):
     """Base class of runners that step environments with one compiled call per vector step.
 
     A fragment continues where the previous one ended, possibly within an episode. Subclasses turn
@@ -98,12 +99,14 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker]):
     Args:
         config: Config of the run.
         vector: Vector environment, closed together with the runner.
+        policy_step: Module and connectors, or those of several agents.
         env_index: Indices of the environments among all environments of the run, `[B]`.
         worker_index: 0 for the runner of the main process, 1 and up for actors.
         num_workers: Number of actors.
         seed: Seed of the run, which together with `env_index` determines every random draw.
         explore: Whether to sample actions instead of taking the mode; None for the config's value.
         max_episode_steps: Time limit of the environments; None for no limit.
+        hooks: Callbacks; None for none.
     """
 
     _rllib_kind = "env_runner"
@@ -113,17 +116,19 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker]):
 
     def __init__(
         self,
+        *,
         config: "Config",
         vector: Any,
+        policy_step: Any,
         env_index: Int[np.ndarray, " B"],
-        *,
-        worker_index: int,
-        num_workers: int,
-        seed: int | None,
-        explore: bool | None,
+        worker_index: int = 0,
+        num_workers: int = 0,
+        seed: int | None = None,
+        explore: bool | None = None,
         max_episode_steps: int | None = None,
+        hooks: RunnerHooks | None = None,
     ) -> None:
-        self.config, self.vector = config, vector
+        self.config, self.vector, self.policy_step = config, vector, policy_step
         self.env_index = np.asarray(env_index, np.int32)
         self.worker_index, self.num_workers = worker_index, num_workers
         self.num_envs = len(self.env_index)
@@ -151,78 +156,87 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker]):
         self._kept_tracker: tuple[Tracker, np.ndarray] | None = None
         self._sampled = MetricsLogger()
         self._unfinished: dict[str, _Played] = {}
+        self._init_rows()
+        if hooks is not None:
+            if is_tracking(hooks):
+                self.tracker = self._make_tracker(hooks, self._lookback)
+            announce_envs(self, hooks)
 
     # --- for subclasses ---
 
+    @abc.abstractmethod
+    def _init_rows(self) -> None:
+        """Set what the subclass has, with modules and the state of new episodes."""
+
     @property
+    @abc.abstractmethod
     def policy_steps(self) -> Mapping[str, PolicyStep]:
         """Modules and their connectors by id."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def spaces(self) -> dict[str, Spaces]:
         """Observation and action spaces by what has them, with those of every module."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _make_policy(self, explore: bool) -> HostPolicy:
         """Make what acts, without weights."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _replace_policy(self, policy: HostPolicy) -> None:
         """Act by another policy of the same modules in ongoing episodes."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _get_actors(self, weights: Weights) -> Mapping[str, ActorState]:
         """Return what modules act with, by id."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _make_prev(self) -> PrevSteps:
         """Return the rewards and flags that come with the observations to act on."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _begin_rows(self, num_steps: int, carry: Carries) -> Any:
         """Return an unfinished fragment, given the carry before its first step."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _step(self, part: Any) -> None:
         """Act once in every environment and add the results to an unfinished fragment."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _build_rollout(self, part: Any) -> tuple[Any, EpisodeRecord]:
         """Return the rows of a fragment and the record of its episodes."""
-        raise NotImplementedError
 
     def _describe_rows(self, part: Any) -> dict[str, Any]:
         """Return further fields of the fragment."""
         del part
         return {}
 
+    @abc.abstractmethod
     def _begin_all(self, seeds: list[int] | None) -> None:
         """Reset all environments and begin their episodes."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _clear(self) -> None:
         """Forget the ongoing episodes, except for rows that are pending."""
-        raise NotImplementedError
 
     def _drop_rows(self, state: dict[str, PyTree]) -> None:
         """Forget the rows that are pending, before a state is restored."""
 
+    @abc.abstractmethod
     def _get_rows_state(self) -> dict[str, PyTree]:
         """Return the state of episodes and rows in NumPy, with leading axis B."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _set_rows_state(self, state: dict[str, PyTree]) -> None:
         """Restore what `_get_rows_state` returned."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _make_tracker(self, hooks: RunnerHooks, lookback: int) -> Tracker:
         """Make a builder of episodes."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _resume_episodes(self, tracker: Tracker) -> None:
         """Let a tracker continue the ongoing episodes."""
-        raise NotImplementedError
 
     def make_tally(self) -> AgentTally | None:
         """Return an accumulator of agent-episodes in evaluations; None for a single agent."""
@@ -234,13 +248,6 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker]):
         return self.vector.can_pause
 
     # --- acting ---
-
-    def _add_hooks(self, hooks: RunnerHooks | None) -> None:
-        """Call hooks from now on, after the subclass is initialized."""
-        if hooks is not None:
-            if is_tracking(hooks):
-                self.tracker = self._make_tracker(hooks, self._lookback)
-            announce_envs(self, hooks)
 
     @property
     def _lookback(self) -> int:

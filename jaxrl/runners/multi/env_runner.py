@@ -1,12 +1,13 @@
 """Runner of environments of several agents in Python, with rollouts of the compiled form."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 
 from jaxrl.assembly.env import Spaces
 from jaxrl.assembly.multi_agent import make_multi_policy_step
@@ -14,7 +15,6 @@ from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.core.hparams import get_abstract_values
 from jaxrl.core.types import Columns, PyTree
 from jaxrl.envs.multi.checked import HostMultiStart, HostMultiStep
-from jaxrl.envs.multi.host_env import AgentID
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.host_vector import CopyStep, MultiHostVector
 from jaxrl.episodes import MultiAgentEpisode
@@ -58,55 +58,33 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
     """Runner of environments of several agents, whose rows are complete when agents act again.
 
     A fragment begins with the rows that are pending. Data are those of the compiled program, for an
-    environment that does the same. See `HostRunner` for the arguments.
-
-    Args:
-        policy_step: Modules, connectors and agents.
-        hooks: Callbacks; None for none.
+    environment that does the same.
     """
 
     vector: MultiHostVector
+    policy_step: MultiPolicyStep
+    slots: AgentSlots
+    """Places of agents in rows, with the ongoing episodes, which have data only if callbacks need them."""
 
-    def __init__(
-        self,
-        *,
-        config: "Config",
-        vector: MultiHostVector,
-        policy_step: MultiPolicyStep,
-        env_index: Int[np.ndarray, " B"],
-        worker_index: int = 0,
-        num_workers: int = 0,
-        seed: int | None = None,
-        explore: bool | None = None,
-        max_episode_steps: int | None = None,
-        hooks: RunnerHooks | None = None,
-    ) -> None:
-        self.policy_step, num_envs = policy_step, len(env_index)
-        self._scenes = CriticScenes.make_if(
-            policy_step.views, policy_step.rows, num_envs, jit=config.debugging_settings.compiles
-        )
-        super().__init__(
-            config,
-            vector,
-            env_index,
-            worker_index=worker_index,
-            num_workers=num_workers,
-            seed=seed,
-            explore=explore,
-            max_episode_steps=max_episode_steps,
-        )
+    def _init_rows(self) -> None:
         self._num_dropped = 0
         """Rows that were pending when environments were restarted, not reported yet."""
-        self._slots = AgentSlots(
-            policy_step.rows,
+        self.slots = AgentSlots(
+            self.policy_step.rows,
             self._policy.groups,
             lambda: self.config.multi_agent_settings.policy_mapping_fn,
             self.env_index,
-            vector,
+            self.vector,
         )
-        self._set_modules(config, policy_step)
-        self._tallies = AgentTallies(self.num_envs, len(policy_step.rows.agents))
-        self._add_hooks(hooks)
+        self._set_modules()
+        self._clear()
+
+    @functools.cached_property
+    def _scenes(self) -> CriticScenes | None:
+        """What central critics see; None without any."""
+        views, rows = self.policy_step.views, self.policy_step.rows
+        jit = self.config.debugging_settings.compiles
+        return CriticScenes.make_if(views, rows, self.num_envs, jit=jit)
 
     @property
     def policy_steps(self) -> Mapping[str, PolicyStep]:
@@ -137,12 +115,12 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
         """Observation and action space of every module."""
         return {m: (own.observation_space, own.action_space) for m, own in self.module.items()}
 
-    def _set_modules(self, config: "Config", policy_step: MultiPolicyStep) -> None:
+    def _set_modules(self) -> None:
         """Set the modules that act, without rows."""
-        self.config, self.policy_step = config.copy_live(*LIVE_SETTINGS), policy_step
+        policy_step, self.config = self.policy_step, self.config.copy_live(*LIVE_SETTINGS)
         self.module = {m: policy.module for m, policy in policy_step.policies.items()}
         self._readable = None
-        self._slots.set_rows(policy_step.rows, self._policy.groups)
+        self.slots.set_rows(policy_step.rows, self._policy.groups)
         self._has_ids = any(view.ids is not None for view in policy_step.views.values())
         self._groups = make_group_states(
             self._policy,
@@ -172,18 +150,18 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
 
     def _get_modules_state(self) -> tuple[dict[str, dict[str, PyTree]], dict[str, Any]]:
         """Return rows and carries by module, and the agents of each."""
-        return get_modules_state(self._policy, self._groups), self._slots.members
+        return get_modules_state(self._policy, self._groups), self.slots.members
 
     def _restore_modules(
         self, state: tuple[dict[str, dict[str, PyTree]], Mapping[str, Any]]
     ) -> None:
         """Go on with the rows of another policy, whose modules the present one has."""
         before, members = state
-        self._set_modules(self.config, self.policy_step)
+        self._set_modules()
         after = get_modules_state(self._policy, self._groups)
         for name, own in before.items():
             for m, rows in own.items():
-                places = members[m], self._slots.members[m]
+                places = members[m], self.slots.members[m]
                 after[name][m] = move_places(*places, rows, after[name][m])
         set_modules_state(self._policy, self._groups, after)
 
@@ -192,22 +170,6 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
 
     def make_tally(self) -> AgentTally:
         return AgentTally(self.policy_step.rows)
-
-    def find_row(self, env: int, agent: str) -> tuple[str, int]:
-        """Return the group of the module that plays an agent in an episode, and the agent's row."""
-        return self._slots.find(env, agent)
-
-    def get_episode(self, env: int) -> MultiAgentEpisode:
-        """Return the ongoing episode of an environment; it has data only if callbacks need them."""
-        return self._slots.episodes[env]
-
-    def get_modules(self, env: int) -> dict[AgentID, str]:
-        """Return the module of every agent for which one was chosen in the current episode."""
-        return self._slots.get_modules(env)
-
-    def set_episode(self, env: int, episode: MultiAgentEpisode) -> None:
-        """Replace the ongoing episode by its next chunk."""
-        self._slots.set_episode(env, episode)
 
     def _begin_rows(self, num_steps: int, carry: Carries) -> _Part:
         rows = {
@@ -229,7 +191,7 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
         words = self._policy.act(obs, self._make_prev() if self._policy.has_carry else {})
         acted = {m: own.get_active(self._paused) for m, own in self._groups.items()}
         chosen, outputs = self._policy.unpack_env_action(words), self._policy.unpack_recorded(words)
-        actions = self._slots.split_actions(chosen, acted)
+        actions = self.slots.split_actions(chosen, acted)
         self._act_in_rows(part, acted, outputs)
         if self._random:
             actions, outputs = self._draw_actions(acted)
@@ -248,7 +210,7 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
         drawn = {g: own.draw() for g, own in self._random.items()}
         chosen = {g: action for g, (action, _) in drawn.items()}
         outputs: dict[str, PyTree] = {g: {Columns.ACTIONS: own} for g, (_, own) in drawn.items()}
-        return self._slots.split_actions(chosen, acted), outputs
+        return self.slots.split_actions(chosen, acted), outputs
 
     def _act_in_rows(
         self, part: _Part, acted: dict[str, Bool[np.ndarray, " R"]], outputs: dict[str, PyTree]
@@ -274,7 +236,7 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
         for env, copy in enumerate(steps):
             if copy.step is not None:
                 self._read_step(env, copy.step, rows)
-                happened.add(env, copy.step, self._slots.position)
+                happened.add(env, copy.step, self.slots.position)
             elif copy.start is not None:
                 failed[env] = True
                 for g, own in self._groups.items():
@@ -288,7 +250,7 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
             own.is_first |= rows[g].terminated | rows[g].truncated
             own.acts &= np.repeat(self._paused, own.width)
             own.go_on(rows[g])
-        self._tallies.add(happened, self._slots.find_actors(acted))
+        self._tallies.add(happened, self.slots.find_actors(acted))
         part.records.add(happened, self._tallies)
         for copy in steps:
             self._add_faults(copy.faults)
@@ -300,7 +262,7 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
 
     def _read_step(self, env: int, step: HostMultiStep, rows: dict[str, RowStep]) -> None:
         """Write what a step meant to a copy's agents into the rows of their modules."""
-        find, goes_on = self._slots.find, not step.is_over
+        find, goes_on = self.slots.find, not step.is_over
         for agent in step.present:
             g, row = find(env, agent)
             own = rows[g]
@@ -331,7 +293,7 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
         if sharing is not None:
             reward = reward @ sharing.T
         for g in rows:
-            rows[g].reward[:] = self._slots.select(reward, g)
+            rows[g].reward[:] = self.slots.select(reward, g)
 
     def _observe_next(self, env: int, copy: CopyStep) -> None:
         """Set what agents act on next that join a copy, in a new episode if one begins."""
@@ -343,7 +305,7 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
                 self._observe(env, agent, copy.step.obs[agent])
 
     def _create_episode(self, env: int) -> None:
-        self._slots.begin_episode(env)
+        self.slots.begin_episode(env)
         if self.tracker is not None:
             self.tracker.create_episode(env)
 
@@ -356,13 +318,13 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
             self.tracker.start_episode(env, start)
 
     def _observe(self, env: int, agent: str, obs: PyTree) -> None:
-        g, row = self._slots.find(env, agent)
+        g, row = self.slots.find(env, agent)
         self._groups[g].observe(row, self._flatten(env, agent, obs))
 
     def _flatten(self, env: int, agent: str, obs: PyTree) -> list[Any]:
         """Return the leaves of what the module observes that plays an agent."""
         if self._has_ids:
-            ids = self.policy_step.views[self._slots.find_module(env, agent)].ids
+            ids = self.policy_step.views[self.slots.find_module(env, agent)].ids
             obs = obs if ids is None else ids.join_one(agent, obs)
         return [obs] if isinstance(obs, np.ndarray) else jax.tree.leaves(obs)
 
@@ -410,14 +372,14 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
     def _get_rows_state(self) -> dict[str, PyTree]:
         return {
             "tallies": self._tallies.get_state(),
-            "played_by": self._slots.get_state(),
+            "played_by": self.slots.get_state(),
             **get_modules_state(self._policy, self._groups),
             **({} if self._scenes is None else {"scenes": self._scenes.get_state()}),
         }
 
     def _set_rows_state(self, state: dict[str, PyTree]) -> None:
         self._tallies.set_state(state["tallies"])
-        self._slots.set_state(state["played_by"])
+        self.slots.set_state(state["played_by"])
         set_modules_state(self._policy, self._groups, state)
         if self._scenes is not None:
             self._scenes.set_state(state["scenes"])
@@ -438,6 +400,6 @@ class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
         for g, own in self._groups.items():
             unflatten = own.structures[0].unflatten
             for row in np.flatnonzero(own.acts[own.get_rows(env)]) + env * own.width:
-                _, agent = self._slots.get_agent(g, int(row))
+                _, agent = self.slots.get_agent(g, int(row))
                 observed[agent] = unflatten([leaf[row].copy() for leaf in own.obs])
         return observed

@@ -51,7 +51,7 @@ class MultiEpisodeTracker(TrackerBase["MultiEnvRunner", MultiAgentEpisode]):
         for row, acting in enumerate(actions):
             self._actions[row], self._outputs[row] = {}, {}
             for agent in acting:
-                group, place = self._runner.find_row(row, agent)
+                group, place = self._runner.slots.find(row, agent)
                 own = jax.tree.map(lambda x, place=place: np.array(x[place]), outputs[group])
                 name = self._get_id(row, agent)
                 self._actions[row][name] = own.pop(Columns.ACTIONS)
@@ -91,7 +91,7 @@ class MultiEpisodeTracker(TrackerBase["MultiEnvRunner", MultiAgentEpisode]):
             observations=[self._name(row, obs)] if obs else None,
             env_t_started=length,
             len_lookback_buffer=0,
-            agent_module_ids=self._runner.get_modules(row),
+            agent_module_ids=self._runner.slots.get_modules(row),
             agent_to_module_mapping_fn=before.agent_to_module_mapping_fn,
         )
         self._set(row, episode)
@@ -113,10 +113,10 @@ class MultiEpisodeTracker(TrackerBase["MultiEnvRunner", MultiAgentEpisode]):
         }
 
     def _get(self, row: int) -> MultiAgentEpisode:
-        return self._runner.get_episode(row)
+        return self._runner.slots.episodes[row]
 
     def _set(self, row: int, episode: MultiAgentEpisode) -> None:
-        self._runner.set_episode(row, episode)
+        self._runner.slots.set_episode(row, episode)
 
     def _get_id(self, row: int, agent: str) -> AgentID:
         return self._runner.vector.get_own_id(row, agent)
