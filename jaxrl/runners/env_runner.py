@@ -35,15 +35,14 @@ if TYPE_CHECKING:
     from jaxrl.config.config import Config
 
 
-class EnvRunner(HostRunner[SingleAgentEpisode, EpisodeTracker]):
+class EnvRunner(
+    HostRunner[SingleAgentEpisode, EpisodeTracker, HostVector, PolicyStep, FragmentBuilder]
+):
     """Runner of environments of a single agent, whose rows are the vector's own arrays.
 
     With equal seed, index and weights, a JAX environment produces the same transitions as in the
     compiled loop.
     """
-
-    vector: HostVector
-    policy_step: PolicyStep
 
     def _init_rows(self) -> None:
         self.module = self.policy_step.module

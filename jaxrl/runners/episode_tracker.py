@@ -17,9 +17,9 @@ from jaxrl.runners.metrics_logger import log_custom_metrics
 
 if TYPE_CHECKING:
     from jaxrl.runners.env_runner import EnvRunner
-    from jaxrl.runners.host_runner import HostRunner
+    from jaxrl.runners.host_runner import AnyRunner
 
-Runner = TypeVar("Runner", bound="HostRunner[Any, Any]")
+Runner = TypeVar("Runner", bound="AnyRunner")
 Episode = TypeVar("Episode", SingleAgentEpisode, MultiAgentEpisode)
 
 EPISODE_HOOKS = (
@@ -72,7 +72,7 @@ def is_tracking(hooks: RunnerHooks) -> bool:
     return any(hooks.has_listeners(hook) for hook in EPISODE_HOOKS)
 
 
-def announce_envs(runner: "HostRunner[Any, Any]", hooks: RunnerHooks) -> None:
+def announce_envs(runner: "AnyRunner", hooks: RunnerHooks) -> None:
     """Call `on_environment_created` for the environments of a runner."""
     context = EnvContext(
         runner.config.environment_settings.env_config,

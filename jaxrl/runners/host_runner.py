@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 import gymnasium
 import jax
@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 from jaxrl.assembly.env import Spaces
 from jaxrl.compat.lookup import RLlibNames
 from jaxrl.connectors.pipelines import ActionPipeline
-from jaxrl.core.types import Device, PyTree
+from jaxrl.core.types import Device, PyTree, Rollout
 from jaxrl.envs.host import HostFault
 from jaxrl.episodes import MultiAgentEpisode, SingleAgentEpisode
 from jaxrl.errors import ConfigError, EnvError
@@ -35,6 +35,7 @@ from jaxrl.runners.protocols import make_policies
 from jaxrl.runners.quotas import CHUNK_STEPS, EvalEpisodes, EvalShare, play_share, split_evenly
 from jaxrl.runtime.program import Program
 from jaxrl.training.episode_stats import EpisodeRecord
+from jaxrl.training.multi_rollout import MultiPolicyStep, MultiRollout
 from jaxrl.training.rollout import ActorState, PolicyStep
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ MAX_EPISODE_STEPS = 100_000
 
 Episode = TypeVar("Episode", SingleAgentEpisode, MultiAgentEpisode)
 Tracker = TypeVar("Tracker", bound=TrackerBase[Any, Any])
+Vector = TypeVar("Vector", bound=Any)
+Acting = TypeVar("Acting", PolicyStep, MultiPolicyStep)
+Part = TypeVar("Part")
+"""Unfinished fragment."""
 
 
 class RandomActions:
@@ -83,7 +88,7 @@ class _Played:
     """Returns by agent and module."""
 
 
-class HostRunner(RLlibNames, Generic[Episode, Tracker], abc.ABC):
+class HostRunner(RLlibNames, Generic[Episode, Tracker, Vector, Acting, Part], abc.ABC):
     """Base class of runners that step environments with one compiled call per vector step.
 
     A fragment continues where the previous one ended, possibly within an episode. Subclasses turn
@@ -111,15 +116,15 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker], abc.ABC):
 
     _rllib_kind = "env_runner"
 
-    module: Any
+    module: PyTree
     tracker: Tracker | None = None
 
     def __init__(
         self,
         *,
         config: "Config",
-        vector: Any,
-        policy_step: Any,
+        vector: Vector,
+        policy_step: Acting,
         env_index: Int[np.ndarray, " B"],
         worker_index: int = 0,
         num_workers: int = 0,
@@ -195,18 +200,18 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker], abc.ABC):
         """Return the rewards and flags that come with the observations to act on."""
 
     @abc.abstractmethod
-    def _begin_rows(self, num_steps: int, carry: Carries) -> Any:
+    def _begin_rows(self, num_steps: int, carry: Carries) -> Part:
         """Return an unfinished fragment, given the carry before its first step."""
 
     @abc.abstractmethod
-    def _step(self, part: Any) -> None:
+    def _step(self, part: Part) -> None:
         """Act once in every environment and add the results to an unfinished fragment."""
 
     @abc.abstractmethod
-    def _build_rollout(self, part: Any) -> tuple[Any, EpisodeRecord]:
+    def _build_rollout(self, part: Part) -> tuple[Rollout | MultiRollout, EpisodeRecord]:
         """Return the rows of a fragment and the record of its episodes."""
 
-    def _describe_rows(self, part: Any) -> dict[str, Any]:
+    def _describe_rows(self, part: Part) -> dict[str, Any]:
         """Return further fields of the fragment."""
         del part
         return {}
@@ -330,7 +335,7 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker], abc.ABC):
             self._step(part)
         return self._make_fragment(part, np.where(self._paused, 0, num_steps))
 
-    def _begin_fragment(self, num_steps: int) -> Any:
+    def _begin_fragment(self, num_steps: int) -> Part:
         """Prepare a fragment of `num_steps` steps."""
         self._begin_time = time.perf_counter()
         self._begin_episodes_if_due()
@@ -340,7 +345,7 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker], abc.ABC):
         self._env_seconds, self._faults = 0.0, []
         return self._begin_rows(num_steps, carry)
 
-    def _step_envs(self, actions: Any, add_step: Callable[[Any], None] | None) -> Any:
+    def _step_envs(self, actions: PyTree, add_step: Callable[[Any], None] | None) -> PyTree:
         """Step the environments; the time of `add_step`, which calls hooks, is not theirs."""
         begin = time.perf_counter()
         track = None if add_step is None else functools.partial(self._track, add_step)
@@ -348,7 +353,7 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker], abc.ABC):
         self._env_seconds += time.perf_counter() - begin
         return step
 
-    def _track(self, add_step: Callable[[Any], None], step: Any) -> None:
+    def _track(self, add_step: Callable[[Any], None], step: object) -> None:
         begin = time.perf_counter()
         add_step(step)
         self._env_seconds -= time.perf_counter() - begin
@@ -365,7 +370,7 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker], abc.ABC):
             for fault in faults
         ]
 
-    def _make_fragment(self, part: Any, taken: Int[np.ndarray, " B"]) -> Fragment:
+    def _make_fragment(self, part: Part, taken: Int[np.ndarray, " B"]) -> Fragment:
         """Build the fragment and advance each environment's transition count by `taken`."""
         rollout, record = self._build_rollout(part)
         self._transition_count = self._transition_count + taken.astype(np.uint32)
@@ -377,7 +382,7 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker], abc.ABC):
             worker_index=self.worker_index,
             number=self._next_number - 1,
             weights_version=self.weights_version,
-            rollout=rollout,
+            rollout=cast("Rollout", rollout),
             record=record,
             env_index=self.env_index,
             begins_episodes=begins,
@@ -615,6 +620,9 @@ class HostRunner(RLlibNames, Generic[Episode, Tracker], abc.ABC):
         those of several runners.
         """
         return self._sampled.take_reduced()
+
+
+AnyRunner: TypeAlias = HostRunner[Any, Any, Any, Any, Any]
 
 
 def _add_chunk(played: _Played, episode: SingleAgentEpisode | MultiAgentEpisode) -> None:

@@ -18,7 +18,7 @@ from jaxrl.runners.multi.tally import AgentEpisodes, AgentTally
 from jaxrl.training.evaluate import EpisodeMoments, EvaluationResult
 
 if TYPE_CHECKING:
-    from jaxrl.runners.host_runner import HostRunner
+    from jaxrl.runners.host_runner import AnyRunner
 
 CHUNK_STEPS = 16
 """Number of vector steps between checks of which environments are done."""
@@ -69,7 +69,7 @@ class EvalEpisodes:
 
 
 def play_share(
-    runner: "HostRunner[Any, Any]",
+    runner: "AnyRunner",
     share: EvalShare,
     *,
     can_pause: bool = True,

@@ -54,15 +54,15 @@ class _Part:
     plays: dict[str, list[np.ndarray]]
 
 
-class MultiEnvRunner(HostRunner[MultiAgentEpisode, MultiEpisodeTracker]):
+class MultiEnvRunner(
+    HostRunner[MultiAgentEpisode, MultiEpisodeTracker, MultiHostVector, MultiPolicyStep, _Part]
+):
     """Runner of environments of several agents, whose rows are complete when agents act again.
 
     A fragment begins with the rows that are pending. Data are those of the compiled program, for an
     environment that does the same.
     """
 
-    vector: MultiHostVector
-    policy_step: MultiPolicyStep
     slots: AgentSlots
     """Places of agents in rows, with the ongoing episodes, which have data only if callbacks need them."""
 

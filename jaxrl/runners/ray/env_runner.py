@@ -5,7 +5,7 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 from ray import cloudpickle
@@ -23,6 +23,7 @@ from jaxrl.runtime.devices import disable_async_dispatch
 
 if TYPE_CHECKING:
     from jaxrl.config.config import Config
+    from jaxrl.envs.multi.host_made import MadeMultiHostEnv
     from jaxrl.runners.env_runner import EnvRunner
     from jaxrl.runners.multi.env_runner import MultiEnvRunner
 
@@ -138,7 +139,7 @@ def start_new_episodes(runner: "EnvRunner", env_steps: int) -> None:
 def change_modules_by_job(runner: "MultiEnvRunner", *, job: bytes, has_new_mapping: bool) -> None:
     """Let a runner act with the modules of another job's config."""
     opened = unpack_job(job)
-    made: Any = opened.made  # of several agents
+    made = cast("MadeMultiHostEnv", opened.made)  # pyright: ignore[reportInvalidCast]
     runner.change_modules(opened.config, made, has_new_mapping=has_new_mapping)
 
 
