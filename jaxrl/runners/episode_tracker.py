@@ -222,9 +222,7 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
     def resume_episodes(self, obs: PyTree, lengths: np.ndarray) -> None:
         """Continue episodes that began before the environments' state was restored."""
         self._ongoing = [
-            self._make_episode(
-                observations=[_copy_row(obs, row)], t_started=int(length), len_lookback_buffer=0
-            )
+            self._make_episode([_copy_row(obs, row)], int(length))
             for row, length in enumerate(lengths)
         ]
         self._chunks = [[] for _ in self._ongoing]
@@ -263,12 +261,16 @@ class EpisodeTracker(TrackerBase["EnvRunner", SingleAgentEpisode]):
     def _set(self, row: int, episode: SingleAgentEpisode) -> None:
         self._ongoing[row] = episode
 
-    def _make_episode(self, **data: Any) -> SingleAgentEpisode:
+    def _make_episode(
+        self, observations: list[PyTree] | None = None, t_started: int = 0
+    ) -> SingleAgentEpisode:
         acting = self._runner.policy_step
         return SingleAgentEpisode(
             observation_space=acting.observation_space,
             action_space=acting.action_pipeline.module_space,
-            **data,
+            observations=observations,
+            t_started=t_started,
+            len_lookback_buffer=0,
         )
 
     def _create_episode(self, row: int) -> None:
