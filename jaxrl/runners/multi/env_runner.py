@@ -81,7 +81,7 @@ class MultiEnvRunner(
 
     @functools.cached_property
     def _scenes(self) -> CriticScenes | None:
-        """What central critics see; None without any."""
+        """View of central critics; None without any."""
         views, rows = self.policy_step.views, self.policy_step.rows
         jit = self.config.debugging_settings.compiles
         return CriticScenes.make_if(views, rows, self.num_envs, jit=jit)
