@@ -253,7 +253,11 @@ def make_opponent_pool(
         _check_self_play(agents, kinds, modules)
     players, league = None, settings.learners_league
     if league is not None:
-        mutations = {} if isinstance(league, League) else parse_mutations(config, league.pbt)
+        mutations = (
+            {}
+            if isinstance(league, League)
+            else parse_mutations(config.get_name_table(), config.trust, league.pbt)
+        )
         kinds, players = make_league_players(league, agents, kinds, modules, mutations)
     for kind in kinds:
         if len(kind.ids) > kind.capacity - len(kind.learners):

@@ -26,7 +26,6 @@ from jaxrl.config.settings.replay import (
     BufferSettings,
     HindsightSettings,
     parse_n_step,
-    resolve_buffer_settings,
 )
 from jaxrl.config.settings.training import EnvironmentSettings, Training
 from jaxrl.connectors.pipelines import LearnerPipeline
@@ -215,7 +214,7 @@ def make_replay_buffer(
     """
     check_temporal(policy_step, "Replay stores observations after")
     settings, training, module = (
-        resolve_buffer_settings(config),
+        config.get_buffer_settings(),
         config.training_settings,
         policy_step.module,
     )

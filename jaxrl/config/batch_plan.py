@@ -18,7 +18,7 @@ from jaxrl.config.markers import contains_tune_marker, find_markers
 from jaxrl.config.modules import get_rows_per_sample
 from jaxrl.config.multi_agent import make_agents_env, make_module_config, resolve_agents
 from jaxrl.config.offline import count_source_rows
-from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step, resolve_buffer_settings
+from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step
 from jaxrl.envs.contract import find_acting
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.made import MadeMultiEnv
@@ -791,7 +791,7 @@ def _plan_replay(config: "Config") -> ReplayPlan:
     if envs is None:
         notes.append("num_envs_per_env_runner: 1.")
     updates = 1 if intensity is None else _count_updates(intensity, num_envs, steps, rows, training)
-    capacity = resolve_buffer_settings(config).capacity
+    capacity = config.get_buffer_settings().capacity
     length = capacity // (num_envs * steps) * steps
     notes += _check_buffer(config, capacity, num_envs, steps)
     return ReplayPlan(

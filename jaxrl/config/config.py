@@ -32,7 +32,11 @@ from jaxrl.config.settings.actor_critic import (
 )
 from jaxrl.config.settings.multi_agent import MultiAgentSettings
 from jaxrl.config.settings.offline import OfflineDataSettings
-from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.config.settings.replay import (
+    BufferSettings,
+    OffPolicyTraining,
+    resolve_buffer_settings,
+)
 from jaxrl.config.settings.run import (
     CallbacksSettings,
     CheckpointingSettings,
@@ -684,6 +688,14 @@ class Config:
     def needs_returns(self) -> bool:
         """Return whether the learner needs the returns of recorded rows."""
         return bool(getattr(self.get_learner_class(), "needs_returns", False))
+
+    def get_buffer_settings(self) -> BufferSettings:
+        """Return the complete and validated settings of the replay buffer."""
+        return resolve_buffer_settings(
+            self.training_settings.replay_buffer_config,
+            type(self).training_settings.replay_buffer_config,
+            self.learners_settings.num_learners,
+        )
 
     @property
     def rows_per_window(self) -> int | None:

@@ -27,7 +27,13 @@ from jaxrl.config.agent_mapping import (
     take_first,
 )
 from jaxrl.config.markers import find_markers
-from jaxrl.config.settings.multi_agent import Draw, MultiAgentSettings, Player, PolicySpec
+from jaxrl.config.settings.multi_agent import (
+    Draw,
+    MultiAgentSettings,
+    Player,
+    PolicySpec,
+    SetValues,
+)
 from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.training import EnvironmentSettings
 from jaxrl.core.types import PyTree
@@ -519,7 +525,7 @@ def check_module_ids(settings: MultiAgentSettings, spec: object, agents: AgentMa
             )
 
 
-def _to_settings(overrides: "Mapping[str, Any] | Config | None") -> dict[str, Any]:
+def _to_settings(overrides: Mapping[str, Any] | SetValues | None) -> dict[str, Any]:
     """Return overrides as a dictionary, from one or from a config's explicit settings."""
     if overrides is None:
         return {}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from jaxrl.config.imports import Trust
 from jaxrl.config.markers import Marker, as_marker, is_tune_marker, marker_from_data
 from jaxrl.core.types import Counter
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
@@ -18,7 +19,7 @@ from jaxrl.metrics import (
 )
 
 if TYPE_CHECKING:
-    from jaxrl.config.config import Config
+    from jaxrl.config.names import NameTable
     from jaxrl.learners.learner import LearnerState
 
 TIME_ATTRS = (TRAINING_ITERATION, NUM_ENV_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_TRAINED_LIFETIME)
@@ -122,21 +123,20 @@ def make_scheduler(
     return PopulationBasedTraining(**{str(name): value for name, value in given.items()})
 
 
-def get_mutations(config: "Config") -> dict[str, Marker]:
-    """Return the settings that a sweep's scheduler changes; see `parse_mutations`."""
-    return parse_mutations(config, make_scheduler(config.sweep_settings.scheduler))
-
-
 def parse_mutations(
-    config: "Config", scheduler: PopulationBasedTraining | None
+    table: "NameTable", trust: Trust, scheduler: PopulationBasedTraining | None
 ) -> dict[str, Marker]:
     """Return the settings that a scheduler changes, each with its parsed distribution.
+
+    Args:
+        table: Settings of the config.
+        trust: Imports by name that the config may make.
+        scheduler: The scheduler, None if there is none.
 
     Raises:
         UnknownNameError: If a setting does not exist.
         ConfigError: If a setting is not traced, or a value is invalid for it.
     """
-    table = config.get_name_table()
     mutations: dict[str, Marker] = {}
     for name, marker in ({} if scheduler is None else scheduler.hyperparam_mutations).items():
         current = table.find_current_name(name)
@@ -153,7 +153,7 @@ def parse_mutations(
             )
         setting = table.get_setting(current)
         marker = _require_numbers(
-            current, marker.map_values(functools.partial(setting.parse, trust=config.trust))
+            current, marker.map_values(functools.partial(setting.parse, trust=trust))
         )
         if setting.off is not None and setting.off in marker.values:
             raise ConfigError(

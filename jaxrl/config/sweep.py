@@ -18,7 +18,7 @@ from jaxrl.config.markers import (
     replace_at_path,
     uniform,
 )
-from jaxrl.config.pbt import get_mutations
+from jaxrl.config.pbt import make_scheduler, parse_mutations
 from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.errors import ConfigError
 
@@ -107,6 +107,12 @@ def make_lanes(config: "Config") -> list[Lane]:
         )
         for index, ((point, values), seed) in enumerate(pairs)
     ]
+
+
+def get_mutations(config: "Config") -> dict[str, Marker]:
+    """Return the settings that a sweep's scheduler changes; see `parse_mutations`."""
+    scheduler = make_scheduler(config.sweep_settings.scheduler)
+    return parse_mutations(config.get_name_table(), config.trust, scheduler)
 
 
 def _find_marked(config: "Config") -> Iterator[tuple[SettingPath, Marker]]:

@@ -9,7 +9,7 @@ import logging
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +130,7 @@ class HostModules:
     ) -> ModulesChange:
         """Return the run with another module; see `Algorithm.add_module`."""
         call = f"add_module({module_id!r})"
-        overrides: Any = others.pop("config_overrides", None) or {}
+        overrides = cast("Mapping[str, Any]", others.pop("config_overrides", None) or {})
         check_others(call, others)
         if mapping_fn is not None and not callable(mapping_fn):
             raise ConfigError(

@@ -18,7 +18,7 @@ from jaxrl.config.agent_mapping import DRAWN, AgentMapping, Mapped
 from jaxrl.config.batch_plan import MultiAgentPlan
 from jaxrl.config.markers import Marker
 from jaxrl.config.multi_agent import check_module_id
-from jaxrl.config.pbt import parse_mutations
+from jaxrl.config.pbt import PopulationBasedTraining, parse_mutations
 from jaxrl.config.settings.multi_agent import League, PopulationPlay, SelfPlay, SeveralLearners
 from jaxrl.config.settings.run import EvaluationSettings
 from jaxrl.core.hparams import Hyperparameter, to_leaf
@@ -530,7 +530,7 @@ class RunLeague:
                 if is_due(league, standing, learner, steps[learner]):
                     self._take_learner_snapshot(league, learner, index)
         elif league.pbt is not None:
-            mutations = parse_mutations(self._config, league.pbt)
+            mutations = self._parse_mutations(league.pbt)
             for learner in league.learners:
                 result[LEAGUE][learner] |= self._read_values(learner, mutations)
         state = opponents.advance_learner_windows(self.state, league.least_games)
@@ -617,7 +617,7 @@ class RunLeague:
         assert isinstance(self._loop, InGraphLoop)
         if self._loop.is_dispatched:  # a lane, whose round was before the dispatch of all lanes
             return
-        mutations = parse_mutations(self._config, league.pbt)
+        mutations = self._parse_mutations(league.pbt)
         scheduler = PBTScheduler(league.pbt, mutations, self._config.debugging_settings.run_seed)
         time = float(lookup(self._record.last_result, league.pbt.time_attr))
         elapsed = (int(time) - opponents.read_last_round(self.state)) % 2**32
@@ -641,6 +641,9 @@ class RunLeague:
             state = copy_learner(state, self.state, source, target, exploit.new)
             _log_exploit(exploit, source, target)
         self.state = self._weigh_learners(league, opponents.begin_round(state, int(time)))
+
+    def _parse_mutations(self, scheduler: PopulationBasedTraining) -> dict[str, Marker]:
+        return parse_mutations(self._config.get_name_table(), self._config.trust, scheduler)
 
     def _read_values(self, learner: str, mutations: Mapping[str, Marker]) -> dict[str, float]:
         """Return a learner's numbers that exploit steps change."""

@@ -1,4 +1,4 @@
-"""What callbacks and runners see of a run: its modules, policies and the runner of this process."""
+"""Views of a run for callbacks and runners: its modules, policies, and runner of this process."""
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence

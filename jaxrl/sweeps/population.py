@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from jaxrl.algorithm import Algorithm, Result
 from jaxrl.compat.lookup import answer_arguments
 from jaxrl.config.imports import Trust, TrustSpec
-from jaxrl.config.pbt import check_mutable, get_mutations, make_scheduler
+from jaxrl.config.pbt import check_mutable, make_scheduler
 from jaxrl.config.serialize import decode_numbers, deserialize_config, encode_numbers
 from jaxrl.config.stop import parse_fit_criteria, warn_of_missing
-from jaxrl.config.sweep import Lane
+from jaxrl.config.sweep import Lane, get_mutations
 from jaxrl.core.types import Device
 from jaxrl.envs.host import MadeHostEnv
 from jaxrl.envs.registry import MadeEnv, MadeMultiEnv

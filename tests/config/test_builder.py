@@ -19,7 +19,6 @@ from jaxrl import (
 )
 from jaxrl.config import OnPolicyTraining, field, fluent, get_algorithm_config
 from jaxrl.config.names import GROUP_METHODS
-from jaxrl.config.settings.replay import resolve_buffer_settings
 from jaxrl.core.hparams import Traced
 from jaxrl.errors import ConfigError, UnknownNameError
 from jaxrl.modules.model_config import DefaultModelConfig
@@ -353,7 +352,7 @@ def test_former_keys_of_replay_buffers_are_the_current_ones() -> None:
         "worker_side_prioritization": False,
     }
     config = DQNConfig().environment("CartPole-v1").training(replay_buffer_config=former)
-    settings = resolve_buffer_settings(config)
+    settings = config.get_buffer_settings()
     found = (settings.kind, settings.capacity, settings.alpha, settings.beta)
     assert found == ("prioritized", 700, 0.5, 0.3)
     for wrong, answer in (
@@ -364,4 +363,4 @@ def test_former_keys_of_replay_buffers_are_the_current_ones() -> None:
         ({"alpha": 0.5, "prioritized_replay_alpha": 0.5}, "set only 'alpha'"),
     ):
         with pytest.raises(ConfigError, match=answer):
-            resolve_buffer_settings(config.copy().training(replay_buffer_config=wrong))
+            config.copy().training(replay_buffer_config=wrong).get_buffer_settings()

@@ -18,9 +18,9 @@ from jaxrl import (
 )
 from jaxrl.config.load import experiment_from_dict
 from jaxrl.config.markers import Marker
-from jaxrl.config.pbt import get_mutations, make_scheduler
+from jaxrl.config.pbt import make_scheduler
 from jaxrl.config.serialize import deserialize_config, serialize_config
-from jaxrl.config.sweep import is_sweep, make_lanes
+from jaxrl.config.sweep import get_mutations, is_sweep, make_lanes
 from jaxrl.errors import ConfigError
 
 tune: Any = pytest.importorskip("ray.tune")

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -15,8 +15,6 @@ from jaxrl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import gymnasium
-
-    from jaxrl.config.config import Config
 
 
 MAX_LEARNERS = 32
@@ -236,6 +234,14 @@ def _find_wrong_weighing(league: "SelfPlay | League | PopulationPlay") -> Iterat
         yield f"power={league.power!r} must be a finite number above 0"
 
 
+class SetValues(Protocol):
+    """Config whose explicit settings are read."""
+
+    @property
+    def explicit(self) -> frozenset[str]: ...
+    def __getitem__(self, name: str, /) -> object: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class PolicySpec:
     """Specification of a module in `multi_agent(policies=...)`, with RLlib's fields.
@@ -250,7 +256,7 @@ class PolicySpec:
     policy_class: type[Any] | None = None
     observation_space: "gymnasium.Space[Any] | None" = None
     action_space: "gymnasium.Space[Any] | None" = None
-    config: "Mapping[str, Any] | Config | None" = None
+    config: Mapping[str, Any] | SetValues | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from jaxrl.buffers.hindsight import ComputeReward, Strategy
 from jaxrl.buffers.replay import ReplayBuffer
@@ -25,9 +25,6 @@ from jaxrl.config.imports import REPLAY_BUFFER
 from jaxrl.config.settings.training import Auto, Training
 from jaxrl.core.hparams import Traced
 from jaxrl.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from jaxrl.config.config import Config
 
 BURN_IN_DOC = (
     "Number of rows before a sequence that a stateful module is unrolled over, without training on "
@@ -173,18 +170,24 @@ class BufferSettings:
     hindsight: HindsightSettings | None = None
 
 
-def resolve_buffer_settings(config: "Config") -> BufferSettings:
-    """Return the complete and validated buffer settings of a config.
+def resolve_buffer_settings(
+    given: Mapping[str, Any], defaults: Mapping[str, Any], num_learners: int
+) -> BufferSettings:
+    """Return the complete and validated buffer settings of a run.
+
+    Args:
+        given: `replay_buffer_config` of the run.
+        defaults: That of its algorithm.
+        num_learners: Number of learner processes.
 
     Raises:
         ConfigError: If a key is unknown or a value is out of range.
     """
-    user_config = config.training_settings.replay_buffer_config
-    default = {**_DEFAULTS, **type(config).training_settings.replay_buffer_config}
+    user_config, default = dict(given), {**_DEFAULTS, **defaults}
     has_class = isinstance(user_config.get("type"), type)  # which may have keys of any name
     if not has_class and not user_config.keys() <= {*default, *_HINDSIGHT_KEYS}:
         user_config = lookup.load("rllib.settings").rename_buffer_keys(user_config)
-    merged, num_learners = {**default, **user_config}, config.learners_settings.num_learners
+    merged = {**default, **user_config}
     buffer_type = merged["type"]
     own_class = buffer_type if isinstance(buffer_type, type) else None
     named = _BUFFER_TYPES.get(buffer_type) if isinstance(buffer_type, str) else None
