@@ -280,7 +280,7 @@ class Algorithm(RLlibNames):
         else:
             self._acting = self._parts.acting
         self._actions = make_actions(
-            config, assembly, self._acting, self._keys, self._record, self._use
+            config.debugging_settings, assembly, self._acting, self._keys, self._record, self._use
         )
         self._connect_league()
 

@@ -28,6 +28,7 @@ from jaxrl.config.load import Experiment, load_experiment
 from jaxrl.config.registry import find_shipped_configs
 from jaxrl.config.serialize import deserialize_config
 from jaxrl.config.settings.run import WITHOUT_CALLBACKS
+from jaxrl.config.settings.training import Training
 from jaxrl.config.stop import find_reached_criterion
 from jaxrl.errors import ConfigError, JaxrlError, RunFolderError
 from jaxrl.loggers import text
@@ -452,10 +453,10 @@ def find_update_hint(config: Config, devices: Sequence[Any]) -> str | None:
 
     It is None if updates do not dominate, if the user chose the settings, or on an accelerator.
     """
-    plan = _get_deciding_plan(config)
+    plan = _get_deciding_plan(config.plan())
     if config.is_offline:  # there is no environment step to compare updates with
         return None
-    deciding, others = _get_settings(config, plan)
+    deciding, others = _get_settings(config.training_settings, plan)
     on_cpu = bool(devices) and all(device.platform == "cpu" for device in devices)
     if (
         not on_cpu
@@ -477,9 +478,8 @@ def find_update_hint(config: Config, devices: Sequence[Any]) -> str | None:
     return f"{hint}; the shipped file makes {_format_counts(other)}: {format_command('train', 'file', name)}"
 
 
-def _get_deciding_plan(config: Config) -> BatchPlan:
-    """Return the plan of a config; of several modules, that of the one that learns most often."""
-    plan = config.plan()
+def _get_deciding_plan(plan: BatchPlan) -> BatchPlan:
+    """Return a plan or, of several modules, that of the one that learns most often."""
     if not isinstance(plan, MultiAgentPlan):
         return plan
     return max((plan.modules[m] for m in sorted(plan.agents.trained)), key=compute_sample_reuse)
@@ -510,12 +510,12 @@ def _format_counts(plan: BatchPlan) -> str:
     )
 
 
-def _get_settings(config: Config, plan: BatchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _get_settings(training: Training, plan: BatchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the settings that decide how often a step is used, and those for the update size."""
     if isinstance(plan, ReplayPlan):
         return ("training_intensity", "train_batch_size"), ("num_envs_per_env_runner",)
     own = "circular_buffer_iterations_per_batch"
-    repeats = (own,) if hasattr(config.training_settings, own) else ()
+    repeats = (own,) if hasattr(training, own) else ()
     return (*repeats, "num_epochs"), ("minibatch_size", "train_batch_size")
 
 
@@ -531,7 +531,7 @@ def _find_shipped(task: tuple[str, Any], times: float) -> tuple[str, BatchPlan] 
         body: Mapping[str, Any] = next(iter(yaml.safe_load(path.read_text("utf-8")).values()))
         is_match = (body["run"], body.get("env")) == task
         if is_match and "sweep" not in body and path.stem.count("-") == 1:
-            plans[name] = _get_deciding_plan(load_experiment(path).config)
+            plans[name] = _get_deciding_plan(load_experiment(path).config.plan())
     least = min(plans, key=lambda name: compute_sample_reuse(plans[name]), default=None)
     if least is None or compute_sample_reuse(plans[least]) >= times:
         return None

@@ -16,7 +16,12 @@ from jaxrl.config.agent_mapping import AgentMapping
 from jaxrl.config.fields import MAX_COUNT
 from jaxrl.config.markers import contains_tune_marker, find_markers
 from jaxrl.config.modules import get_rows_per_sample
-from jaxrl.config.multi_agent import make_agents_env, make_module_config, resolve_agents
+from jaxrl.config.multi_agent import (
+    AnyMadeMulti,
+    make_agents_env,
+    make_module_config,
+    resolve_agents,
+)
 from jaxrl.config.offline import count_source_rows
 from jaxrl.config.settings.replay import OffPolicyTraining, parse_n_step
 from jaxrl.envs.contract import find_acting
@@ -793,7 +798,7 @@ def _plan_replay(config: "Config") -> ReplayPlan:
     updates = 1 if intensity is None else _count_updates(intensity, num_envs, steps, rows, training)
     capacity = config.get_buffer_settings().capacity
     length = capacity // (num_envs * steps) * steps
-    notes += _check_buffer(config, capacity, num_envs, steps)
+    notes += _check_buffer(training, config.explicit, capacity, num_envs, steps)
     return ReplayPlan(
         num_envs=num_envs,
         rollout_fragment_length=steps,
@@ -808,7 +813,13 @@ def _plan_replay(config: "Config") -> ReplayPlan:
     )
 
 
-def _check_buffer(config: "Config", capacity: int, num_envs: int, steps: int) -> Iterator[str]:
+def _check_buffer(
+    training: OffPolicyTraining,
+    explicit: frozenset[str],
+    capacity: int,
+    num_envs: int,
+    steps: int,
+) -> Iterator[str]:
     """Yield sentences on buffer sizes that differ from the settings.
 
     Raises:
@@ -821,8 +832,8 @@ def _check_buffer(config: "Config", capacity: int, num_envs: int, steps: int) ->
             f"environments x {steps} steps; use at least {sampled}."
         )
     stored, setting = capacity // sampled * sampled, "num_steps_sampled_before_learning_starts"
-    learning_starts = config.training_settings.num_steps_sampled_before_learning_starts
-    if learning_starts > stored and setting in config.explicit:
+    learning_starts = training.num_steps_sampled_before_learning_starts
+    if learning_starts > stored and setting in explicit:
         raise ConfigError(
             f"{setting}={learning_starts} transitions are more than the buffer holds "
             f"({stored}): lower it to {stored}, or set replay_buffer_config['capacity'] "
@@ -1019,7 +1030,8 @@ def _plan_common(config: "Config", agents: AgentMapping) -> BatchPlan:
     """Return the plan of environment steps, in which minibatches have no part."""
     request = make_batch_request(config)
     if config.multi_agent_settings.count_steps_by == "agent_steps":
-        request = _count_environment_steps(config, request, agents)
+        made = make_agents_env(config.environment_settings, config.multi_agent_settings)
+        request = _count_environment_steps(made, request, agents)
     request = dataclasses.replace(request, minibatch_size=None, is_whole_batch=True)
     configs = (make_module_config(config, agents, m, {}) for m in agents.modules)
     return make_plan(request, math.lcm(*map(get_rows_per_sample, configs)))
@@ -1082,7 +1094,7 @@ def _scale_intensity(config: "Config", agents: AgentMapping, module: str) -> dic
 
 
 def _count_environment_steps(
-    config: "Config", request: BatchRequest, agents: AgentMapping
+    made: AnyMadeMulti, request: BatchRequest, agents: AgentMapping
 ) -> BatchRequest:
     """Return a request in environment steps, given one in rows of agents.
 
@@ -1090,7 +1102,6 @@ def _count_environment_steps(
         ConfigError: If the number of agents that act at a step is not declared, or does not divide
             the train batch.
     """
-    made = make_agents_env(config.environment_settings, config.multi_agent_settings)
     number = None
     if isinstance(made, MadeMultiEnv):
         acts_at_once = find_acting(made) == "all"

@@ -20,6 +20,7 @@ from jaxrl.config.settings.offline import (
     OfflineEvaluationSettings,
 )
 from jaxrl.config.settings.replay import OffPolicyTraining
+from jaxrl.config.settings.run import EvaluationSettings
 from jaxrl.config.sweep import is_sweep
 from jaxrl.errors import ConfigError, did_you_mean
 
@@ -411,9 +412,8 @@ def check_offline_evaluation(config: "Config") -> None:
         )
 
 
-def describe_held_out(config: "Config") -> list[str]:
+def describe_held_out(settings: EvaluationSettings) -> list[str]:
     """Return a sentence on the episodes that are not trained on; none if there are none."""
-    settings = config.evaluation_settings
     if not settings.held_out_share:
         return []
     interval, kind = settings.offline_evaluation_interval, settings.offline_evaluation_type

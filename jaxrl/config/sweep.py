@@ -95,7 +95,9 @@ def make_lanes(config: "Config") -> list[Lane]:
         draws = {path: m.sample(generator) for path, m in marked if m.kind != "grid"}
         grids = [[(path, value) for value in m.values] for path, m in marked if m.kind == "grid"]
         points += [{**draws, **dict(point)} for point in itertools.product(*grids)]
-    seeds = _get_seeds(config) or [config.debugging_settings.run_seed]
+    seeds = _get_seeds(sweep.seeds, config.debugging_settings.run_seed) or [
+        config.debugging_settings.run_seed
+    ]
     pairs = itertools.product(enumerate(points), seeds)
     return [
         Lane(
@@ -134,9 +136,8 @@ def _check_num_lanes(
         )
 
 
-def _get_seeds(config: "Config") -> list[int] | None:
+def _get_seeds(seeds: int | list[int] | None, first: int) -> list[int] | None:
     """Return the seeds of every point, or None if `seeds` is not set."""
-    seeds, first = config.sweep_settings.seeds, config.debugging_settings.run_seed
     if isinstance(seeds, int):
         return [first + i for i in range(seeds)]
     return seeds

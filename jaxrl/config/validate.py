@@ -15,8 +15,8 @@ from jaxrl.config.offline import check_offline, check_offline_evaluation
 from jaxrl.config.placement import check_placement
 from jaxrl.config.settings.actor_critic import check_critics
 from jaxrl.config.settings.multi_agent import MultiAgentSettings, PopulationPlay
-from jaxrl.config.settings.run import EvaluationSettings, FaultToleranceSettings
-from jaxrl.config.settings.runners import LearnersSettings
+from jaxrl.config.settings.run import DebuggingSettings, EvaluationSettings, FaultToleranceSettings
+from jaxrl.config.settings.runners import EnvRunnersSettings, LearnersSettings
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.metrics import DEFAULT_MODULE, check_key
@@ -50,7 +50,9 @@ def validate(config: "Config") -> None:
     check_placement(config)
     check_offline(config)
     check_offline_evaluation(config)
-    _check_num_envs_tuning(config)
+    _check_num_envs_tuning(
+        config.env_runners_settings, config.learners_settings, config.debugging_settings
+    )
     _check_failures(
         config.fault_tolerance_settings,
         is_restart_explicit="restart_failed_env_runners" in config.explicit,
@@ -67,15 +69,17 @@ def validate(config: "Config") -> None:
     config.plan()
 
 
-def _check_num_envs_tuning(config: "Config") -> None:
+def _check_num_envs_tuning(
+    runners: EnvRunnersSettings, learners: LearnersSettings, debugging: DebuggingSettings
+) -> None:
     """Raise if num_envs is to be tuned without a compiled program in this process."""
-    if config.env_runners_settings.num_envs_per_env_runner != "auto":
+    if runners.num_envs_per_env_runner != "auto":
         return
     for name, value, allowed in (
-        ("num_env_runners", config.env_runners_settings.num_env_runners, (0,)),
-        ("placement", config.env_runners_settings.placement, ("auto", "in_graph")),
-        ("num_learners", config.learners_settings.num_learners, (0,)),
-        ("jit", config.debugging_settings.compiles, (True,)),
+        ("num_env_runners", runners.num_env_runners, (0,)),
+        ("placement", runners.placement, ("auto", "in_graph")),
+        ("num_learners", learners.num_learners, (0,)),
+        ("jit", debugging.compiles, (True,)),
     ):
         if value not in allowed:
             raise ConfigError(

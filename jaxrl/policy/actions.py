@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxrl.assembly.assemble import Assembly
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.compat.lookup import load
 from jaxrl.config.agent_mapping import DRAWN, VARIES
+from jaxrl.config.settings.run import DebuggingSettings
 from jaxrl.core.keys import PurposeKeys, fold_in_uint64
 from jaxrl.core.seeds import check_seed
 from jaxrl.core.spaces import without_parts
@@ -41,10 +42,6 @@ from jaxrl.runtime.program import Program
 from jaxrl.training.opponents import OpponentPool, decode_names
 from jaxrl.training.report import to_host
 from jaxrl.training.rollout import ActorState, PolicyStep
-
-if TYPE_CHECKING:
-    from jaxrl.config.config import Config
-
 
 _ACTIONS, _POLICY, _MODULE = 0x61637473, 0x706F6C69, 0x6D6F646C
 """Constants folded into the seed's key; far from all others that are."""
@@ -270,7 +267,7 @@ class TeamActions(ComputeActions):
 
 
 def make_actions(
-    config: "Config",
+    debugging: DebuggingSettings,
     assembly: Assembly,
     acting: ActingState,
     keys: PurposeKeys,
@@ -278,7 +275,6 @@ def make_actions(
     lock: ExclusiveLock,
 ) -> "ComputeActions | ComputeAgentActions":
     """Make what computes a run's actions for the caller's observations."""
-    debugging = config.debugging_settings
 
     def make_inference(policy_step: PolicyStep) -> Inference:
         return Inference(

@@ -163,7 +163,12 @@ class HostModules:
         if state is not None:
             check_parameters(assembly.modules[module_id].policy_step.module, state)
         init = partial(
-            _init_module, config, assembly, module_id, state, like or min(agents.trained)
+            _init_module,
+            config.debugging_settings.run_seed,
+            assembly,
+            module_id,
+            state,
+            like or min(agents.trained),
         )
         return ModulesChange(config, assembly, mapping_fn is not None, init)
 
@@ -371,7 +376,7 @@ class HostModules:
 
 
 def _init_module(
-    config: "Config",
+    run_seed: int,
     assembly: MultiAgentAssembly,
     name: str,
     params: PyTree,
@@ -384,8 +389,7 @@ def _init_module(
     updates, and its progress, by which schedules are read.
     """
     if params is None:
-        seed = make_key(config.debugging_settings.run_seed)
-        key = jax.random.fold_in(seed, zlib.crc32(name.encode()))
+        key = jax.random.fold_in(make_key(run_seed), zlib.crc32(name.encode()))
         params = assembly.modules[name].policy_step.module.init(key)
     own, _ = set_parameters(state.modules[name], params, strict=True)
     source = state.modules[like]

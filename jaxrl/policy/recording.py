@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -184,14 +185,19 @@ def _play(
     length: int,
 ) -> Generator[Rows]:
     """Yield rollouts, without end."""
+    play = partial(
+        play_compiled,
+        explore=config.env_runners_settings.explore,
+        seed=config.debugging_settings.run_seed,
+    )
     if isinstance(made, MadeMultiEnv):
         policies = cast("MultiPolicyStep", policy_step)
         worker = policies.with_envs(make_multi_vector_env(config.environment_settings, made))
-        yield from play_compiled(config, worker, made.params, inputs, num_envs, length)
+        yield from play(worker, made.params, inputs, num_envs, length)
         return
     if isinstance(made, MadeEnv) and inputs.task is None:
         worker = policy_step.with_envs(make_vector_env(config.environment_settings, made))
-        yield from play_compiled(config, worker, made.params, inputs, num_envs, length)
+        yield from play(worker, made.params, inputs, num_envs, length)
         return
     for fragment in play_on_host(config, made, inputs, num_envs, length):
         rollout = fragment.rollout

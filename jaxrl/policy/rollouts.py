@@ -48,28 +48,31 @@ def check_steps(env_id: str, steps: int, length: int, num_envs: int) -> None:
 
 
 def play_compiled(
-    config: "Config",
     worker: RolloutWorker | MultiRolloutWorker,
     default_params: PyTree,
     inputs: EvaluationInputs,
     num_envs: int,
     length: int,
+    *,
+    explore: bool,
+    seed: int,
 ) -> Generator[Rows]:
     """Yield rollouts of environments in JAX, without end.
 
     Args:
-        config: Config of an evaluation.
         worker: Policy, or policies, with the environments.
         default_params: Parameters of environments that are not those of the run.
         inputs: Parameters to act with, and of the environment.
         num_envs: Number of environments.
         length: Number of steps of a rollout.
+        explore: Whether policies explore.
+        seed: Seed of the environments and actions.
     """
     current = to_host(inputs.env_params)
     params = current if jax.tree.leaves(current) else default_params
     actor = to_host(inputs.actor)
     acting = cast("RolloutWorker", worker)
-    env_index, explore = make_env_index(num_envs), config.env_runners_settings.explore
+    env_index = make_env_index(num_envs)
 
     @jax.jit
     def start(key: Key, params: PyTree) -> tuple[PyTree, PyTree]:
@@ -79,7 +82,7 @@ def play_compiled(
     def play(actor: PyTree, env: PyTree, carry: PyTree, params: PyTree) -> PyTree:
         return acting.rollout(actor, env, carry, params, length, explore)[:3]
 
-    env, carry = start(make_key(config.debugging_settings.run_seed), params)
+    env, carry = start(make_key(seed), params)
     while True:
         env, carry, rollout = play(actor, env, carry, params)
         rollout = to_host(rollout)

@@ -13,7 +13,6 @@ from jaxrl.assembly.replay import make_host_buffer
 from jaxrl.buffers.host import BATCH_INDEXES, WEIGHTS, HostBuffer, TransitionColumns
 from jaxrl.buffers.replay import PRIORITY_EPSILON, ReplayBuffer, ReplayState, SampledIndices
 from jaxrl.buffers.sequence import AnyReplayBuffer
-from jaxrl.config.settings.replay import resolve_buffer_settings
 from jaxrl.core.hparams import current_values
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Device, Key, Progress, PyTree, Transition
@@ -450,7 +449,7 @@ def make_host_memory(
     replay = train_step.host_replay
     if replay is None:
         return None
-    buffer = make_host_buffer(resolve_buffer_settings(config), config.debugging_settings.run_seed)
+    buffer = make_host_buffer(config.get_buffer_settings(), config.debugging_settings.run_seed)
     if buffer is None:
         return HostReplay(train_step, replay, devices, max_retraces=max_retraces, jit=jit)
     assert isinstance(replay, ReplayBuffer)

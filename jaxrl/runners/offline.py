@@ -528,7 +528,10 @@ class OfflineLoop(InGraphLoop):
         assert isinstance(assembly.plan, OfflinePlan)
         self._batches_per_iteration = assembly.plan.batches_per_iteration
         self._gets_rows = assembly.row_storage != "device"
-        self.notes = [*describe_chosen(assembly.storage), *describe_held_out(config)]
+        self.notes = [
+            *describe_chosen(assembly.storage),
+            *describe_held_out(config.evaluation_settings),
+        ]
 
     def prepare(self) -> None:
         """Do nothing: no environment is made."""
