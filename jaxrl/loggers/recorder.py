@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl.config.serialize import serialize_for_display
 from jaxrl.core.types import Device, PyTree
 from jaxrl.errors import (
     ConfigError,
@@ -260,8 +259,7 @@ class Recorder:
             return
         iteration, folder = self._start[0], self.folder.checkpoints
         if self._open.sinks is not None and iteration < self._last_written:
-            params = serialize_for_display(self._config)
-            cut_sinks(self._open.sinks, params, self.folder, *self._start)
+            cut_sinks(self._open.sinks, self._config, self.folder, *self._start)
         writer = self._open.writer
         with files.translate_os_errors("set aside checkpoints in", folder):
             renamed = (
@@ -284,14 +282,7 @@ class Recorder:
         folder = self.folder
         self._leave_later()
         if self._open.sinks is None:
-            iteration, env_steps = self._start
-            self._open.sinks = open_sinks(
-                self._config.debugging_settings.loggers,
-                folder,
-                serialize_for_display(self._config),
-                start_iteration=iteration,
-                start_env_steps=env_steps,
-            )
+            self._open.sinks = open_sinks(self._config, folder, *self._start)
         self._has_results = True
         self._record_session(wait=False)
         plain = results.to_plain_result(result)

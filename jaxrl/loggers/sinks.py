@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
 
+from jaxrl.config.serialize import serialize_for_display
 from jaxrl.config.settings.run import LoggerName
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 from jaxrl.loggers.event_file import EventFile
@@ -28,7 +29,7 @@ from jaxrl.runs.run_folder import RunFolder
 from jaxrl.runtime import files
 
 if TYPE_CHECKING:
-    pass
+    from jaxrl.config.config import Config
 
 logger = logging.getLogger("jaxrl.loggers")
 
@@ -60,7 +61,7 @@ SinkSpec: TypeAlias = "str | Sink | type"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedRun:
-    """Run that sinks are opened for; the fields are the arguments of `open_sinks`."""
+    """Run that sinks are opened for; the fields are the arguments of `open_all`."""
 
     folder: RunFolder
     params: Mapping[str, Any]
@@ -452,6 +453,22 @@ NAMED_SINKS: Mapping[str, type[NamedSink]] = {
 
 
 def open_sinks(
+    config: "Config",
+    folder: RunFolder,
+    start_iteration: int = 0,
+    start_env_steps: int = 0,
+) -> list[Sink]:
+    """Open the sinks of `debugging(loggers=[...])`; see `open_all`."""
+    return open_all(
+        config.debugging_settings.loggers,
+        folder,
+        serialize_for_display(config),
+        start_iteration=start_iteration,
+        start_env_steps=start_env_steps,
+    )
+
+
+def open_all(
     specs: Sequence[SinkSpec],
     folder: RunFolder,
     params: Mapping[str, Any],
@@ -491,7 +508,7 @@ def open_sinks(
 
 def cut_sinks(
     sinks: list[Sink],
-    params: Mapping[str, Any],
+    config: "Config",
     folder: RunFolder,
     start_iteration: int,
     start_env_steps: int,
@@ -499,7 +516,7 @@ def cut_sinks(
     """Open the sinks with `is_cut` again, in their places, without entries after an iteration."""
     run = RecordedRun(
         folder=folder,
-        params=params,
+        params=serialize_for_display(config),
         start_iteration=start_iteration,
         start_env_steps=start_env_steps,
     )
