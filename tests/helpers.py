@@ -123,6 +123,18 @@ def assert_close(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-6) -> None
         np.testing.assert_allclose(leaf, right[name], rtol=rtol, atol=atol, err_msg=name)
 
 
+MEASURED = ("time", "date", "system", "compil", "per_second", "pid")
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    """A result without what is measured."""
+    return {
+        name: without_times(value) if isinstance(value, dict) else value
+        for name, value in result.items()
+        if not any(word in name for word in MEASURED)
+    }
+
+
 def differs(a: Any, b: Any) -> bool:
     """Return whether any leaf differs."""
     return any(

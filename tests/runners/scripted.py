@@ -11,7 +11,8 @@ from gymnasium import spaces
 
 from jaxrl.assembly.assemble import make_policy_step
 from jaxrl.core.types import Columns, Progress, PyTree
-from jaxrl.envs.host import HostFault, HostStep, MadeHostEnv
+from jaxrl.envs import MadeHostEnv
+from jaxrl.envs.host import HostFault, HostStep
 from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.runners.env_runner import EnvRunner
 from jaxrl.runners.fragment import Weights

@@ -8,14 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import DQNConfig, PPOConfig
 from jaxrl.loggers.sinks import read_results
 from jaxrl.runners.in_graph_group import Pace
 from jaxrl.runs.checkpoint import fetch_leaves
-from tests.helpers import small
-
-TIMES = ("time", "timers", "date", "system", "compile", "per_second")
+from tests.helpers import assert_equal, small, without_times
 
 
 class TestPace:
@@ -99,19 +96,6 @@ def test_a_group_counts_the_train_batches_of_its_dispatches(
         assert group._window.num_rows == 1
 
 
-def own(result: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A result without times, with paths as names."""
-    flat: dict[str, Any] = {}
-    for name, value in result.items():
-        if any(word in name for word in TIMES):
-            continue
-        if isinstance(value, dict):
-            flat.update(own(value, f"{prefix}{name}/"))
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
 def config_of(kind: str, folder: Path) -> Any:
     if kind == "PPO":
         config: Any = small()
@@ -137,12 +121,6 @@ def leaves(algorithm: Any) -> dict[str, np.ndarray]:
     return fetch_leaves(algorithm.state)
 
 
-def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
-
-
 @pytest.mark.representatives("PPO")
 @pytest.mark.parametrize("kind", ["PPO", "DQN"])
 def test_nobody_can_tell(kind: str, tmp_path: Path) -> None:
@@ -153,12 +131,12 @@ def test_nobody_can_tell(kind: str, tmp_path: Path) -> None:
         rows, states = [], []
         with algorithm:
             for i in range(20):
-                rows.append(own(algorithm.train()))
+                rows.append(without_times(algorithm.train()))
                 if i in looks:
                     states.append(leaves(algorithm))
             rows.append(algorithm.evaluate(num_episodes=2)["env_runners"])
             states.append(leaves(algorithm))
-            written = [own(row) for row in read_results(algorithm.run_folder.result_file)]
+            written = [without_times(row) for row in read_results(algorithm.run_folder.result_file)]
         assert len(written) == 20
         return rows + written, states
 
@@ -176,7 +154,7 @@ def test_nobody_can_tell(kind: str, tmp_path: Path) -> None:
     assert sum(lengths) > 20, "nothing was computed in vain, so nothing was computed again"
     assert rows == wanted
     for state, other in zip(states, wanted_states, strict=True):
-        assert_same(state, other)
+        assert_equal(state, other)
 
 
 @pytest.mark.slow
@@ -187,7 +165,12 @@ def test_fit_ends_where_it_should(tmp_path: Path) -> None:
         seen: list[Any] = []
         with algorithm:
             last = algorithm.fit(stop, on_iteration=seen.append)
-            return algorithm.iteration, own(last), [own(row) for row in seen], leaves(algorithm)
+            return (
+                algorithm.iteration,
+                without_times(last),
+                [without_times(row) for row in seen],
+                leaves(algorithm),
+            )
 
     def config(name: str) -> PPOConfig:
         made = config_of("PPO", tmp_path / name)
@@ -203,7 +186,7 @@ def test_fit_ends_where_it_should(tmp_path: Path) -> None:
     wanted = play(one_by_one(config("b").build()), stop)
     assert found[:3] == wanted[:3]
     assert found[0] < 20
-    assert_same(found[3], wanted[3])
+    assert_equal(found[3], wanted[3])
     saved = [sorted(p.name for p in (tmp_path / n).glob("*/checkpoints/*")) for n in "ab"]
     assert saved[0] == saved[1] != []
 
@@ -215,9 +198,9 @@ def test_a_state_that_is_set_is_gone_on_from(tmp_path: Path) -> None:
         for _ in range(4):
             algorithm.train()
         saved = algorithm.get_state()
-        first = [own(algorithm.train()) for _ in range(6)]
+        first = [without_times(algorithm.train()) for _ in range(6)]
         algorithm.set_state(saved)
-        again = [own(algorithm.train()) for _ in range(6)]
+        again = [without_times(algorithm.train()) for _ in range(6)]
     assert first == again
 
 
@@ -249,7 +232,7 @@ def test_what_is_interrupted_before_it_is_given_out_did_not_happen(
             patched.setattr("jaxrl.runners.in_graph_group.jax.device_get", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 algorithm.train()
-        assert_same(leaves(algorithm), before)
+        assert_equal(leaves(algorithm), before)
 
 
 def train_for_long(algorithm: Any) -> None:
@@ -291,9 +274,9 @@ def test_what_fails_beside_training_is_raised_and_did_not_happen(
             with pytest.raises(RuntimeError, match="no memory"):
                 train_for_long(algorithm)
         assert algorithm.iteration < 12
-        assert_same(leaves(algorithm), states[algorithm.iteration])
+        assert_equal(leaves(algorithm), states[algorithm.iteration])
         algorithm.train()
-        assert_same(leaves(algorithm), states[algorithm.iteration])
+        assert_equal(leaves(algorithm), states[algorithm.iteration])
 
 
 def test_what_is_computed_beside_is_not_counted_twice(

@@ -1,5 +1,6 @@
 """The host EnvRunner: its fragments are those of the compiled loop, and go on exactly."""
 
+import dataclasses
 import pickle
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.types import Columns
 from jaxrl.envs.faults import FaultyEnv
-from jaxrl.errors import ConfigError, EnvError
+from jaxrl.errors import ConfigError, EnvError, ModuleError
 from jaxrl.runners.env_runner import EnvRunner, make_env_runner
 from jaxrl.runners.fragment import Fragment
+from jaxrl.runners.host_policy import PackedLayout
 from tests.helpers import small
 from tests.runners.scripted import (
     SEED,
@@ -25,16 +27,15 @@ from tests.runners.scripted import (
     weights_of,
 )
 
-pytestmark = pytest.mark.allow_key_reuse
-
 
 def in_graph(config: Any, num_envs: int, num_steps: int, fragments: int) -> list[Any]:
     """Rollouts and records of the compiled loop."""
     assembly = assemble(config)
-    sampler: Any = assembly.rollout_worker
-    made: Any = assembly.made
+    return roll(assembly, assembly.rollout_worker, num_envs, num_steps, fragments)
 
-    actor = actor_of(sampler)
+
+def roll(assembly: Any, sampler: Any, num_envs: int, num_steps: int, fragments: int) -> list[Any]:
+    made, actor = assembly.made, actor_of(sampler)
     env_key = jax.random.split(jax.random.key(SEED), 3)[1]
     state = jax.jit(sampler.env.reset)(env_key, jnp.arange(num_envs), made.params)
     carry = sampler.initial_carry(num_envs)
@@ -65,6 +66,7 @@ def assert_same(fragment: Fragment, rollout: Any, record: Any) -> None:
                     np.testing.assert_array_equal(leaf, wanted, err_msg=name)
 
 
+@pytest.mark.allow_key_reuse
 @pytest.mark.representatives("box")
 @pytest.mark.parametrize(
     ("env", "num_steps"),
@@ -116,6 +118,7 @@ def lanes(fragments: list[Fragment]) -> list[dict[str, Any]]:
     return result
 
 
+@pytest.mark.allow_key_reuse
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 def test_rows_of_a_host_vector(mode: str) -> None:
     vector = Scripted([3, 4], mode)
@@ -154,23 +157,53 @@ def test_rows_of_a_host_vector(mode: str) -> None:
     )
 
 
+@pytest.mark.allow_key_reuse
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 def test_the_carry_is_blank_exactly_at_episode_starts(mode: str) -> None:
     runner = scripted_runner(Scripted([3, 4], mode), module=Counting)
     fragments = [runner.sample_fragment(5) for _ in range(3)]
     carry = np.concatenate([f.rollout.extras[Columns.ACTION_LOGP] for f in fragments])
     is_first = np.concatenate([f.rollout.is_first for f in fragments])
-    want = np.zeros(2)
-    for t in range(15):
-        want = np.where(is_first[t], 0.0, want)
-        np.testing.assert_array_equal(carry[t], want)
-        want = want + 1.0
+    assert_counts(carry, is_first)
     for i, fragment in enumerate(fragments):
         carry_in: Any = fragment.rollout.carry_in
         np.testing.assert_array_equal(carry_in.module, carry[5 * i])
     assert carry.max() == (3 if mode == "same_step" else 4)
 
 
+def test_the_carry_of_the_compiled_loop_is_blank_exactly_at_episode_starts() -> None:
+    config = small().environment(max_episode_steps=7)
+    assembly = assemble(config)
+    plain = assembly.rollout_worker
+    module = Counting(
+        observation_space=plain.module.observation_space,
+        action_space=plain.module.action_space,
+        model_config={"fcnet_hiddens": [4]},
+    )
+    sampler = dataclasses.replace(plain, module=module)
+    rollouts = [rollout for rollout, _ in roll(assembly, sampler, 6, 20, 2)]
+    carry = np.concatenate([rollout.extras[Columns.ACTION_LOGP] for rollout in rollouts])
+    is_first = np.concatenate([rollout.is_first for rollout in rollouts])
+    assert_counts(carry, is_first)
+    assert is_first[1:].sum() > 20
+    np.testing.assert_array_equal(rollouts[1].carry_in.module, carry[20])
+
+
+def test_a_recurrent_module_is_refused_by_learners_that_would_ignore_it() -> None:
+    with pytest.raises(ModuleError, match="recurrent"):
+        small().rl_module(rl_module_spec=Counting).build()
+
+
+def assert_counts(carry: np.ndarray, is_first: np.ndarray) -> None:
+    """Check that a carry counts the steps since the latest first one."""
+    want = np.zeros(carry.shape[1])
+    for t in range(len(carry)):
+        want = np.where(is_first[t], 0.0, want)
+        np.testing.assert_array_equal(carry[t], want)
+        want = want + 1.0
+
+
+@pytest.mark.allow_key_reuse
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 def test_complete_episodes_are_never_cut(mode: str) -> None:
     plain = scripted_runner(Scripted([3, 7, 30], mode), module=Counting)
@@ -201,6 +234,7 @@ def test_complete_episodes_are_never_cut(mode: str) -> None:
             np.testing.assert_array_equal(column, want[name][: len(column)], err_msg=name)
 
 
+@pytest.mark.allow_key_reuse
 @pytest.mark.representatives("CartPole-v1")
 @pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
 def test_environments_of_either_kind_wait_for_one_another(env: str) -> None:
@@ -218,6 +252,7 @@ def test_environments_of_either_kind_wait_for_one_another(env: str) -> None:
             np.testing.assert_array_equal(column, want[name][: len(column)], err_msg=name)
 
 
+@pytest.mark.allow_key_reuse
 def test_an_episode_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxrl.runners.env_runner.MAX_EPISODE_STEPS", 40)
     runner = scripted_runner(Scripted([3, 10**6], "same_step"))
@@ -225,6 +260,7 @@ def test_an_episode_that_does_not_end_is_not_waited_for(monkeypatch: pytest.Monk
         runner.sample_complete_episodes(8)
 
 
+@pytest.mark.allow_key_reuse
 def test_held_environments_do_not_move() -> None:
     moving = scripted_runner(Scripted([3, 7], "same_step"), module=Counting)
     wanted = lanes([moving.sample_fragment(24)])
@@ -248,6 +284,7 @@ def same(a: Fragment, b: Fragment) -> None:
             np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.allow_key_reuse
 def test_a_state_is_gone_on_from_exactly() -> None:
     config = small().environment(max_episode_steps=13).debugging(seed=SEED)
     runner = host_runner(config, 6)
@@ -265,6 +302,7 @@ def test_a_state_is_gone_on_from_exactly() -> None:
     same(restored.sample_fragment(9), scripted.sample_fragment(9))
 
 
+@pytest.mark.allow_key_reuse
 def test_without_states_of_the_environments_their_episodes_restart() -> None:
     runner = scripted_runner(Scripted([5, 7], "same_step"), module=Counting)
     runner.sample_fragment(4)
@@ -287,6 +325,7 @@ def test_without_states_of_the_environments_their_episodes_restart() -> None:
     np.testing.assert_array_equal(first.rollout.carry_in.module, 0.0)
 
 
+@pytest.mark.allow_key_reuse
 def test_draws_go_on_where_episodes_restart() -> None:
     runner = scripted_runner(Scripted([5, 7], "same_step"), module=Drawing)
     first = runner.sample_fragment(4)
@@ -303,6 +342,7 @@ def test_draws_go_on_where_episodes_restart() -> None:
     )
 
 
+@pytest.mark.allow_key_reuse
 def test_a_fault_is_reported_and_its_row_is_no_transition() -> None:
     runner = scripted_runner(Scripted([5, 7], "same_step", fault_at=2))
     fragment = runner.sample_fragment(6)
@@ -317,6 +357,7 @@ def test_a_fault_is_reported_and_its_row_is_no_transition() -> None:
     assert runner.sample_fragment(3).faults == ()
 
 
+@pytest.mark.allow_key_reuse
 def test_weights_come_first_and_carry_their_version() -> None:
     runner = scripted_runner(Scripted([3, 4], "same_step"))
     first = runner.sample_fragment(4)
@@ -333,9 +374,40 @@ def test_weights_come_first_and_carry_their_version() -> None:
         unweighted.sample_fragment(4)
 
 
+@pytest.mark.allow_key_reuse
 def test_it_compiles_once() -> None:
     runner = scripted_runner(Scripted([3, 4], "same_step"))
     for _ in range(3):
         runner.sample_fragment(4)
     runner.sample_complete_episodes(4)
     assert [len(program.compile_stats) for program in runner.programs] == [1, 1]
+
+
+# --- packing: every type goes to words and back with its bits ---
+
+
+def test_every_type_comes_back() -> None:
+    rng = np.random.default_rng(0)
+    tree: Any = {
+        "float32": rng.normal(size=(3,)).astype(np.float32),
+        "nested": (
+            rng.integers(-(2**31), 2**31 - 1, (3, 2, 2)).astype(np.int32),
+            rng.integers(0, 2**32 - 1, (3, 1)).astype(np.uint32),
+        ),
+        "bool": np.array([[True, False], [False, False], [True, True]]),
+        "int8": np.array([-128, 0, 127], np.int8),
+        "uint8": np.array([[0, 255]] * 3, np.uint8),
+        "float16": np.array([np.inf, -1.5, 0.1], np.float16),
+        "nan": np.array([np.nan, -0.0, np.inf], np.float32),
+    }
+    packing = PackedLayout(jax.eval_shape(lambda: jax.tree.map(jnp.asarray, tree)), num_envs=3)
+    words = np.asarray(jax.jit(packing.pack)(tree))
+    assert words.shape == (3, packing.num_words)
+    assert packing.num_words == 1 + 4 + 1 + 2 + 1 + 2 + 1 + 1
+    stacked = np.stack([words, words])
+    for batch, lead in ((words, ()), (stacked, (0,))):
+        unpacked = packing.unpack(batch)
+        assert jax.tree.structure(unpacked) == jax.tree.structure(tree)
+        for got, want in zip(jax.tree.leaves(unpacked), jax.tree.leaves(tree), strict=True):
+            assert got.dtype == want.dtype
+            assert got[lead].tobytes() == want.tobytes()

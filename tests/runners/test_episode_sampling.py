@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.callbacks import Callbacks
+from jaxrl import Callbacks
 from jaxrl.core.types import Columns
 from jaxrl.envs import MultiAgentEnv
 from jaxrl.episodes import MultiAgentEpisode, SingleAgentEpisode

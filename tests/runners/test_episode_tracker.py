@@ -1,5 +1,6 @@
 """Episodes for callbacks on the host: the order of hooks, their arguments, what episodes hold."""
 
+import gc
 from typing import Any
 
 import gymnasium
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.callbacks import CallbackList, Callbacks
+from jaxrl import Callbacks, PPOConfig
+from jaxrl.callbacks import CallbackList
 from jaxrl.core.types import Columns
 from jaxrl.episodes import SingleAgentEpisode
 from jaxrl.episodes.packing import episodes_from_rollout
 from jaxrl.runners.env_runner import make_env_runner
+from jaxrl.runners.hooks import AlgorithmHooks
 from jaxrl.runners.quotas import EvalShare, play_share
 from tests.helpers import small
 from tests.runners.scripted import Drawing, Scripted, scripted_runner, weights_of
@@ -336,3 +339,39 @@ def test_what_callbacks_of_the_older_form_keep_in_an_episode_outlives_its_parts(
     assert metrics["custom_metrics/steps_mean"]["data"] == [12, 2]
     assert metrics["custom_metrics/steps_max"]["data"] == [7]
     assert metrics["custom_metrics/rewards_mean"]["data"] == [15 + 28, 2]
+
+
+# --- callbacks of groups know their Stand, and do not keep it ---
+
+
+class Stand:
+    """Stands for one."""
+
+
+def test_the_algorithm_is_told_of_and_not_kept() -> None:
+    calls: list[dict[str, Any]] = []
+
+    def recreated(*, algorithm: Any, env_runner_indices: list[int]) -> None:
+        calls.append({"algorithm": type(algorithm).__name__, "indices": env_runner_indices})
+
+    config = PPOConfig().callbacks(on_env_runners_recreated=recreated)
+    algorithm = Stand()
+    hooks = AlgorithmHooks(CallbackList(config.callbacks_settings), algorithm)
+    told: dict[str, Any] = {"env_runner_group": None, "env_runner_indices": [2]}
+    hooks.call("on_env_runners_recreated", is_evaluation=False, **told)
+    del algorithm
+    gc.collect()
+    hooks.call("on_env_runners_recreated", is_evaluation=False, **told)
+    assert [call["algorithm"] for call in calls] == ["Stand", "NoneType"]
+    assert calls[0]["indices"] == [2]
+
+
+@pytest.mark.parametrize("hook", ["on_episode_end", "on_sample_end"])
+def test_what_runners_call_is_passed_on_as_it_is(hook: str) -> None:
+    calls: list[dict[str, Any]] = []
+    config = PPOConfig().callbacks(**{hook: lambda **kwargs: calls.append(kwargs)})
+    hooks = AlgorithmHooks(CallbackList(config.callbacks_settings), Stand())
+    assert hooks.has_listeners(hook)
+    assert not hooks.has_listeners("on_train_result")
+    hooks.call(hook, samples=1, episode=2)
+    assert calls == [{"samples": 1, "episode": 2}]

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import Algorithm, PPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.envs.classic.cartpole import CartPole
 from jaxrl.errors import ConfigError, RetraceError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl.config.markers import grid
+from jaxrl import grid
 from jaxrl.config.sweep import make_lanes
 from jaxrl.core.spaces import is_same_space
 from jaxrl.envs.classic.cartpole import CartPole

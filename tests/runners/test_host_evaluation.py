@@ -11,9 +11,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm, Callbacks
 from jaxrl.assembly.assemble import assemble
-from jaxrl.callbacks import Callbacks
 from jaxrl.errors import ConfigError, EnvError
 from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.evaluation.host import HostEvaluationPlan

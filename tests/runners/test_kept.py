@@ -15,24 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig, PPOLearner
-from jaxrl.algorithms.pqn import PQNConfig
+from jaxrl import Callbacks, PPOConfig, PQNConfig, RLModule, register_env
+from jaxrl.algorithms.ppo import PPOLearner
 from jaxrl.assembly.assemble import assemble_run
-from jaxrl.callbacks import Callbacks
 from jaxrl.envs.classic.cartpole import CartPole
-from jaxrl.envs.registry import register_env
 from jaxrl.loggers.sinks import read_results
-from jaxrl.modules.rl_module import RLModule
 from jaxrl.runtime import commands
 from jaxrl.runtime import kept_programs as kept
 from jaxrl.runtime.kept_programs import ProgramCache, open_program_cache, snapshot_code
 from jaxrl.runtime.program import Program
-from tests.helpers import small
+from tests.helpers import small, without_times
 
 FACTOR = 2 + time.time_ns() % 10**6
 """Constant of a program that no earlier run left in JAX's cache."""
-
-TIMES = ("time", "date", "system", "compil", "per_second", "pid")
 
 
 @pytest.fixture
@@ -96,51 +91,47 @@ def test_another_process_reads_it_without_tracing(tmp_path: Path) -> None:
     assert figures.flops == first.compile_stats[-1].flops
 
 
+def double(cache: ProgramCache, factor: int = FACTOR) -> Program:
+    return Program("double", lambda x: x * factor, program_cache=cache)
+
+
 def test_other_arguments_are_another_program(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path)), jnp.ones(3))
-    other = Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path))
+    joined(double(made(tmp_path)), jnp.ones(3))
+    other = double(made(tmp_path))
     assert other(jnp.ones(4)).shape == (4,)
     assert not other.compile_stats[-1].cache_hit
 
 
 def test_the_same_instructions_of_other_code_are_traced_and_not_compiled(tmp_path: Path) -> None:
-    joined(
-        Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, "before")), jnp.ones(3)
-    )
-    after = Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, "after"))
+    joined(double(made(tmp_path, "before")), jnp.ones(3))
+    after = double(made(tmp_path, "after"))
     joined(after, jnp.ones(3))
     assert after.compile_stats[-1].cache_hit
     assert after.compile_stats[-1].trace_s > 0
-    again = Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, "after"))
+    again = double(made(tmp_path, "after"))
     again(jnp.ones(3))
     assert again.compile_stats[-1].trace_s == 0
-
-
-def test_other_instructions_of_other_code_are_compiled(tmp_path: Path) -> None:
-    joined(
-        Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, "before")), jnp.ones(3)
-    )
-    after = Program("double", lambda x: x * 3, program_cache=made(tmp_path, "after"))
-    assert float(after(jnp.ones(3))[0]) == 3.0
+    other = double(made(tmp_path, "other"), factor=3)
+    assert float(other(jnp.ones(3))[0]) == 3.0
 
 
 def test_elsewhere_a_program_is_found_by_its_instructions(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, None)), jnp.ones(3))
-    changed = Program("double", lambda x: x * 3, program_cache=made(tmp_path, None))
+    joined(double(made(tmp_path, None)), jnp.ones(3))
+    changed = double(made(tmp_path, None), factor=3)
     assert float(joined(changed, jnp.ones(3))[0]) == 3.0
-    again = Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path, None))
+    again = double(made(tmp_path, None))
     assert float(again(jnp.ones(3))[0]) == FACTOR
     assert again.compile_stats[-1].cache_hit
     assert again.compile_stats[-1].trace_s > 0
 
 
 def test_a_damaged_entry_is_made_anew(tmp_path: Path) -> None:
-    joined(Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path)), jnp.ones(3))
+    joined(double(made(tmp_path)), jnp.ones(3))
     for entry in tmp_path.iterdir():
         content = bytearray(entry.read_bytes())
         content[len(content) // 2] ^= 1
         entry.write_bytes(bytes(content))
-    program = Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path))
+    program = double(made(tmp_path))
     assert float(program(jnp.ones(3))[0]) == FACTOR
     assert program.compile_stats[-1].trace_s > 0
 
@@ -159,16 +150,13 @@ def test_what_calls_python_is_not_kept(tmp_path: Path) -> None:
 def test_room_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "MAX_BYTES", 30_000)
     for number in range(1, 12):
-        joined(
-            Program("double", lambda x: x * FACTOR, program_cache=made(tmp_path)), jnp.ones(number)
-        )
+        joined(double(made(tmp_path)), jnp.ones(number))
     assert 0 < sum(entry.stat().st_size for entry in tmp_path.iterdir()) <= 30_000
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     nowhere = ProgramCache(tmp_path / "missing", config="config", machine="machine")
-    program = Program("double", lambda x: x * FACTOR, program_cache=nowhere)
-    assert float(joined(program, jnp.ones(3))[0]) == FACTOR
+    assert float(joined(double(nowhere), jnp.ones(3))[0]) == FACTOR
 
 
 def test_what_no_pickle_holds_is_not_kept(tmp_path: Path) -> None:
@@ -289,15 +277,6 @@ def test_the_code_in_memory_has_no_builtins_and_every_class_once() -> None:
     assert BytesWarning not in code
 
 
-def own(result: dict[str, Any]) -> dict[str, Any]:
-    """A result without times."""
-    return {
-        name: own(value) if isinstance(value, dict) else value
-        for name, value in result.items()
-        if not any(word in name for word in TIMES)
-    }
-
-
 @pytest.mark.slow
 def test_a_command_finds_its_programs_and_computes_the_same(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
@@ -323,7 +302,7 @@ def test_a_command_finds_its_programs_and_computes_the_same(tmp_path: Path) -> N
         assert len(lines) == 1
         for line in lines:
             assert "traced 0.00, lowered 0.00, from the cache" in line
-    first, second = ([repr(own(row)) for row in of_run] for of_run in rows)
+    first, second = ([repr(without_times(row)) for row in of_run] for of_run in rows)
     assert first == second
 
 

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl import RLModule
 from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.buffers.sequence import SequenceReplayBuffer
 from jaxrl.core.struct import replace, where_rows
 from jaxrl.core.types import Columns
-from jaxrl.envs.registry import MadeEnv
+from jaxrl.envs import MadeEnv
 from jaxrl.errors import ConfigError, ModuleError
 from jaxrl.modules.encoder_module import RecurrentEncoder
-from jaxrl.modules.rl_module import RLModule
 from jaxrl.training.train_state import RolloutBatch
 from tests import actor_critics as ac
 from tests.helpers import assert_close, assert_equal

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PPOConfig
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Metrics
 from jaxrl.envs.vector import NO_FAULT

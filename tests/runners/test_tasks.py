@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
-from jaxrl.envs import EnvContext, make
+from jaxrl import Algorithm
+from jaxrl.envs import EnvContext, TaskSettableEnv, make
 from jaxrl.envs.host_vector import make_vector
-from jaxrl.envs.task_settable import TaskSettableEnv, find_task_layer
+from jaxrl.envs.task_settable import find_task_layer
 from jaxrl.errors import ConfigError, EnvError
 from tests.helpers import assert_equal, small
 from tests.runners.tasks import Corridor, OldCorridor, lengths_of, wrapped

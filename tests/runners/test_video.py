@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.assembly.assemble import assemble
 from jaxrl.envs.classic.mountain_car import MountainCar
 from jaxrl.errors import ConfigError, EnvError, RunFolderError

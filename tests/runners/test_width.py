@@ -8,10 +8,7 @@ from typing import Any
 import jax
 import pytest
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.dqn import DQNConfig
-from jaxrl.algorithms.ppo import PPOConfig
-from jaxrl.config.base import AlgorithmConfig
+from jaxrl import Algorithm, AlgorithmConfig, DQNConfig, PPOConfig
 from jaxrl.config.serialize import deserialize_config, serialize_config
 from jaxrl.errors import ConfigError, RunFolderError
 from jaxrl.runners import num_envs_tuning as width

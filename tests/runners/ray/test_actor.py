@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import PPOConfig
 from jaxrl.assembly.assemble import assemble
 from jaxrl.errors import ConfigError, EnvError
 from jaxrl.runners.fragment import Weights

@@ -9,8 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from jaxrl.algorithms.impala import IMPALAConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import IMPALAConfig, PPOConfig
 from jaxrl.runners.ray.group import RayEnvRunnerGroup
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.assembly.assemble import assemble
 from jaxrl.errors import EnvRunnerError
 from jaxrl.evaluation import on_ray as ray_evaluation

@@ -17,8 +17,7 @@ import pytest
 import ray
 import ray.util
 
-from jaxrl.algorithms.impala import IMPALAConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import IMPALAConfig, PPOConfig
 from jaxrl.assembly.assemble import Assembly, assemble
 from jaxrl.errors import ConfigError, EnvError, EnvRunnerError
 from jaxrl.runners.env_runner import make_env_runner

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray
 
-from jaxrl.algorithm import Algorithm
+from jaxrl import Algorithm
 from jaxrl.errors import ConfigError, LearnerError
 from tests.helpers import assert_close, assert_equal, small
 

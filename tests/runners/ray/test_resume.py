@@ -8,10 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from jaxrl import Algorithm
-from jaxrl.algorithms.appo import APPOConfig
-from jaxrl.algorithms.impala import IMPALAConfig
-from jaxrl.algorithms.ppo import PPOConfig
+from jaxrl import Algorithm, APPOConfig, IMPALAConfig, PPOConfig
 from jaxrl.offline.recorded import open_data
 from tests.offline.test_recording import check_motion
 

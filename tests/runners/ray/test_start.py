@@ -13,6 +13,7 @@ import pytest
 
 from jaxrl.errors import ConfigError, RayError
 from jaxrl.runners.ray.start import ResourceRequest, check_fit, start_local_ray
+from jaxrl.runtime.env_vars import make_actor_env_vars
 
 ROOT = Path(__file__).parents[3]
 
@@ -193,3 +194,16 @@ def test_a_ray_that_does_not_start_is_one_error(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RayError, match=said) as error:
         start_local_ray(1)
     assert "\n" not in str(error.value)
+
+
+# --- environment variables of actors ---
+
+
+def test_actors_see_no_accelerator_and_share_the_cores() -> None:
+    one = make_actor_env_vars(0.5, {})
+    assert one["JAX_PLATFORMS"] == "cpu"
+    assert one["CUDA_VISIBLE_DEVICES"] == ""
+    assert one["JAX_NUM_CPU_DEVICES"] == one["NPROC"] == one["OMP_NUM_THREADS"] == "1"
+    assert one["XLA_FLAGS"] == "--xla_cpu_multi_thread_eigen=false"
+    four = make_actor_env_vars(4.0, {"OMP_NUM_THREADS": "2"})
+    assert (four["NPROC"], four["OMP_NUM_THREADS"], four["XLA_FLAGS"]) == ("4", "2", "")

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from jaxrl.envs.context import EnvContext
+from jaxrl import EnvContext
 
 
 class Toy(gymnasium.Env[Any, Any]):
