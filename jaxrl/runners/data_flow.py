@@ -69,6 +69,11 @@ class DispatchedDataFlow:
         self, batch: "StepBatch | None" = None, *, num_updates: int | None = None
     ) -> Mapping[str, float]:
         steps = self._begin()
+        if self._train_step.takes_dataset:
+            raise ConfigError(
+                "update() needs a sampled batch or a replay buffer, and this run learns from recorded "
+                "data, input_=...: call super().training_step(), which runs gradient steps on them."
+            )
         check_use(self._train_step, "update", batch, num_updates)
         result = self._loop.update(steps, batch, num_updates)
         self._record(result)

@@ -13,7 +13,6 @@ from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop
 from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
 from jaxrl.runners.protocols import EnvRunnerGroup, Loop
 from jaxrl.runners.recording import Recorder, RolloutRecorder
-from jaxrl.training.offline import MixedTrainStep
 
 if TYPE_CHECKING:
     from jaxrl.config.config import Config
@@ -21,18 +20,17 @@ if TYPE_CHECKING:
 
 def make_learner_group(config: "Config", assembly: Assembly, devices: list[Device]) -> LearnerGroup:
     """Create the learners: one in this process, or `num_learners` Ray actors."""
-    if assembly.is_offline:
-        from jaxrl.runners.offline import make_offline_learners
+    data = None
+    if assembly.train_step.takes_dataset:
+        from jaxrl.runners.offline import load_device_dataset, make_offline_learners
 
-        return make_offline_learners(config, assembly, devices)
-    if isinstance(assembly.train_step, MixedTrainStep):
-        from jaxrl.runners.offline import DatasetLearnerGroup, MixedHostLearnerGroup
-
-        mixed = DatasetLearnerGroup if assembly.is_in_graph else MixedHostLearnerGroup
-        return mixed(config, assembly, devices)
-    if config.learners_settings.num_learners == 0:
-        local = InGraphLearnerGroup if assembly.is_in_graph else LocalLearnerGroup
-        return local(config, assembly, devices)
+        if assembly.row_storage != "device":
+            return make_offline_learners(config, assembly, devices)
+        data = load_device_dataset(config, assembly, devices)
+    if config.learners_settings.num_learners == 0 or data is not None:
+        is_compiled = assembly.is_in_graph or assembly.is_offline
+        local = InGraphLearnerGroup if is_compiled else LocalLearnerGroup
+        return local(config, assembly, devices, data=data)
     from jaxrl.runners.ray.learner_group import RayLearnerGroup
 
     return RayLearnerGroup(config, assembly)
@@ -56,12 +54,7 @@ def make_loop(
         return _make_in_graph_loop(config, assembly, learners, callbacks, algorithm, dispatches)
     hooks = AlgorithmHooks(callbacks, algorithm)
     recorder = _make_host_recorder(config, assembly)
-    loop_class = HostLoop
-    if isinstance(assembly.train_step, MixedTrainStep):
-        from jaxrl.runners.offline import MixedHostLoop
-
-        loop_class = MixedHostLoop
-    return loop_class(
+    return HostLoop(
         lambda: make_env_runner_group(config, assembly, hooks, recorder),
         learners,
         Curriculum(config, is_jax_env=assembly.made.is_jax),
@@ -107,12 +100,9 @@ def _make_in_graph_loop(
     curriculum = Curriculum(config, is_jax_env=True)
     recorder = make_recorder(config, assembly)
     most = assembly.run.max_recorded_batches
-    others = (steps, trained, hooks, strategy, runner, curriculum, recorder, most)
-    if isinstance(assembly.train_step, MixedTrainStep):
-        from jaxrl.runners.offline import MixedLoop
-
-        return MixedLoop(learners, *others)
-    return InGraphLoop(learners, *others)
+    return InGraphLoop(
+        learners, steps, trained, hooks, strategy, runner, curriculum, recorder, most
+    )
 
 
 def make_env_runner_group(

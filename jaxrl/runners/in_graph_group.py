@@ -15,7 +15,7 @@ from jax.sharding import Sharding
 
 from jaxrl.assembly.assemble import Assembly
 from jaxrl.core.keys import make_key
-from jaxrl.core.types import Device, PyTree
+from jaxrl.core.types import Device
 from jaxrl.runners.fragment import Weights
 from jaxrl.runners.learner_group import LocalLearnerGroup
 from jaxrl.runtime.program import Program
@@ -144,14 +144,6 @@ class Pace:
             self._grown = 1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProgramInputs:
-    """Inputs of the programs besides the state: one of `init`, and any number of `run`."""
-
-    init: PyTree
-    run: tuple[PyTree, ...] = ()
-
-
 class InGraphLearnerGroup(LocalLearnerGroup):
     """Group of one learner in this process, whose program also steps the environments.
 
@@ -162,14 +154,14 @@ class InGraphLearnerGroup(LocalLearnerGroup):
     def _build(
         self, config: "Config", assembly: Assembly, devices: list[Device]
     ) -> tuple[Program, Program, TrainState]:
-        debugging, inputs = config.debugging_settings, self._make_inputs(config, assembly, devices)
-        self._inputs = inputs.run
+        debugging = config.debugging_settings
+        first_input = assembly.jax_env.params if assembly.is_in_graph else self.dataset
         key = make_key(debugging.run_seed)
         runner, kept = assembly.run, assembly.program_cache
         first = runner.jitted_init
 
         def traced() -> TrainState:
-            return jax.eval_shape(first, key, inputs.init)
+            return jax.eval_shape(first, key, first_input)
 
         shapes = traced() if kept is None else kept.get_or_make("first_state", traced)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
@@ -193,15 +185,8 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         self._compile_thread: threading.Thread | None = None
         if assembly.should_compile_train and debugging.compiles:
             self._start_compile_thread(shapes)
-        state = self.runner_programs.init(key, inputs.init)
+        state = self.runner_programs.init(key, first_input)
         return self.runner_programs.init, self.runner_programs.run, state
-
-    def _make_inputs(
-        self, config: "Config", assembly: Assembly, devices: list[Device]
-    ) -> ProgramInputs:
-        """Make the inputs of the programs besides the state and numbers of train batches."""
-        del config, devices
-        return ProgramInputs(init=assembly.jax_env.params)
 
     @property
     def state(self) -> TrainState:
@@ -217,6 +202,7 @@ class InGraphLearnerGroup(LocalLearnerGroup):
     def run_batches(
         self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
     ) -> TrainReport:
+        self._check_data()
         window = self._window
         if window is None or not window.has_row(num_batches):
             if window is not None and window.num_taken < window.num_rows:

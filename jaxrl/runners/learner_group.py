@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl.assembly.assemble import Assembly
+from jaxrl.buffers.dataset import Dataset
 from jaxrl.config.multi_agent import LIVE_SETTINGS
 from jaxrl.core.keys import make_key
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.errors import DataError
 from jaxrl.runners.fragment import Fragment, Weights, concatenate_fragments, to_devices
 from jaxrl.runners.host_memory import HostMemory, UserReplay, make_host_memory
 from jaxrl.runners.learner_steps import HostMemorySteps, LearnerSteps, LocalLearnerSteps
@@ -117,6 +119,21 @@ class LearnerGroup(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class DeviceDataset:
+    """Recorded rows on the devices of a run, whose program has them as an argument.
+
+    Attributes:
+        dataset: Recorded rows.
+        fingerprint: Digest of the recorded data; None if a run was restored without them.
+        missing: Error of data that are missing: such a run cannot be trained.
+    """
+
+    dataset: Dataset
+    fingerprint: str | None
+    missing: DataError | None
+
+
 class LocalLearnerGroup:
     """Group of one learner in this process, trained on data of host runners.
 
@@ -125,14 +142,16 @@ class LocalLearnerGroup:
         assembly: Pure functions of the run.
         devices: Local devices of the learner.
         state: State to continue from; None makes the initial one.
+        data: Recorded rows that the program takes; None without.
 
     Attributes:
+        dataset: Recorded rows on the devices; None without.
+        fingerprint: Digest of the recorded data; None without, or if a run was restored without them.
         config: Config of the run; `policies_to_train` may be set.
         write_weights: What `set_weights` calls, set by the owner of the state's form.
     """
 
     is_remote = False
-    fingerprint: str | None = None
 
     def __init__(
         self,
@@ -140,7 +159,11 @@ class LocalLearnerGroup:
         assembly: Assembly,
         devices: list[Device],
         state: TrainState | None = None,
+        data: DeviceDataset | None = None,
     ) -> None:
+        self.dataset: Dataset | None = None if data is None else data.dataset
+        self.fingerprint: str | None = None if data is None else data.fingerprint
+        self._missing = None if data is None else data.missing
         is_live = config.is_multi_agent and not assembly.is_in_graph
         self.config = config.copy_live(*LIVE_SETTINGS) if is_live else config
         self._jit, self._devices = config.debugging_settings.compiles, devices
@@ -149,7 +172,7 @@ class LocalLearnerGroup:
         self.write_weights: Callable[[Mapping[str, PyTree]], object] = lambda weights: None
         self._continued = state
         self._host_memory: HostMemory | None = None
-        self._inputs: tuple[PyTree, ...] = ()
+        self._inputs: tuple[PyTree, ...] = () if data is None else (data.dataset,)
         self._init, self._main, self._state = self._build(config, assembly, devices)
         self._actor = jax.jit(self._copy_actor)
         programs = StepPrograms(
@@ -238,6 +261,11 @@ class LocalLearnerGroup:
         main = [self._main] if memory is None else memory.programs
         return [self._init, *main, *self._steps.programs]
 
+    def _check_data(self) -> None:
+        """Raise DataError if there are no data to train on."""
+        if self._missing is not None:
+            raise self._missing
+
     def run_batches(
         self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
     ) -> object:
@@ -247,6 +275,7 @@ class LocalLearnerGroup:
     def update(
         self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]
     ) -> Summary | StepReports:
+        self._check_data()
         if self._host_memory is not None:
             return self._update_in_steps(fragments, on_phase)
         # A single device receives the arrays with the call: placing each one would double its cost.

@@ -5,7 +5,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -32,14 +32,11 @@ from jaxrl.errors import ConfigError, DataError
 from jaxrl.metrics import TIMERS
 from jaxrl.runners.compiled_runner import CompiledEnvRunner
 from jaxrl.runners.curriculum import Curriculum
-from jaxrl.runners.fragment import Fragment
 from jaxrl.runners.hooks import RunnerHooks
-from jaxrl.runners.host_loop import HostLoop
 from jaxrl.runners.host_memory import get_host_device
-from jaxrl.runners.in_graph_group import InGraphLearnerGroup, ProgramInputs
 from jaxrl.runners.in_graph_loop import DispatchStrategy, InGraphLoop
-from jaxrl.runners.learner_group import LearnerGroup, LocalLearnerGroup
-from jaxrl.runners.learner_steps import LearnerSteps, StepBatch, StepResult
+from jaxrl.runners.learner_group import DeviceDataset, LearnerGroup, LocalLearnerGroup
+from jaxrl.runners.learner_steps import LearnerSteps, StepResult
 from jaxrl.runtime.program import Program
 from jaxrl.training.offline import (
     BatchDraws,
@@ -56,7 +53,7 @@ from jaxrl.training.sharding import (
     make_rows_program,
     state_shardings,
 )
-from jaxrl.training.train_state import Summary, TrainState
+from jaxrl.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from jaxrl.config.config import Config
@@ -220,10 +217,11 @@ class RowsLearnerGroup(LocalLearnerGroup):
         fingerprint: str | None = None,
         missing: DataError | None = None,
     ) -> None:
-        self._source, self.fingerprint, self._missing = source, fingerprint, missing
+        self._source = source
         self._sought_generation: int | None = None
         self._wait_seconds = 0.0
         super().__init__(config, assembly, devices)
+        self.fingerprint, self._missing = fingerprint, missing
 
     def _build(
         self, config: "Config", assembly: Assembly, devices: list[Device]
@@ -265,9 +263,8 @@ class RowsLearnerGroup(LocalLearnerGroup):
         Raises:
             DataError: If there are no data.
         """
-        if self._source is None:
-            assert self._missing is not None
-            raise self._missing
+        self._check_data()
+        assert self._source is not None
         return self._source
 
     @property
@@ -356,9 +353,7 @@ def read_dataset(
 def make_offline_learners(
     config: "Config", assembly: Assembly, devices: list[Device]
 ) -> LearnerGroup:
-    """Make the learners of a run from recorded data alone, where its rows are."""
-    if assembly.row_storage == "device":
-        return DatasetLearnerGroup(config, assembly, devices)
+    """Make the learners of a run from recorded data alone, whose rows are on the host."""
     try:
         if config.learners_settings.num_learners:
             from jaxrl.runners.ray.offline import RayOfflineLearnerGroup
@@ -390,129 +385,30 @@ def _note_missing(assembly: Assembly, error: DataError) -> None:
     logger.warning("The policy is restored, but it cannot be trained: %s", error)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class DeviceDataset:
-    """Recorded rows on the devices of a run, whose program has them as an argument.
-
-    Attributes:
-        dataset: Recorded rows.
-        fingerprint: Digest of the recorded data; None if a run was restored without them.
-        missing: Error of data that are missing: such a run cannot be trained.
-    """
-
-    dataset: Dataset
-    fingerprint: str | None
-    missing: DataError | None
-
-    @staticmethod
-    def load(
-        config: "Config",
-        assembly: Assembly,
-        sampler: DatasetSampler,
-        devices: list[Device],
-    ) -> "DeviceDataset":
-        """Read the data of a config onto the devices; a run that is not trained may lack them."""
-        missing, fingerprint = None, None
-        try:
-            dataset, fingerprint = read_dataset(config, assembly, sampler, devices[0])
-        except DataError as error:
-            _note_missing(assembly, error)
-            missing, dataset = error, make_blank_dataset(assembly.policy_step)
-        if len(devices) == 1:
-            place = SingleDeviceSharding(devices[0])
-        else:
-            place = NamedSharding(Mesh(np.asarray(devices), (DEVICE_AXIS,)), REPLICATED)
-        dataset = jax.device_put(dataset, place)
-        return DeviceDataset(dataset=dataset, fingerprint=fingerprint, missing=missing)
-
-    def check(self) -> None:
-        """Raise DataError if there are no data to train on."""
-        if self.missing is not None:
-            raise self.missing
-
-
-class DatasetLearnerGroup(InGraphLearnerGroup):
-    """Learner from recorded rows on its devices, alone or beside those that its program samples.
-
-    Attributes:
-        dataset: Recorded rows on the devices.
-        fingerprint: Digest of the recorded data; None if a run was restored without them.
-    """
-
-    def _make_inputs(
-        self, config: "Config", assembly: Assembly, devices: list[Device]
-    ) -> ProgramInputs:
-        runner = assembly.train_step
-        is_mixed = isinstance(runner, MixedTrainStep)
-        sampler = runner.recorded if is_mixed else assembly.offline_step.experience
-        self._data = DeviceDataset.load(config, assembly, sampler, devices)
-        self.dataset, self.fingerprint = self._data.dataset, self._data.fingerprint
-        init = assembly.jax_env.params if is_mixed else self.dataset
-        return ProgramInputs(init=init, run=(self.dataset,))
-
-    def run_batches(
-        self, num_batches: int, on_phase: Callable[[str], None], *, max_iterations: int = 1
-    ) -> TrainReport:
-        self._data.check()
-        return super().run_batches(num_batches, on_phase, max_iterations=max_iterations)
-
-
-class MixedHostLearnerGroup(LocalLearnerGroup):
-    """Learner from recorded rows on its devices and from those that runners on the host sample.
-
-    Attributes:
-        dataset: Recorded rows on the devices.
-        fingerprint: Digest of the recorded data; None if a run was restored without them.
-    """
-
-    def _build(
-        self, config: "Config", assembly: Assembly, devices: list[Device]
-    ) -> tuple[Program, Program, TrainState]:
-        assert isinstance(assembly.train_step, MixedTrainStep)
-        sampler = assembly.train_step.recorded
-        self._data = DeviceDataset.load(config, assembly, sampler, devices)
-        self.dataset, self.fingerprint = self._data.dataset, self._data.fingerprint
-        self._inputs = (self.dataset,)
-        return super()._build(config, assembly, devices)
-
-    def update(
-        self, fragments: Sequence[Fragment], on_phase: Callable[[str], None]
-    ) -> Summary | StepReports:
-        self._data.check()
-        return super().update(fragments, on_phase)
-
-
-def _refuse_update(
-    self: object, steps: LearnerSteps, batch: "StepBatch | None", num_updates: int | None
-) -> NoReturn:
-    """Raise: the steps of a training step are for sampled batches.
-
-    Raises:
-        ConfigError: Always.
-    """
-    del self, steps, batch, num_updates
-    raise ConfigError(
-        "update() needs a sampled batch or a replay buffer, and this run learns from recorded data, "
-        "input_=...: call super().training_step(), which runs gradient steps on them."
+def load_device_dataset(
+    config: "Config", assembly: Assembly, devices: list[Device]
+) -> DeviceDataset:
+    """Read the data of a config onto the devices; a run that is not trained may lack them."""
+    step = assembly.train_step
+    sampler = (
+        step.recorded if isinstance(step, MixedTrainStep) else assembly.offline_step.experience
     )
-
-
-class MixedLoop(InGraphLoop):
-    """Loop over dispatches of a program that samples, and learns from recorded data too."""
-
-    update = _refuse_update
-
-
-class MixedHostLoop(HostLoop):
-    """Loop over train batches of runners on the host, beside which recorded data are learned from."""
-
-    update = _refuse_update
+    missing, fingerprint = None, None
+    try:
+        dataset, fingerprint = read_dataset(config, assembly, sampler, devices[0])
+    except DataError as error:
+        _note_missing(assembly, error)
+        missing, dataset = error, make_blank_dataset(assembly.policy_step)
+    if len(devices) == 1:
+        place = SingleDeviceSharding(devices[0])
+    else:
+        place = NamedSharding(Mesh(np.asarray(devices), (DEVICE_AXIS,)), REPLICATED)
+    dataset = jax.device_put(dataset, place)
+    return DeviceDataset(dataset=dataset, fingerprint=fingerprint, missing=missing)
 
 
 class OfflineLoop(InGraphLoop):
     """Loop over dispatches of gradient steps, a fixed number of them per iteration."""
-
-    update = _refuse_update
 
     def __init__(
         self,
