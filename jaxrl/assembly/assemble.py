@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import gymnasium
 import jax
@@ -186,7 +186,7 @@ def _train_on_blank_data(learning: OfflineTrainStep, data: Dataset, key: Key) ->
     return learning.bind(state, data).update(state, None)[1]
 
 
-def _train_on_blank_batch(runner: TrainStep, *inputs: Any) -> Metrics:
+def _train_on_blank_batch(runner: TrainStep, *inputs: PyTree) -> Metrics:
     *datasets, key = inputs
     steps, envs = runner.num_steps, runner.num_envs
     state = replace_per_lane(runner).init_without_envs(key, envs)
@@ -492,8 +492,7 @@ class Assembly:
     @property
     def rollout_worker(self) -> RolloutWorker:
         """Policy with its environments, if both are in the program."""
-        worker: Any = self.run.rollout_worker
-        return worker
+        return cast("RolloutWorker", self.run.rollout_worker)
 
     @property
     def is_in_graph(self) -> bool:

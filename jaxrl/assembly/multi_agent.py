@@ -71,8 +71,7 @@ class MultiAgentAssembly(Assembly):
     @property
     def pool(self) -> OpponentPool | None:
         """Opponents that are drawn; None without."""
-        learning: Any = self.train_step
-        return learning.pool
+        return cast("MultiLearning", self.train_step).pool
 
     @property
     def is_offline(self) -> bool:

@@ -33,6 +33,8 @@ from jaxrl.runtime.devices import warn_about_unused_cores
 
 if TYPE_CHECKING:
     from jaxrl.config.config import Config
+    from jaxrl.training.multi_learning import MultiLearning
+    from jaxrl.training.train_step import TrainStep
 
 from jaxrl.runtime.devices import get_memory_limit
 from jaxrl.sweeps.lanes import change_settings, count_slots
@@ -109,8 +111,8 @@ class CompatibleLanes:
         assembly, settings = assemble(config), first.get_training_by_module()
         if not (assembly.is_in_graph or assembly.is_offline):
             return assembly
-        learning: Any = change_settings(assembly.run, lambda module, _: settings[module]).learning
-        return assembly.with_train_step(learning)
+        run = change_settings(assembly.run, lambda module, _: settings[module])
+        return assembly.with_train_step(cast("TrainStep | MultiLearning", run.learning))
 
 
 def group_lanes(lanes: Sequence[Lane]) -> list[CompatibleLanes]:

@@ -132,7 +132,7 @@ class Learning(Protocol):
         """Return the functions of one device's part of a mesh."""
         ...
 
-    def map_steps(self, change: Callable[[str, Any], Any]) -> Any:
+    def map_steps(self, change: Callable[[str, Any], Any]) -> Self:
         """Return the functions with a changed TrainStep of each module, of which a single one is named ''."""
         ...
 
@@ -150,11 +150,11 @@ class Learning(Protocol):
         """Return the initial state for runners on the host. Consumes the key."""
         ...
 
-    def make_actor_state(self, state: TrainState) -> Any:
+    def make_actor_state(self, state: TrainState) -> PyTree:
         """Return the inputs of acting with the newest weights."""
         ...
 
-    def make_behaviour_actor(self, state: TrainState) -> Any:
+    def make_behaviour_actor(self, state: TrainState) -> PyTree:
         """Return the inputs of acting with the weights of the behavior policies."""
         ...
 

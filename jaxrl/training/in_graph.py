@@ -77,7 +77,7 @@ class CompiledEnvs:
         Returns:
             The state with the environments after it, which has not received it yet; the rollout.
         """
-        actor: Any = learning.make_behaviour_actor(state)
+        actor: PyTree = learning.make_behaviour_actor(state)
         (env, carry), (raw, record, carries) = self._collect_fragments(actor, state)
         steps = raw.mask.sum(dtype=jnp.uint32)
         axis_name = learning.axis_name
@@ -92,7 +92,7 @@ class CompiledEnvs:
         return self.worker.end_rollout(after, data, axis_name), data
 
     def _collect_fragments(
-        self, actor: Any, state: TrainState
+        self, actor: PyTree, state: TrainState
     ) -> tuple[
         tuple[VectorState | MultiVectorState, ActorCarry | MultiCarry],
         tuple[Rollout | MultiRollout, EpisodeRecord, ActorCarry | None],
@@ -185,7 +185,7 @@ class CompiledRun:
         """`init`, traced only once for its shapes, its size and its program."""
         return jax.jit(self.init, inline=True)
 
-    def make_actor_state(self, state: TrainState) -> Any:
+    def make_actor_state(self, state: TrainState) -> PyTree:
         """Return the inputs of acting with the newest weights; of several modules, those of each."""
         return self.learning.make_actor_state(state)
 

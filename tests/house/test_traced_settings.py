@@ -40,7 +40,7 @@ def trace(config: Any) -> None:
 
     def evaluate(key: Any) -> Any:
         learner = assembly.run.init(key, group.env_params[0])
-        return evaluator(lanes.runner.make_actor_state(learner), group.env_params[0], key)
+        return evaluator(lanes.run.make_actor_state(learner), group.env_params[0], key)
 
     jax.eval_shape(evaluate, jax.random.key(0))
 
