@@ -360,14 +360,14 @@ def test_the_oldest_snapshot_of_who_has_most_makes_room() -> None:
     with make_config(league, 12, policy_map_capacity=5).build() as algorithm:
         for index in range(7):
             for place, learner in enumerate(league.learners):
-                algorithm._take_learner_snapshot(league, learner, place)
+                algorithm.league._take_learner_snapshot(league, learner, place)
             assert len(algorithm.opponents) == min(2 * index + 3, 5)
         assert sorted(algorithm.opponents) == [
             *("main_exploiter_v5", "main_exploiter_v6", "main_exploiter_v7"),
             *("main_v0", "main_v7"),
         ]
         algorithm.remove_module("main_v7")
-        standing, agents = make_standing(algorithm.state), algorithm._agents
+        standing, agents = make_standing(algorithm.state), algorithm.league._agents
         rule = [
             weigh_draws(league, standing, agents.patterns, draw.learner)  # type: ignore
             for draw in agents.draws
