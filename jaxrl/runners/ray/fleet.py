@@ -136,11 +136,6 @@ class FleetMember:
     num_consecutive_failures: int = 0
     num_restarts: int = 0
 
-    @property
-    def is_idle(self) -> bool:
-        """Return whether the member is healthy and has no pending requests."""
-        return self.phase is Phase.HEALTHY and not self.requests
-
     def clear_actor(self) -> None:
         """Clear everything that refers to the actor, after it has died."""
         self.handle = self.start_future = None
