@@ -63,6 +63,7 @@ class LossLearner(BaseLearner[S], abc.ABC):
             values: Settings with the values of the moment.
             key: Key of losses that draw. Consumed.
         """
+        batch = self.prepare_minibatch(batch)
         learner_state: PyTree = state
         sgd, name = learner_state.sgd, f"{type(self).__name__}.compute_loss"
         found = accumulate_gradients(
@@ -77,6 +78,10 @@ class LossLearner(BaseLearner[S], abc.ABC):
         optimizer = self.configure_optimizer(values, sgd.params)
         sgd, metrics = apply_gradients(found, optimizer, sgd, self.axis_name, self.log_gradients)
         return replace(learner_state, sgd=sgd), metrics
+
+    def prepare_minibatch(self, batch: PyTree) -> PyTree:
+        """Return the minibatch of a gradient step, here unchanged."""
+        return batch
 
     def finish(self, state: S, metrics: Metrics, progress: Progress) -> S:
         """Return the state after a train batch, here unchanged."""
@@ -106,14 +111,12 @@ class AdvantageLearner(LossLearner[S], abc.ABC):
             advantages = losses.standardize(advantages, moments)
         return advantages, mask.astype(jnp.float32) / jnp.maximum(moments.fraction, 1e-8)
 
-    def step(
-        self, state: S, batch: PyTree, values: "OnPolicyTraining", key: Key
-    ) -> tuple[S, Metrics]:
-        """Take one gradient step, with advantages standardized over the minibatch if set so."""
-        if self.settings.normalize_advantages == "minibatch":
-            rows = (batch.advantages, batch.weight > 0.0)
-            batch = replace(batch, advantages=losses.standardize_masked(*rows, self.axis_name))
-        return super().step(state, batch, values, key)
+    def prepare_minibatch(self, batch: PyTree) -> PyTree:
+        """Standardize the advantages over the minibatch, if set so."""
+        if self.settings.normalize_advantages != "minibatch":
+            return batch
+        rows = (batch.advantages, batch.weight > 0.0)
+        return replace(batch, advantages=losses.standardize_masked(*rows, self.axis_name))
 
 
 def get_kl_metric(metrics: Metrics) -> Float[Array, ""]:

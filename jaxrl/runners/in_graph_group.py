@@ -207,7 +207,17 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         if window is None or not window.has_row(num_batches):
             if window is not None and window.num_taken < window.num_rows:
                 self._sync_state()
-            window = self._get_next_window(num_batches, on_phase, max_iterations)
+            started = time.perf_counter()
+            window = self._take_following(num_batches)
+            if window is None:
+                number = 1
+                if self._has_snapshots:
+                    number = self._pace.choose_num_rows(max_iterations, num_batches)
+                window = self._dispatch_window(number, num_batches, on_phase)
+            self._window, self._state, self._undelivered = window, window.state, None
+            window.wait_seconds = (time.perf_counter() - started) / window.num_rows
+            if window.updates > 0:  # steps before learning starts are not representative
+                self._pace.record_duration(window.seconds, num_batches)
             self._dispatch_following(window, max_iterations - window.num_rows)
         window.num_taken += 1
         self._pace.record_taken(is_last=window.num_taken == window.num_rows)
@@ -216,22 +226,13 @@ class InGraphLearnerGroup(LocalLearnerGroup):
         )
         return dataclasses.replace(report, recorded=window.recorded)
 
-    def _get_next_window(
-        self, batches: int, on_phase: Callable[[str], None], rows_at_most: int
-    ) -> Window:
-        """Return the window that was dispatched ahead, or dispatch a new one."""
-        started = time.perf_counter()
-        if self._following is not None and self._following[0] == batches:
-            window = self._following[1].result()
-        else:
+    def _take_following(self, batches: int) -> Window | None:
+        """Return the window that was dispatched ahead, if its rows have so many train batches."""
+        if self._following is None or self._following[0] != batches:
             self._discard_following()
-            number = self._pace.choose_num_rows(rows_at_most, batches) if self._has_snapshots else 1
-            window = self._dispatch_window(number, batches, on_phase)
-        self._window, self._state = window, window.state
-        self._following = self._undelivered = None
-        window.wait_seconds = (time.perf_counter() - started) / window.num_rows
-        if window.updates > 0:  # steps before learning starts are not representative
-            self._pace.record_duration(window.seconds, batches)
+            return None
+        window = self._following[1].result()
+        self._following = None
         return window
 
     def _dispatch_window(

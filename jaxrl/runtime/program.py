@@ -133,8 +133,12 @@ class Program:
         self._program_cache = program_cache
         self._sharding_key = "" if program_cache is None else repr(out_shardings)
         kwargs = {} if out_shardings is None else {"out_shardings": out_shardings}
-        named = fn if program_cache is None else _rename(f"kept_{name}", fn)
-        self._jitted = jax.jit(named, donate_argnums=donate_argnums, **kwargs)
+        if program_cache is not None:
+            # An executable that JAX loaded from its own cache cannot be serialized again, so a program
+            # that is to be stored here has another name there, under which nothing else is found.
+            fn = partial(fn)
+            fn.__name__ = f"kept_{name}"
+        self._jitted = jax.jit(fn, donate_argnums=donate_argnums, **kwargs)
         self._compiled: dict[Signature, jax.stages.Compiled] = {}
         self._last_signature: Signature | None = None
 
@@ -248,20 +252,6 @@ class Program:
             for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
                 described = jax.typeof(leaf) if isinstance(leaf, jax.Array) else type(leaf).__name__
                 logger.debug("%s: args%s is %s", self.name, jax.tree_util.keystr(path), described)
-
-
-def _rename(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function under another name, which distinguishes its program in JAX's cache.
-
-    An executable that JAX loaded from its own cache cannot be serialized again, so a program that
-    is to be stored here must not be found there first.
-    """
-
-    def function(*args: PyTree) -> PyTree:
-        return fn(*args)
-
-    function.__name__ = name
-    return function
 
 
 def can_reuse_programs() -> bool:

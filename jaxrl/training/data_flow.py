@@ -231,18 +231,10 @@ def receive_batch(
     return after, batch, learning.add_sampled(learning.make_empty_summary(state), data)
 
 
-def update_learner(
-    learning: Learning, state: TrainState, batch: PyTree, num_updates: int | None = None
-) -> tuple[TrainState, Summary]:
-    """Update the learner, and return a summary; acting keeps its weights until they are synchronized."""
-    after, metrics = learning.update(state, batch, num_updates)
-    return finish_update(learning, state, after, metrics)
-
-
 def finish_update(
     learning: Learning, before: TrainState, after: TrainState, metrics: PyTree
 ) -> tuple[TrainState, Summary]:
-    """Return the state after an update with the weights that act, and the update's summary."""
+    """Return the state after an update, and its summary; the weights that act are those from before."""
     summary = learning.add_updates(learning.make_empty_summary(before), before, after, metrics)
     return take_behaviour(after, keep_behaviour(before, is_kept=True)), summary
 
@@ -300,7 +292,8 @@ class TracedDataFlow:
     def update(self, batch: PyTree = None, *, num_updates: int | None = None) -> PyTree:
         check_use(self._learning, "update", batch, num_updates)
         self.has_updated = True
-        self._state, summary = update_learner(self._learning, self._state, batch, num_updates)
+        updated, metrics = self._learning.update(self._state, batch, num_updates)
+        self._state, summary = finish_update(self._learning, self._state, updated, metrics)
         self._summary = self._summary.merge(summary)
         if summary.modules:
             return {m: own.metrics for m, own in summary.modules.items() if own.metrics}

@@ -246,8 +246,12 @@ class CompiledRun:
 
     def run_batches(
         self, state: TrainState, num_batches: Int[Array, ""]
-    ) -> tuple[TrainState, Summary]:
-        """Run `num_batches` train batches, a traced number: changing it compiles nothing."""
+    ) -> tuple[TrainState, ReportRow]:
+        """Run `num_batches` train batches, a traced number: changing it compiles nothing.
+
+        Returns:
+            The final state, and the report on the train batches.
+        """
         start = _RunCarry(state=state, summary=self.init_summary(state))
 
         def is_running(carry: _RunCarry) -> Bool[Array, ""]:
@@ -258,17 +262,12 @@ class CompiledRun:
             return _RunCarry(state=state, summary=summary)
 
         end = jax.lax.while_loop(is_running, body, start)
-        return end.state, end.summary
+        return end.state, make_report_row(end.state, end.summary)
 
     @functools.cached_property
     def _traced_run(self) -> Callable[..., tuple[TrainState, ReportRow]]:
-        """`run` with the host's report, traced only once."""
-
-        def run(state: TrainState, num_batches: Int[Array, ""]) -> tuple[TrainState, ReportRow]:
-            after, summary = self.run_batches(state, num_batches)
-            return after, make_report_row(after, summary)
-
-        return jax.jit(run, inline=True)
+        """`run_batches`, traced only once."""
+        return jax.jit(self.run_batches, inline=True)
 
     def is_running(
         self, state: TrainState, summary: Summary, num_batches: Int[Array, ""]
@@ -305,21 +304,22 @@ class CompiledRun:
         end = jax.lax.fori_loop(0, num_iterations, body, _RowsCarry(state=state, rows=rows))
         return end.state, end.rows
 
-    @property
-    def program(self) -> Callable[..., tuple[PyTree, ...]]:
-        """Function of a dispatch: of the state, recorded data if there are any, and two numbers.
+    def dispatch(
+        self, state: TrainState, *arguments: PyTree, return_previous: bool = False
+    ) -> tuple[PyTree, ...]:
+        """Run the program of a dispatch: `run_iterations`, or `run_recorded` for a run with an output.
 
-        It is `run_iterations`, or `run_recorded` for a run with an output.
+        Args:
+            state: State of the run.
+            *arguments: Recorded data if there are any, and the two numbers.
+            return_previous: Whether to return a copy of the state, too.
         """
-
-        def run(state: TrainState, *arguments: PyTree) -> tuple[PyTree, ...]:
-            *inputs, num_iterations, num_batches = arguments
-            bound = self.bind(state, *inputs)
-            if bound.max_recorded_batches:
-                return bound.run_recorded(state, num_iterations, num_batches)
-            return bound.run_iterations(state, num_iterations, num_batches)
-
-        return run
+        before = jax.tree.map(lambda x: jnp.array(x, copy=True), state) if return_previous else None
+        *inputs, num_iterations, num_batches = arguments
+        bound = self.bind(state, *inputs)
+        run = bound.run_recorded if bound.max_recorded_batches else bound.run_iterations
+        after = run(state, num_iterations, num_batches)
+        return (*after, before) if return_previous else after
 
     def run_recorded(
         self, state: TrainState, num_iterations: Int[Array, ""], num_batches: Int[Array, ""]

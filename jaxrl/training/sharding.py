@@ -23,7 +23,6 @@ from jaxrl.training.data_flow import (
     finish_update,
     receive_batch,
     train_on_batch,
-    update_learner,
 )
 from jaxrl.training.episode_stats import AgentStats, AgentSums
 from jaxrl.training.in_graph import CompiledEnvs, CompiledRun
@@ -315,23 +314,18 @@ def make_runner_programs(
     recorded = [make_recorded_specs()] if runner.max_recorded_batches else []
     if len(devices) == 1:
         shardings = jax.tree.map(lambda _: SingleDeviceSharding(devices[0]), state_shapes)
-        run = runner.program
+        run = partial(runner.dispatch, return_previous=return_previous)
     else:
         mesh = Mesh(np.asarray(devices), (DEVICE_AXIS,))
         specs = state_specs(state_shapes)
+        previous = [specs] if return_previous else []
         shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         run = shard_over_devices(
             devices,
-            _to_per_device(runner).program,
+            partial(_to_per_device(runner).dispatch, return_previous=return_previous),
             (specs, *inputs, REPLICATED, REPLICATED),
-            (specs, row_specs(state_shapes), *recorded),
+            (specs, row_specs(state_shapes), *recorded, *previous),
         )
-
-    def run_and_copy(state: TrainState, *others: PyTree) -> tuple[Any, ...]:
-        before = jax.tree.map(lambda x: jnp.array(x, copy=True), state)
-        return *run(state, *others), before
-
-    main = run_and_copy if return_previous else run
     return RunnerPrograms(
         init=Program(
             "init",
@@ -343,7 +337,7 @@ def make_runner_programs(
         ),
         run=Program(
             "train",
-            main,
+            run,
             donate_argnums=(0,),
             max_retraces=max_retraces,
             program_cache=program_cache,
@@ -378,8 +372,7 @@ def make_rows_program(
         learning: OfflineTrainStep, state: TrainState, rows: BatchRows
     ) -> tuple[TrainState, ReportRow]:
         bound = dataclasses.replace(learning, rows=rows)
-        after, summary = CompiledRun(learning=bound, source=None).run_batches(state, jnp.int32(1))
-        return after, make_report_row(after, summary)
+        return CompiledRun(learning=bound, source=None).run_batches(state, jnp.int32(1))
 
     def train(state: TrainState, rows: BatchRows) -> tuple[TrainState, ReportRow]:
         if len(devices) == 1:
@@ -651,7 +644,8 @@ class StepPrograms:
         def update(
             learning: Learning, state: TrainState, *batches: PyTree
         ) -> tuple[TrainState, Summary]:
-            return update_learner(learning, state, batches[0] if batches else None, num_updates)
+            batch = batches[0] if batches else None
+            return finish_update(learning, state, *learning.update(state, batch, num_updates))
 
         batches = () if batch is None else (batch,)
         after, summary = self._map(

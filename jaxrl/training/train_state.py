@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Int, UInt32
 
 from jaxrl.buffers.replay import ReplayState
 from jaxrl.core.struct import pytree, replace
@@ -84,20 +84,6 @@ class LearnerProgress:
     learner: LearnerState
     guard: GuardState
     updates: Counter
-
-
-@pytree
-class UpdateMetrics:
-    """Metrics of a train batch's updates.
-
-    `every` holds means over all updates that were not skipped, NaN if all were, and counts of
-    non-finite metrics over the skipped ones (see `training.nonfinite`). `last_epoch` holds means
-    over the last epoch alone.
-    """
-
-    every: Metrics
-    last_epoch: Metrics
-    skipped: Bool[Array, " U"]
 
 
 @pytree

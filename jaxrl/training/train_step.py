@@ -49,7 +49,6 @@ from jaxrl.training.train_state import (
     RolloutBatch,
     Summary,
     TrainState,
-    UpdateMetrics,
     add_sampled,
     add_updates,
     apply_update,
@@ -419,19 +418,62 @@ class TrainStep:
         learner_state = update_before(learner, before.learner, progress)
         batch, prepared = learner.prepare(learner_state, rollout, progress)
         check_scalar_metrics(f"{type(learner).__name__}.prepare", prepared)
-        learned, done = self._minibatch_epochs(
-            learner_state, batch, progress, shuffle_key, update_key
-        )
-        learned = learner.finish(learned, done.last_epoch, progress)
-        learned = update_after(learner, learned, done.last_epoch, progress)
+        minibatches = self._minibatches
+        num_steps, num_envs = jax.tree.leaves(batch)[0].shape[:2]
+        flat = flatten_time(batch)
+        here = num_envs * minibatches.num_shards // self.num_envs
+        device = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name)
+        shards = device * here + jnp.arange(here, dtype=jnp.int32)
+        orders = minibatches.sample_orders(shuffle_key, shards)
+        names: list[str] = []
+
+        def update(s: PyTree, i: Int[Array, ""]) -> tuple[PyTree, Float[Array, " M"]]:
+            rows = minibatches.minibatch_rows(i, orders, num_steps, num_envs)
+            now = replace(progress, updates=progress.updates.add(i))
+            key = jax.random.fold_in(update_key, i)
+            s, metrics = learner.update(s, take_rows(flat, rows), now, key)
+            check_scalar_metrics(type(learner).__name__, metrics)
+            names[:] = sorted(metrics)
+            return s, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
+
+        updates = jnp.arange(minibatches.num_updates, dtype=jnp.int32)
+        learned, table = jax.lax.scan(update, learner_state, updates)
+        metrics, last_epoch, skipped = self._average_metrics(names, table)
+        learned = learner.finish(learned, last_epoch, progress)
+        learned = update_after(learner, learned, last_epoch, progress)
         guard, learned = self.guard.update_after_batch(
-            before.guard, before.learner, learned, done.skipped
+            before.guard, before.learner, learned, skipped
         )
-        updates = before.updates.add(self._minibatches.num_updates)
-        return LearnerProgress(learner=learned, guard=guard, updates=updates), {
-            **done.every,
-            **prepared,
-        }
+        total = before.updates.add(minibatches.num_updates)
+        after = LearnerProgress(learner=learned, guard=guard, updates=total)
+        return after, {**metrics, **prepared}
+
+    def _average_metrics(
+        self, names: list[str], table: Float[Array, "U M"]
+    ) -> tuple[Metrics, Metrics, Bool[Array, " U"]]:
+        """Average the metrics of a train batch's updates.
+
+        Returns:
+            Means over all updates that were not skipped, NaN if all were, with counts of non-finite
+            metrics over the skipped ones (see `training.nonfinite`); means over the last epoch alone;
+            and whether each update was skipped.
+        """
+        skipped = table[:, names.index(NUM_NONFINITE_UPDATES)] > 0.5
+        last = self._minibatches.num_updates_of_last_epoch
+        means = jnp.stack(
+            [
+                _mean_of_finite(table, skipped),
+                _mean_of_finite(table[-last:], skipped[-last:]),
+                mask_nonfinite(table, skipped).sum(axis=0),
+            ]
+        )
+        if self.axis_name is not None:
+            means = jax.lax.pmean(means, self.axis_name)
+        every, last_epoch = (
+            {name: row[i] for i, name in enumerate(names) if name != NUM_NONFINITE_UPDATES}
+            for row in means[:2]
+        )
+        return every | prefix_counts(names, means[2]), last_epoch, skipped
 
     def _train_on_circular_buffer(
         self,
@@ -484,57 +526,6 @@ class TrainStep:
         """Return the inputs of acting with the weights of the behavior policy."""
         actor = self.make_actor_state(state)
         return actor if state.behaviour is None else replace(actor, params=state.behaviour)
-
-    def _minibatch_epochs(
-        self,
-        learner_state: PyTree,
-        batch: PyTree,
-        progress: Progress,
-        shuffle_key: Key,
-        update_key: Key,
-    ) -> tuple[Any, UpdateMetrics]:
-        """Run every minibatch of every epoch.
-
-        Returns:
-            The learner state, and the metrics' means with the mask of skipped updates.
-        """
-        experience = self._minibatches
-        num_steps, num_envs = jax.tree.leaves(batch)[0].shape[:2]
-        flat = flatten_time(batch)
-        here = num_envs * experience.num_shards // self.num_envs
-        device = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name)
-        shards = device * here + jnp.arange(here, dtype=jnp.int32)
-        orders = experience.sample_orders(shuffle_key, shards)
-        names: list[str] = []
-
-        def body(s: PyTree, i: Int[Array, ""]) -> tuple[PyTree, Float[Array, " M"]]:
-            rows = experience.minibatch_rows(i, orders, num_steps, num_envs)
-            now = replace(progress, updates=progress.updates.add(i))
-            key = jax.random.fold_in(update_key, i)
-            s, metrics = self.learner.update(s, take_rows(flat, rows), now, key)
-            check_scalar_metrics(type(self.learner).__name__, metrics)
-            names[:] = sorted(metrics)
-            return s, jnp.stack([metrics[name].astype(jnp.float32) for name in names])
-
-        updates = jnp.arange(experience.num_updates, dtype=jnp.int32)
-        learner_state, table = jax.lax.scan(body, learner_state, updates)
-        skipped = table[:, names.index(NUM_NONFINITE_UPDATES)] > 0.5
-        last = experience.num_updates_of_last_epoch
-        means = jnp.stack(
-            [
-                _mean_of_finite(table, skipped),
-                _mean_of_finite(table[-last:], skipped[-last:]),
-                mask_nonfinite(table, skipped).sum(axis=0),
-            ]
-        )
-        if self.axis_name is not None:
-            means = jax.lax.pmean(means, self.axis_name)
-        every, last_epoch = (
-            {name: row[i] for i, name in enumerate(names) if name != NUM_NONFINITE_UPDATES}
-            for row in means[:2]
-        )
-        every |= prefix_counts(names, means[2])
-        return learner_state, UpdateMetrics(every=every, last_epoch=last_epoch, skipped=skipped)
 
 
 def _as_rows(rollout: Rollout) -> Rollout:
