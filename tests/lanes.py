@@ -46,6 +46,7 @@ def sweepable(config: Any) -> list[str]:
     settings = config.get_name_table().groups["training_settings"]
     training = config.training_settings
     refused = set() if getattr(training, "use_critic", True) else {"huber_delta"}
+    refused |= set() if training.intrinsic_reward else {"intrinsic_reward_coeff"}
     refused |= set() if getattr(training, "use_target_network", True) else {"tau"}
     return [name for name, setting in settings.items() if setting.sweepable and name not in refused]
 

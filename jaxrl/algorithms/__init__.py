@@ -8,6 +8,7 @@ from jaxrl.core.algorithms import ALGORITHMS
 if TYPE_CHECKING:
     from jaxrl.algorithms.appo import APPOConfig
     from jaxrl.algorithms.awac import AWACConfig, CRRConfig
+    from jaxrl.algorithms.bandit import BanditLinTSConfig, BanditLinUCBConfig
     from jaxrl.algorithms.cql import CQLConfig
     from jaxrl.algorithms.dqn import (
         ApexDQNConfig,
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         SimpleQConfig,
     )
     from jaxrl.algorithms.dt import DTConfig
+    from jaxrl.algorithms.es import ARSConfig, ESConfig
     from jaxrl.algorithms.impala import A3CConfig, IMPALAConfig
     from jaxrl.algorithms.iql import IQLConfig
     from jaxrl.algorithms.maddpg import MADDPGConfig, MATD3Config
@@ -34,10 +36,13 @@ __all__ = [
     "A2CConfig",
     "A3CConfig",
     "APPOConfig",
+    "ARSConfig",
     "AWACConfig",
     "ApexDDPGConfig",
     "ApexDQNConfig",
     "BCConfig",
+    "BanditLinTSConfig",
+    "BanditLinUCBConfig",
     "CQLConfig",
     "CRRConfig",
     "CrossQConfig",
@@ -45,6 +50,7 @@ __all__ = [
     "DDPPOConfig",
     "DQNConfig",
     "DTConfig",
+    "ESConfig",
     "IMPALAConfig",
     "IQLConfig",
     "MADDPGConfig",

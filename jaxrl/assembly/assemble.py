@@ -671,13 +671,18 @@ def assemble(config: "Config") -> Assembly:
         )
         sampler = with_sequences(config, acting)
         plan = config.plan()
+        runners = config.env_runners_settings
+        begins_episodes = runners.batch_mode == "complete_episodes"
+        if begins_episodes:
+            _check_episodes_fit(made, plan.rollout_fragment_length, plan.fragments_per_env)
         fields = make_train_step_fields(config, made, sampler, in_graph=True)
         source = CompiledEnvs(
             worker=sampler,
             num_envs=plan.num_envs // plan.fragments_per_env,
             num_steps=plan.rollout_fragment_length,
             fragments_per_env=plan.fragments_per_env,
-            explore=config.env_runners_settings.explore,
+            explore=runners.explore,
+            begins_episodes=begins_episodes,
         )
         step = TrainStep(policy_step=sampler, **fields)
         if config.is_mixed and not config.in_evaluation:
@@ -841,7 +846,7 @@ def _make_experience(
         num_epochs=plan.num_epochs,
         num_minibatches=plan.minibatches_per_epoch,
         num_shards=plan.num_shards,
-        reshuffle=config.training_settings.shuffle_batch_per_epoch,
+        reshuffle=config.training_settings.batch_use.reshuffle,
     )
 
 
@@ -897,6 +902,28 @@ def _check_can_pause(runners: EnvRunnersSettings, made: MadeHostEnv) -> None:
             "batch_mode='complete_episodes' waits for the environments whose episodes go on, but those "
             f"of {made.id} step all together: set 'truncate_episodes', or "
             "gym_env_vectorize_mode='sync'."
+        )
+
+
+def _check_episodes_fit(made: MadeEnv, num_steps: int, fragments_per_env: int) -> None:
+    """Raise ConfigError if an episode may be longer than the rollout that it is to end in."""
+    limit = made.max_episode_steps
+    if limit is None:
+        raise ConfigError(
+            f"batch_mode='complete_episodes' needs an end of every episode, and {made.id} has no time "
+            "limit: set max_episode_steps, and rollout_fragment_length to it."
+        )
+    if num_steps < limit:
+        raise ConfigError(
+            f"batch_mode='complete_episodes' needs rollouts as long as an episode of {made.id}, "
+            f"{limit} steps, got rollout_fragment_length={num_steps}: set it to {limit}, or "
+            f"max_episode_steps to {num_steps}."
+        )
+    if fragments_per_env > 1:
+        raise ConfigError(
+            "batch_mode='complete_episodes' makes one rollout of each environment in a train batch, "
+            f"and train_batch_size is {fragments_per_env} of them: leave train_batch_size out, or "
+            "set more environments."
         )
 
 

@@ -209,7 +209,8 @@ def apply_connectors(
             seen, used = _look_back(raw, policy_step, statistics)
         learned = seen
         if len(learner_pipeline):
-            states, per_env = learner_pipeline.init(), learner_pipeline.init_per_env(1)
+            states = learner_pipeline.init(jax.random.key(0))
+            per_env = learner_pipeline.init_per_env(1)
             learned = learner_pipeline(states, per_env, seen, None)[2]
         dataset = replace(dataset, reward=learned.reward[:, 0], statistics=used)
         return _lay_observations(dataset, seen) if temporal else dataset

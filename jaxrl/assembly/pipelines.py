@@ -16,6 +16,7 @@ from jaxrl.connectors.checks import (
     check_observation_pipeline,
     make_abstract_rollout,
 )
+from jaxrl.connectors.curiosity import make_intrinsic_reward
 from jaxrl.connectors.learning import default_learner_connectors
 from jaxrl.connectors.observations import (
     FlattenObservations,
@@ -159,12 +160,17 @@ def make_learner_pipeline(
     defaults: tuple[LearnerConnector, ...] = ()
     if learners.add_default_connectors_to_learner_pipeline:
         defaults = default_learner_connectors(clip_rewards, runners.normalize_rewards)
+        if (intrinsic := config.training_settings.intrinsic_reward) is not None:
+            module = policy_step.module
+            spaces = module.observation_space, module.action_space
+            defaults = (*defaults, make_intrinsic_reward(intrinsic, *spaces))
     else:
         _raise_if_unused(
             config,
             "add_default_connectors_to_learner_pipeline",
             clip_rewards=bool(config.environment_settings.clip_rewards),
             normalize_rewards=runners.normalize_rewards,
+            intrinsic_reward=config.training_settings.intrinsic_reward is not None,
         )
     connectors = merge_user_connectors(
         "learner_connector",

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
+from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.runners import ExternalSettings
 from jaxrl.errors import ConfigError
 
@@ -25,7 +26,8 @@ HOST_ONLY_SETTINGS: dict[str, str] = {
     "on_env_runners_recreated": "there are no runners besides the compiled program",
     "env_runner_cls": "the compiled program steps the environments, not a runner",
     "batch_mode": (
-        "fragments of the compiled program have a fixed length, unlike those of whole episodes"
+        "rows of a replay buffer or of several agents go on in the next fragment, and fragments of the "
+        "compiled program have a fixed length"
     ),
     "gym_env_vectorize_mode": "environments are vectorized inside the compiled program",
     "restart_failed_sub_environments": (
@@ -247,6 +249,9 @@ def check_in_graph(config: "Config") -> None:
     """
     remedy = HOST_REMEDIES[config.is_multi_agent]
     reasons = {name: f"{reason}; {remedy}" for name, reason in HOST_ONLY_SETTINGS.items()}
+    has_buffer = isinstance(config.training_settings, OffPolicyTraining)
+    if not (config.is_multi_agent or has_buffer):
+        del reasons["batch_mode"]
     config.refuse_changed(reasons, "with this environment", neutral=_RLLIB_DEFAULTS)
 
 

@@ -58,6 +58,7 @@ def validate(config: "Config") -> None:
         is_restart_explicit="restart_failed_env_runners" in config.explicit,
     )
     _check_devices(config.learners_settings)
+    _check_intrinsic_reward(config)
     _check_clipping(config.environment_settings.clip_rewards)
     check_curriculum(config.environment_settings, evaluation.evaluation_interval)
     _check_evaluation(config)
@@ -123,6 +124,29 @@ def _check_devices(learners: LearnersSettings) -> None:
             f"local_device_idx={index} requires a learner in this process, got num_learners="
             f"{learners.num_learners}, whose devices Ray chooses; leave it out or set "
             "num_learners=0."
+        )
+
+
+def _check_intrinsic_reward(config: "Config") -> None:
+    """Check the setting of a bonus, and that there is exploration for it to change."""
+    training = config.training_settings
+    name, coeff = "intrinsic_reward", "intrinsic_reward_coeff"
+    if training.intrinsic_reward is None:
+        if training.intrinsic_reward_coeff is not None:
+            raise ConfigError(
+                f"{coeff}={training.intrinsic_reward_coeff!r} scales a bonus, and {name}=None has none: "
+                "set one, such as 'rnd', or leave it out."
+            )
+        return
+    if config.is_offline:
+        raise ConfigError(
+            f"{name}={training.intrinsic_reward!r} pays for what is new to the policy, and recorded rows "
+            "(input_) explore nothing: leave it out."
+        )
+    if config.is_multi_agent:
+        raise ConfigError(
+            f"{name}={training.intrinsic_reward!r} is for a single agent: leave it out, or give several "
+            "agents a learner_connector of your own."
         )
 
 

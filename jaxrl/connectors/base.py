@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl.compat import lookup
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import PyTree, Rollout
+from jaxrl.core.types import Key, Metrics, PyTree, Rollout
 
 C = TypeVar("C")
 
@@ -190,9 +190,15 @@ class LearnerConnector(Connector):
         del values
         return self
 
-    def init(self) -> PyTree:
-        """Return the initial shared statistics, `()` for none."""
+    def init(self, key: Key) -> PyTree:
+        """Return the initial shared statistics, `()` for none. Consumes the key."""
+        del key
         return ()
+
+    def compute_metrics(self, state: PyTree) -> Metrics:
+        """Return numbers by name for the results of each update, of the shared statistics."""
+        del state
+        return {}
 
     def init_per_env(self, num_envs: int) -> PyTree:
         """Return the state that each environment carries between rollouts, `()` for none."""

@@ -145,7 +145,7 @@ def check_learner_pipeline(
     num_steps, num_envs = rollout.reward.shape
     for connector in pipeline.connectors:
         name = connector.name
-        state = _trace(f"{name}.init", connector.init)
+        state = _trace(f"{name}.init", lambda c=connector: c.init(jax.random.key(0)))
         per_env = _trace(f"{name}.init_per_env", lambda c=connector: c.init_per_env(num_envs))
         _check_strong(f"{name}.init", (state, per_env))
         got = _trace(
@@ -167,6 +167,11 @@ def check_learner_pipeline(
             strict=True,
         ):
             _check_same(name, what, want, part)
+        metrics = _trace(f"{name}.compute_metrics", connector.compute_metrics, state)
+        if not isinstance(metrics, dict) or any(x.shape != () for x in jax.tree.leaves(metrics)):
+            raise ConfigError(
+                f"{name}.compute_metrics must return numbers by name, got {_in_one_line(metrics)}."
+            )
 
 
 def make_abstract_rollout(

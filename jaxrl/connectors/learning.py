@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxrl.connectors.base import LearnerConnector
 from jaxrl.core.struct import replace
-from jaxrl.core.types import PyTree, Rollout
+from jaxrl.core.types import Key, PyTree, Rollout
 from jaxrl.ops.statistics import RunningMoments
 
 
@@ -50,7 +50,8 @@ class NormalizeRewards(LearnerConnector):
     def at(self, values: Mapping[str, Float[Array, ""]]) -> "NormalizeRewards":
         return self if self.gamma is not None else dataclasses.replace(self, gamma=values["gamma"])
 
-    def init(self) -> RunningMoments:
+    def init(self, key: Key) -> RunningMoments:
+        del key
         return RunningMoments.zeros(())
 
     def init_per_env(self, num_envs: int) -> Float[Array, " B"]:

@@ -19,7 +19,7 @@ from jaxrl.connectors.base import (
     TemporalConnector,
 )
 from jaxrl.core.struct import pytree, replace, where_rows
-from jaxrl.core.types import CentralObs, PyTree, Rollout
+from jaxrl.core.types import CentralObs, Key, Metrics, PyTree, Rollout
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
 
 C = TypeVar("C", bound=Connector)
@@ -289,9 +289,19 @@ class _Recorder(Mapping[str, Float[Array, ""]]):
 class LearnerPipeline(Pipeline[LearnerConnector]):
     """Sequence of learner connectors."""
 
-    def init(self) -> PyTree:
-        """Return the initial shared statistics of every connector."""
-        return tuple(connector.init() for connector in self.connectors)
+    def init(self, key: Key) -> PyTree:
+        """Return the initial shared statistics of every connector. Consumes the key."""
+        return tuple(
+            connector.init(jax.random.fold_in(key, i))
+            for i, connector in enumerate(self.connectors)
+        )
+
+    def compute_metrics(self, states: PyTree) -> Metrics:
+        """Return the metrics of every connector, by name."""
+        metrics: Metrics = {}
+        for connector, state in zip(self.connectors, states, strict=True):
+            metrics |= connector.compute_metrics(state)
+        return metrics
 
     def init_per_env(self, num_envs: int) -> PyTree:
         """Return the initial per-environment state of every connector."""

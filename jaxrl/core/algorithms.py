@@ -78,6 +78,22 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.pqn:PQNConfig",
         "on-policy, Q(lambda) without replay or target network; discrete actions",
     ),
+    "ES": AlgorithmEntry(
+        "jaxrl.algorithms.es:ESConfig",
+        "evolution of a population by the ranks of its returns; discrete and continuous actions",
+    ),
+    "ARS": AlgorithmEntry(
+        "jaxrl.algorithms.es:ARSConfig",
+        "random search by a linear policy and the best directions; discrete and continuous actions",
+    ),
+    "BanditLinUCB": AlgorithmEntry(
+        "jaxrl.algorithms.bandit:BanditLinUCBConfig",
+        "linear contextual bandit, upper confidence bounds; discrete actions",
+    ),
+    "BanditLinTS": AlgorithmEntry(
+        "jaxrl.algorithms.bandit:BanditLinTSConfig",
+        "linear contextual bandit, Thompson sampling; discrete actions",
+    ),
     "SAC": AlgorithmEntry(
         "jaxrl.algorithms.sac:SACConfig",
         "replay; continuous and discrete actions",

@@ -241,6 +241,20 @@ class RLModule:
             return None
         return obs_only(obs)[ACTION_MASK]
 
+    def make_acting_params(self, params: Params, moment: Moment) -> Params:
+        """Return the parameters that explore during a rollout, by default those of the learner.
+
+        Override it for parameters that differ by environment or by rollout, as ES does.
+        `forward_exploration` is then given what it returns, and also the learner's own where single
+        actions are computed.
+
+        Args:
+            params: Parameters of the learner.
+            moment: Start of the rollout.
+        """
+        del moment
+        return params
+
     def draw(self, keys: Keys) -> PyTree:
         """Draw all randomness of exploration from typed keys `[B]`, one per environment.
 

@@ -19,7 +19,7 @@ from jaxrl.envs.multi.base import Entry
 from jaxrl.envs.vector import derive_transition_keys
 from jaxrl.errors import ConfigError
 from jaxrl.metrics import DEFAULT_MODULE
-from jaxrl.modules.rl_module import make_zeros
+from jaxrl.modules.rl_module import RLModule, make_zeros
 from jaxrl.runners.module_groups import (
     ModuleGroup,
     describe_function,
@@ -117,10 +117,16 @@ class HostPolicy:
         self._step_ranges: dict[int, Array] = {}
         self._step_indices: list[Array] = []
         self._actor: dict[str, ActorState] | None = None
+        self._acting: dict[str, ActorState] | None = None
+        self._has_own_params = any(
+            type(policy.module).make_acting_params is not RLModule.make_acting_params
+            for policy in policies.values()
+        )
         self._read_indices: list[int] = []
         self._read_leaves: list[Array] = []
         self._output_packing: PackedLayout | None = None
         self._action_packing: PackedLayout | None = None
+        self._begin_program = Program("host_begin", self._begin, enabled=jit)
         self._draw_program = Program("host_draw", self._draw, enabled=jit)
         self._act_program = Program(
             "host_act", self._act, max_retraces=max_retraces, low_latency=True, enabled=jit
@@ -162,7 +168,8 @@ class HostPolicy:
     @property
     def programs(self) -> list[Program]:
         """Compiled programs."""
-        return [self._draw_program, self._act_program]
+        begins = [self._begin_program] if self._has_own_params else []
+        return [*begins, self._draw_program, self._act_program]
 
     def set_actor(self, actor: Mapping[str, ActorState]) -> None:
         """Set each module's weights and statistics, copied to the device if necessary."""
@@ -172,7 +179,30 @@ class HostPolicy:
         if len(stacked) < len(actor):
             stacked = jax.device_put(stacked, self.device)
         self._actor = stacked
+        self._acting = self._begin_rollouts(stacked)
         self._select_read_leaves()
+
+    def _begin_rollouts(self, actor: dict[str, ActorState]) -> dict[str, ActorState]:
+        """Return the inputs of acting with the weights that were set."""
+        if not (self.explore and self._has_own_params):
+            return actor
+        return self._begin_program(actor, self._env_index)
+
+    def _begin(
+        self, actor: dict[str, ActorState], env_index: Int[Array, " B"]
+    ) -> dict[str, ActorState]:
+        begun = dict(actor)
+        for g, group in self.groups.items():
+            policy, index = (
+                self._policies[g],
+                [self._rows.number(env_index, m) for m in group.modules],
+            )
+            begun[g] = (
+                policy.begin_rollout(actor[g], index[0])
+                if group.is_single
+                else jax.vmap(policy.begin_rollout)(actor[g], stack_traced(index))
+            )
+        return begun
 
     def get_actor(self, module_id: str) -> ActorState | None:
         """Return the weights and statistics of a module to act with, None before some were set."""
@@ -303,7 +333,7 @@ class HostPolicy:
 
         Acting needs no parameters of the value function, and few hyperparameters if any.
         """
-        leaves = jax.tree.leaves(self._actor)
+        leaves = jax.tree.leaves(self._acting)
         self._read_indices = list(range(len(leaves)))
         self._select_read_leaves()
         jaxpr = jax.make_jaxpr(self._act)(*self._make_arguments(obs, last)).jaxpr
@@ -313,12 +343,12 @@ class HostPolicy:
         self._select_read_leaves()
 
     def _select_read_leaves(self) -> None:
-        leaves = jax.tree.leaves(self._actor)
+        leaves = jax.tree.leaves(self._acting)
         self._read_leaves = [leaves[i] for i in self._read_indices]
 
     def _rebuild_actor(self, read: list[Array]) -> dict[str, ActorState]:
         """Rebuild the actor from the leaves that a step reads, with zeros for the others."""
-        leaves, structure = jax.tree.flatten(self._actor)
+        leaves, structure = jax.tree.flatten(self._acting)
         filled: list[Any] = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
         for i, leaf in zip(self._read_indices, read, strict=True):
             filled[i] = leaf
@@ -422,7 +452,7 @@ class HostPolicy:
     def _init_layouts(self) -> None:
         last = {g: make_blank_prev(group.num_rows) for g, group in self.groups.items()}
         arguments = self._make_arguments(self.obs_shapes, last)[1:]
-        outputs, _ = jax.eval_shape(self._step, self._actor, *arguments)
+        outputs, _ = jax.eval_shape(self._step, self._acting, *arguments)
         self._output_packing = PackedLayout(outputs, self._num_envs)
         self._action_packing = PackedLayout(outputs[0], self._num_envs)
 

@@ -137,7 +137,7 @@ class Program:
             # An executable that JAX loaded from its own cache cannot be serialized again, so a program
             # that is to be stored here has another name there, under which nothing else is found.
             fn = partial(fn)
-            fn.__name__ = f"kept_{name}"
+            setattr(fn, "__name__", f"kept_{name}")  # noqa: B010
         self._jitted = jax.jit(fn, donate_argnums=donate_argnums, **kwargs)
         self._compiled: dict[Signature, jax.stages.Compiled] = {}
         self._last_signature: Signature | None = None

@@ -40,6 +40,7 @@ from jaxrl.training.train_state import (
     make_report_row,
 )
 
+_EPISODES = 0x4550  # folded into the key of a train batch, which its updates split
 MAX_REPORT_ROWS = 64
 """Maximum number of report rows per dispatch."""
 
@@ -54,6 +55,8 @@ class CompiledEnvs:
         num_steps: Number of steps of a fragment.
         fragments_per_env: Number of consecutive fragments of each environment in a train batch.
         explore: Whether policies explore.
+        begins_episodes: Whether all environments begin an episode with each train batch, of which the
+            rows of episodes that its end cuts off are masked.
     """
 
     worker: RolloutWorker | MultiRolloutWorker
@@ -61,6 +64,7 @@ class CompiledEnvs:
     num_steps: int
     fragments_per_env: int = 1
     explore: bool = True
+    begins_episodes: bool = False
 
     def init(self, learning: Learning, keys: RunKeys, env_params: PyTree) -> TrainState:
         """Return the initial state of a run, including all environments."""
@@ -78,7 +82,12 @@ class CompiledEnvs:
             The state with the environments after it, which has not received it yet; the rollout.
         """
         actor: PyTree = learning.make_behaviour_actor(state)
+        if self.begins_episodes:
+            state = self._begin_episodes(state)
         (env, carry), (raw, record, carries) = self._collect_fragments(actor, state)
+        if self.begins_episodes:
+            ended = jax.lax.cumsum(record.ended.astype(jnp.int32), axis=0, reverse=True) > 0
+            raw = replace(raw, mask=raw.mask & ended)
         steps = raw.mask.sum(dtype=jnp.uint32)
         axis_name = learning.axis_name
         data = RolloutBatch(
@@ -90,6 +99,13 @@ class CompiledEnvs:
         )
         after = replace(state, env=env, carry=carry)
         return self.worker.end_rollout(after, data, axis_name), data
+
+    def _begin_episodes(self, state: TrainState) -> TrainState:
+        """Return the state with all environments at the start of an episode."""
+        batch_key = jax.random.fold_in(state.key, state.progress.train_batches.low)
+        key = jax.random.fold_in(batch_key, _EPISODES)
+        env = self.worker.env.reset(key, state.env.index, state.env_params)
+        return replace(state, env=env, carry=self.worker.initial_carry(state.env.index.shape[0]))
 
     def _collect_fragments(
         self, actor: PyTree, state: TrainState

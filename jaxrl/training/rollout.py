@@ -21,7 +21,7 @@ from jaxrl.core.types import Columns, Key, Params, Progress, PyTree, Rollout
 from jaxrl.distributions.from_space import describe_space
 from jaxrl.envs.vector import StepInputs, VectorEnv, VectorState, VectorStep
 from jaxrl.errors import SpaceError
-from jaxrl.modules.rl_module import RLModule, make_zeros
+from jaxrl.modules.rl_module import Moment, RLModule, make_zeros
 from jaxrl.training.episode_stats import EpisodeRecord
 
 RECORDED_COLUMNS = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
@@ -198,6 +198,16 @@ class PolicyStep:
             action=make_zeros(self.module.action_space, (num_envs,)) if has_memory else None,
             reward=jnp.zeros((num_envs,), jnp.float32) if has_memory else None,
         )
+
+    def begin_rollout(self, actor: ActorState, env_index: Int[Array, " B"]) -> ActorState:
+        """Return the inputs of acting for a rollout that explores.
+
+        Args:
+            actor: Parameters, connector statistics and hyperparameters.
+            env_index: Index of each environment within the run.
+        """
+        moment = Moment(hparams=actor.hparams, progress=actor.progress, env_index=env_index)
+        return replace(actor, params=self.module.make_acting_params(actor.params, moment))
 
     def act(
         self,
@@ -438,6 +448,8 @@ class RolloutWorker(PolicyStep):
             )
             return _ScanCarry(env=new_state, acting=new_carry), (row, record)
 
+        if explore:
+            actor = self.begin_rollout(actor, state.index)
         start = _ScanCarry(env=state, acting=carry)
         inputs = self.sample_inputs(state, num_steps, params)
         end, (rollout, record) = jax.lax.scan(body, start, inputs)
@@ -466,6 +478,7 @@ def make_blank_rollout(
     flag, number = jnp.zeros((num_envs,), jnp.bool_), jnp.zeros((num_envs,), jnp.float32)
     keys = jax.random.split(jax.random.key(0), num_envs)
     index = jnp.arange(num_envs, dtype=jnp.int32)
+    actor = policy_step.begin_rollout(actor, index)
     out = policy_step.act(actor, obs, carry, flag, index, policy_step.module.draw(keys), True)
     row = Rollout(
         obs=obs,

@@ -57,6 +57,8 @@ from jaxrl.training.train_state import (
     get_learner_progress,
 )
 
+_CONNECTORS = 2**32 - 2
+"""Number folded into the run's key for connectors; train batches fold theirs, from 0 on."""
 Experience: TypeAlias = OnPolicyMinibatches | AnyReplayBuffer | DatasetSampler
 """Source of the rows of gradient steps."""
 
@@ -153,7 +155,7 @@ class TrainStep:
             env_params=(),
             connectors=ConnectorState(
                 obs=self.policy_step.obs_pipeline.init(),
-                learner=self.learner_pipeline.init(),
+                learner=self.learner_pipeline.init(jax.random.fold_in(keys.run, _CONNECTORS)),
                 per_env=self.learner_pipeline.init_per_env(total_envs),
             ),
             carry=(),
@@ -312,6 +314,7 @@ class TrainStep:
             learner_progress, metrics = self._train_on_batch(
                 learner_progress, batch.rollout, progress, key
             )
+        metrics |= self.learner_pipeline.compute_metrics(state.connectors.learner)
         return apply_update(replace(state, buffer=buffer), learner_progress), metrics
 
     def update_on_presampled(
@@ -329,6 +332,7 @@ class TrainStep:
             state.progress,
             self.make_batch_key(state),
         )
+        metrics |= self.learner_pipeline.compute_metrics(state.connectors.learner)
         return apply_update(state, learner_progress), metrics, errors
 
     def make_batch_key(self, state: TrainState) -> Key:

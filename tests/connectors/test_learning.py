@@ -12,7 +12,7 @@ from jaxrl.assembly.assemble import assemble
 from jaxrl.connectors import LearnerConnector, NormalizeRewards, ObservationConnector
 from jaxrl.connectors.learning import default_learner_connectors
 from jaxrl.core.struct import replace
-from jaxrl.core.types import Rollout
+from jaxrl.core.types import Key, Rollout
 from jaxrl.errors import ConfigError
 from tests.helpers import small
 
@@ -63,7 +63,7 @@ def split(rollout: Rollout, at: int) -> list[Rollout]:
 def test_rewards_are_divided_by_the_deviation_of_running_returns(clip: float) -> None:
     connector = NormalizeRewards(GAMMA, clip)
     rollouts = [rollout_of(0), rollout_of(1)]
-    state, per_env = connector.init(), connector.init_per_env(ENVS)
+    state, per_env = connector.init(jax.random.key(0)), connector.init_per_env(ENVS)
     for rollout, want in zip(rollouts, normalized_by_a_loop(rollouts, clip), strict=True):
         state, per_env, got = jax.jit(connector, static_argnums=3)(state, per_env, rollout, None)
         np.testing.assert_allclose(got.reward, want, rtol=1e-4, atol=1e-6)
@@ -75,8 +75,10 @@ def test_rewards_are_divided_by_the_deviation_of_running_returns(clip: float) ->
 @pytest.mark.parametrize("at", [1, 5])
 def test_a_split_rollout_carries_its_running_returns_over(at: int) -> None:
     connector = NormalizeRewards(GAMMA)
-    whole = connector(connector.init(), connector.init_per_env(ENVS), rollout_of(), None)
-    state, per_env = connector.init(), connector.init_per_env(ENVS)
+    whole = connector(
+        connector.init(jax.random.key(0)), connector.init_per_env(ENVS), rollout_of(), None
+    )
+    state, per_env = connector.init(jax.random.key(0)), connector.init_per_env(ENVS)
     for part in split(rollout_of(), at):
         state, per_env, _ = connector(state, per_env, part, None)
     for got, want in zip(
@@ -96,7 +98,9 @@ def test_an_episode_that_begins_unannounced_leaves_the_one_before_behind() -> No
         mask=jnp.ones((STEPS, ENVS), bool),
     )
     connector = NormalizeRewards(GAMMA)
-    _, running, _ = connector(connector.init(), jnp.full(ENVS, 100.0), rollout, None)
+    _, running, _ = connector(
+        connector.init(jax.random.key(0)), jnp.full(ENVS, 100.0), rollout, None
+    )
     whole, part = ((1 - GAMMA**n) / (1 - GAMMA) for n in (STEPS, STEPS - 7))
     assert running[0] == pytest.approx(whole + 100 * GAMMA**STEPS)
     assert running[1:3].tolist() == pytest.approx([whole, part])
@@ -105,7 +109,11 @@ def test_an_episode_that_begins_unannounced_leaves_the_one_before_behind() -> No
 def test_devices_share_their_statistics() -> None:
     """Two halves of the environments over a mesh axis give what all of them give together."""
     connector = NormalizeRewards(GAMMA)
-    state, per_env, rollout = connector.init(), connector.init_per_env(ENVS), rollout_of()
+    state, per_env, rollout = (
+        connector.init(jax.random.key(0)),
+        connector.init_per_env(ENVS),
+        rollout_of(),
+    )
     want = connector(state, per_env, rollout, None)
 
     def halves(x: Any, axis: int) -> Any:
@@ -129,7 +137,7 @@ def test_devices_share_their_statistics() -> None:
 class Magnify(LearnerConnector):
     """Rewards times eight; remembers the sum of those it got, and each environment's last."""
 
-    def init(self) -> Any:
+    def init(self, key: Key) -> Any:
         return jnp.zeros(())
 
     def init_per_env(self, num_envs: int) -> Any:
@@ -265,6 +273,6 @@ def test_no_time_passes_in_rows_that_are_no_transitions() -> None:
         mask=mask,
     )
     connector = NormalizeRewards(GAMMA)
-    _, running, _ = connector(connector.init(), jnp.zeros(ENVS), rollout, None)
+    _, running, _ = connector(connector.init(jax.random.key(0)), jnp.zeros(ENVS), rollout, None)
     wanted = [(1 - GAMMA**n) / (1 - GAMMA) for n in (STEPS - 3, STEPS)]
     np.testing.assert_allclose(running[:2], wanted, rtol=1e-5)

@@ -57,9 +57,11 @@ def test_fragments_of_an_environment_are_chained_in_order_of_time(num_devices: i
     assert long.is_first[1:].any()
     connectors = NormalizeRewards(0.99), Before()
     state, running, scaled = connectors[0](
-        connectors[0].init(), connectors[0].init_per_env(NUM_ENVS), long, None
+        connectors[0].init(jax.random.key(0)), connectors[0].init_per_env(NUM_ENVS), long, None
     )
-    sums = connectors[1](connectors[1].init(), connectors[1].init_per_env(NUM_ENVS), scaled, None)
+    sums = connectors[1](
+        connectors[1].init(jax.random.key(0)), connectors[1].init_per_env(NUM_ENVS), scaled, None
+    )
     config = config_of(NUM_ENVS * NUM_FRAGMENTS, 8 * NUM_ENVS * NUM_FRAGMENTS)
     with config.learners(num_devices=num_devices, num_shards=4).build() as algorithm:
         arrived = [fragments[place] for place in (2, 0, 3, 1)]

@@ -139,11 +139,6 @@ _SEARCH = (
     "self-play without a search is multi_agent(league=SelfPlay(...)) of PPO, see the guide Games of "
     "several agents"
 )
-_EVOLUTION = (
-    "PPO is the usual choice, and a Population with PopulationBasedTraining evolves its settings, see "
-    "the guide Sweeps"
-)
-_BANDIT = "an episode of one step with DQN, training(gamma=0.0, epsilon=...), learns the value of each arm"
 _META = (
     "one policy of many tasks is the nearest: PPO with use_lstm, and tasks drawn by the environment or "
     "environment(env_task_fn=...)"
@@ -152,10 +147,6 @@ ALGORITHM_ADVICE: Mapping[str, str] = {
     "AlphaStar": "leagues are multi_agent(league=League(...)) of PPO and other algorithms",
     "AlphaZero": _SEARCH,
     "LeelaChessZero": _SEARCH,
-    "ES": _EVOLUTION,
-    "ARS": _EVOLUTION,
-    "BanditLinTS": _BANDIT,
-    "BanditLinUCB": _BANDIT,
     "Dreamer": "no model of the environment is learned: SAC or DQN with a memory are the nearest",
     "DreamerV3": "no model of the environment is learned: SAC or DQN with a memory are the nearest",
     "MAML": _META,

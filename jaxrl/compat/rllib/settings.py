@@ -752,6 +752,8 @@ def translate_exploration(value: object, known: Collection[str]) -> dict[str, ob
     arguments = dict(cast(Mapping[str, Any], value))
     kind = arguments.pop("type", None)
     name = get_rllib_name(kind) or kind
+    if name in ("Curiosity", "RE3"):
+        return _translate_curiosity(value, name, arguments, known)
     if "epsilon" in known and name in (None, "EpsilonGreedy"):
         return _translate_epsilon_greedy(value, arguments)
     if "exploration_noise" in known and name in (None, "GaussianNoise"):
@@ -770,6 +772,40 @@ def translate_exploration(value: object, known: Collection[str]) -> dict[str, ob
     if arguments or (timesteps and "initial_random_timesteps" not in known):
         raise _make_error(value, EXPLORATION_REASON)
     return {"initial_random_timesteps": timesteps} if timesteps else {}
+
+
+_CURIOSITY_NEUTRAL: Mapping[str, object] = {
+    "inverse_net_activation": "relu",
+    "forward_net_activation": "relu",
+    "beta_schedule": "constant",
+    "rho": 0.1,
+    "random_timesteps": 0,
+    "framework": None,
+}
+"""Arguments of RLlib's curiosity that describe what is done here anyway."""
+
+
+def _translate_curiosity(
+    value: object, name: str, arguments: dict[str, Any], known: Collection[str]
+) -> dict[str, object]:
+    """Return the intrinsic reward of RLlib's `Curiosity` or `RE3`, and what they explore with."""
+    explores = translate_exploration(arguments.pop("sub_exploration", None), known)
+    for key, neutral in _CURIOSITY_NEUTRAL.items():
+        given = arguments.pop(key, neutral)
+        if given == neutral:
+            continue
+        if key == "beta_schedule":
+            raise _make_error(
+                value,
+                "a bonus that decays is intrinsic_reward_coeff=[[0, 0.2], [1_000_000, 0.0]], over "
+                "environment steps",
+            )
+        raise _make_error(value, f"{key} is {neutral!r}")
+    scale, default = ("eta", 1.0) if name == "Curiosity" else ("beta", 0.2)
+    coeff = arguments.pop(scale, default)
+    _check_numbers(value, {scale: coeff})
+    bonus = {"type": "icm" if name == "Curiosity" else "re3", **arguments}
+    return {"intrinsic_reward": bonus, "intrinsic_reward_coeff": coeff, **explores}
 
 
 def _translate_epsilon_greedy(value: object, arguments: dict[str, Any]) -> dict[str, object]:

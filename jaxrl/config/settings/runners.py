@@ -77,8 +77,9 @@ class EnvRunnersSettings:
     )
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = field(
         default="truncate_episodes",
-        doc="'truncate_episodes' makes fragments of a fixed number of steps; 'complete_episodes', "
-        "on the host only, makes fragments of whole episodes.",
+        doc="'truncate_episodes' makes fragments of a fixed number of steps; 'complete_episodes' "
+        "makes fragments of whole episodes, in the compiled program those that fit into "
+        "rollout_fragment_length, on-policy and of a single agent.",
     )
     episode_lookback_horizon: int = field(
         default=1,

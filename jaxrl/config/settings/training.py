@@ -134,6 +134,7 @@ class BatchUse:
     Args:
         num_epochs: Number of passes over the batch.
         minibatch_size: Number of rows per gradient step; None for the whole batch.
+        reshuffle: Whether every epoch has minibatches of its own.
         microbatch_size: Maximum number of rows whose gradient a device computes at once; None for
             all rows of a minibatch.
         num_batches: Number of latest train batches that are kept for reuse.
@@ -142,6 +143,7 @@ class BatchUse:
 
     num_epochs: int = 1
     minibatch_size: int | None = None
+    reshuffle: bool = True
     microbatch_size: int | Auto | None = None
     num_batches: int = 1
     iterations_per_batch: int = 1
@@ -181,6 +183,20 @@ optimizer_check = Check(
     requirement="the name of an optimizer, {'name': ..., arguments}, or a function",
     is_satisfied=lambda value: _find_optimizer_problem(value) is None,
     hint=lambda value: _find_optimizer_problem(value) or "",
+)
+
+
+def _find_intrinsic_problem(setting: object) -> str | None:
+    """Return the problem with an intrinsic reward as a sentence, or None if it is valid."""
+    from jaxrl.connectors.curiosity import find_intrinsic_problem
+
+    return find_intrinsic_problem(setting)
+
+
+intrinsic_reward_check = Check(
+    requirement="'icm', 'rnd', 're3', or {'type': ..., arguments}",
+    is_satisfied=lambda value: value is None or _find_intrinsic_problem(value) is None,
+    hint=lambda value: f" {_find_intrinsic_problem(value)}",
 )
 
 
@@ -225,6 +241,19 @@ class Training:
         check=optimizer_check,
         doc=f"Optimizer: {', '.join(OPTIMIZERS)} of optax, a dictionary {{'name': 'adam', 'eps': "
         "1e-5}, or a function of the learning rate that returns an optax transformation.",
+    )
+
+    intrinsic_reward: str | dict[str, Any] | None = field(
+        default=None,
+        check=intrinsic_reward_check,
+        doc="Bonus for what is new, added to the reward to learn from: 'icm', 'rnd', 're3', or a "
+        "dictionary of such a 'type' and its arguments; None for none.",
+    )
+    intrinsic_reward_coeff: Traced[Schedule | None] = field(
+        default=None,
+        check=positive,
+        doc="Scale of the bonus, in units of the standard deviation of its discounted sum, or its "
+        "schedule; None is 1.",
     )
 
     def at(self, hparams: Mapping[str, Hyperparameter], progress: Progress) -> Self:
@@ -308,6 +337,7 @@ class OnPolicyTraining(Training):
         return BatchUse(
             num_epochs=self.num_epochs,
             minibatch_size=self.minibatch_size,
+            reshuffle=self.shuffle_batch_per_epoch,
             microbatch_size=self.microbatch_size,
         )
 
