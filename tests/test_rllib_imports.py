@@ -3,13 +3,14 @@
 import importlib
 import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 
 import jaxrl
 from jaxrl.callbacks import Callbacks
 from jaxrl.compat.rllib import connectors as pieces
-from jaxrl.compat.rllib.imports import ALGORITHM_ADVICE, RLLIB_ALGORITHMS
+from jaxrl.compat.rllib.imports import ALGORITHM_ADVICE, RLLIB_ALGORITHMS, get_algorithm_advice
 from jaxrl.config.base import get_algorithm_config
 from jaxrl.connectors import FrameStacking, SingleAgentObservationPreprocessor
 from jaxrl.core.types import Columns
@@ -17,6 +18,7 @@ from jaxrl.envs.context import EnvContext
 from jaxrl.episodes import MultiAgentEpisode
 from jaxrl.errors import UnknownNameError
 from jaxrl.external import PolicyClient
+from jaxrl.migrate.yaml_file import migrate_yaml
 
 FOUND = {
     "algorithms.algorithm:Algorithm": jaxrl.Algorithm,
@@ -57,15 +59,11 @@ FOUND = {
 MISSING = {
     "algorithms.alpha_star:AlphaStarConfig": r"multi_agent\(league=League",
     "algorithms.alpha_zero:AlphaZeroConfig": r"league=SelfPlay",
-    "algorithms.ars:ARSConfig": "PopulationBasedTraining",
-    "algorithms.bandit:BanditLinUCBConfig": "an episode of one step with DQN",
-    "algorithms.bandit.bandit:BanditLinTSConfig": "an episode of one step with DQN",
-    "algorithms.dreamer:DreamerConfig": "with a memory are the nearest",
-    "algorithms.dreamerv3.dreamerv3:DreamerV3Config": "with a memory are the nearest",
-    "algorithms.es:ESConfig": "PopulationBasedTraining",
+    "algorithms.dreamer:DreamerConfig": "are the nearest",
+    "algorithms.dreamerv3.dreamerv3:DreamerV3Config": "are the nearest",
     "algorithms.leela_chess_zero:LeelaChessZeroConfig": "league=SelfPlay",
-    "algorithms.maml:MAMLConfig": "use_lstm",
-    "algorithms.mbmpo:MBMPOConfig": "use_lstm",
+    "algorithms.maml:MAMLConfig": r"environment\('jaxrl.envs:Trials', ",
+    "algorithms.mbmpo:MBMPOConfig": "REDQ needs the fewest environment steps",
     "algorithms.slateq:SlateQConfig": "MultiDiscrete",
     "connectors.connector_v2:ConnectorV2": "subclass ObservationConnector",
     "connectors.env_to_module:EnvToModulePipeline": "list of connectors",
@@ -78,6 +76,93 @@ MISSING = {
     "utils.framework:try_import_torch": "the framework is JAX",
     "utils.some.file:some_function": "part of RLlib's internals",
 }
+
+REGISTRY = {
+    "A2C": "a2c:A2C",
+    "A3C": "a3c:A3C",
+    "AlphaStar": "alpha_star:AlphaStar",
+    "AlphaZero": "alpha_zero:AlphaZero",
+    "APEX": "apex_dqn:ApexDQN",
+    "APEX_DDPG": "apex_ddpg:ApexDDPG",
+    "APPO": "appo:APPO",
+    "ARS": "ars:ARS",
+    "BanditLinTS": "bandit:BanditLinTS",
+    "BanditLinUCB": "bandit:BanditLinUCB",
+    "BC": "bc:BC",
+    "CQL": "cql:CQL",
+    "CRR": "crr:CRR",
+    "DDPG": "ddpg:DDPG",
+    "DDPPO": "ddppo:DDPPO",
+    "DQN": "dqn:DQN",
+    "Dreamer": "dreamer:Dreamer",
+    "DreamerV3": "dreamerv3:DreamerV3",
+    "DT": "dt:DT",
+    "ES": "es:ES",
+    "IMPALA": "impala:Impala",
+    "LeelaChessZero": "leela_chess_zero:LeelaChessZero",
+    "MADDPG": "maddpg:MADDPG",
+    "MAML": "maml:MAML",
+    "MARWIL": "marwil:MARWIL",
+    "MBMPO": "mbmpo:MBMPO",
+    "PG": "pg:PG",
+    "PPO": "ppo:PPO",
+    "QMIX": "qmix:QMix",
+    "R2D2": "r2d2:R2D2",
+    "Random": "random_agent:RandomAgent",
+    "RNNSAC": "sac:RNNSAC",
+    "SAC": "sac:SAC",
+    "SimpleQ": "simple_q:SimpleQ",
+    "SlateQ": "slateq:SlateQ",
+    "TD3": "td3:TD3",
+}
+"""Algorithms of RLlib's registry, version 2.3, with the modules and classes."""
+CONTRIBUTED = ("AlphaZero", "LinTS", "LinUCB", "MADDPG", "RandomAgent")
+
+
+def import_name(module: str, name: str) -> object:
+    """A name that is imported as it is written."""
+    scope: dict[str, object] = {}
+    exec(f"from {module} import {name}", scope)
+    return scope[name]
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_an_algorithm_of_rllib_trains_or_is_answered(name: str) -> None:
+    module, cls = REGISTRY[name].split(":")
+    module = f"jaxrl.algorithms.{module}"
+    spellings = [name, name.lower(), cls]
+    advice = get_algorithm_advice(name)
+    for written in spellings:
+        text = f"a: {{run: {written}, env: CartPole-v1}}\n"
+        said = [item.advice for item in migrate_yaml(text, Path("a.yaml")).by_hand]
+        assert said == ([] if advice is None else [advice])
+    if advice is None:
+        config = import_name(module, f"{cls}Config")
+        assert import_name("jaxrl", config.__name__) is config  # pyright: ignore
+        assert all(type(get_algorithm_config(written)) is config for written in spellings)
+        assert import_name(module, cls) is getattr(jaxrl, get_algorithm_config(name).algo_name)
+        return
+    for written in spellings:
+        with pytest.raises(UnknownNameError, match="There is no algorithm") as raised:
+            get_algorithm_config(written)
+        assert advice in str(raised.value)
+    for where in (module, "jaxrl.algorithms", "jaxrl"):
+        for imported in (cls, f"{cls}Config"):
+            with pytest.raises(ImportError) as raised:
+                import_name(where, imported)
+            assert advice in str(raised.value)
+
+
+@pytest.mark.parametrize("name", CONTRIBUTED)
+def test_contributed_algorithms_are_those_without_the_prefix(name: str) -> None:
+    if (advice := get_algorithm_advice(f"contrib/{name}")) is None:
+        own = get_algorithm_config(f"contrib/{name}")
+        assert own.algo_name in (name, f"Bandit{name}")
+        assert type(get_algorithm_config(name)) is type(own)
+        return
+    with pytest.raises(UnknownNameError, match=f"no algorithm 'contrib/{name}' here") as raised:
+        get_algorithm_config(f"contrib/{name}")
+    assert advice in str(raised.value)
 
 
 @pytest.mark.parametrize("path", FOUND)

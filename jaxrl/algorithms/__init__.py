@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxrl.compat.imports import refuse_foreign_name
 from jaxrl.core.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def __getattr__(name: str) -> Any:
             f"jaxrl.algorithms has no {name}: import {config}, whose build() makes the Algorithm."
         )
     if name not in _MODULES:
+        refuse_foreign_name("jaxrl.algorithms", name)
         raise AttributeError(f"module 'jaxrl.algorithms' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value

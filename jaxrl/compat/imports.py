@@ -19,7 +19,25 @@ from jaxrl.errors import ConfigError
 
 RLLIB_PARENTS = {
     *("callbacks", "policy.policy"),
-    *(f"algorithms.{name}" for name in ("ppo", "appo", "impala", "dqn", "sac", "tqc", "td3")),
+    *(
+        f"algorithms.{name}"
+        for name in (
+            *(
+                "appo",
+                "bandit",
+                "cql",
+                "dqn",
+                "dt",
+                "es",
+                "impala",
+                "maddpg",
+                "marwil",
+                "ppo",
+                "qmix",
+            ),
+            *("random_agent", "sac", "td3", "tqc"),
+        )
+    ),
 }
 """Modules here that are packages in RLlib, as in `algorithms.ppo.ppo`, or have more names there."""
 
@@ -35,7 +53,11 @@ def install_import_hooks() -> None:
 
 def refuse_foreign_name(module: str, name: str) -> None:
     """Raise ImportError for a name that other libraries have; the message says what to write."""
-    if (advice := lookup.load("libraries").advise_on_import(name)) is not None:
+    advice = lookup.load("libraries").advise_on_import(name)
+    if advice is None:
+        algorithm = name.removesuffix("Config").removesuffix("Trainer")
+        advice = lookup.load("rllib.imports").get_algorithm_advice(algorithm)
+    if advice is not None:
         raise ImportError(f"{module} has no {name}: {advice}.")
 
 

@@ -21,7 +21,7 @@ from jaxrl.compat.rllib.attributes import (
     RENAMED_METHODS,
     REWRITTEN_EPISODE_ATTRIBUTES,
 )
-from jaxrl.compat.rllib.imports import ALGORITHM_ADVICE, RLLIB
+from jaxrl.compat.rllib.imports import RLLIB, find_algorithm, get_algorithm_advice
 from jaxrl.compat.rllib.settings import REFUSED_HOOKS
 from jaxrl.config.base import AlgorithmConfig, get_algorithm_config_class
 from jaxrl.config.names import GROUP_METHODS
@@ -603,7 +603,10 @@ class ObjectRules:
         if name is None:
             self._register_if_dynamic(old_arg.value)
             return new
-        current = {"Impala": "IMPALA"}.get(name, name)
+        if (advice := get_algorithm_advice(name)) is not None:
+            self._context.by_hand(old_arg.value, "algorithm", f'"{name}"', advice)
+            return new
+        current = find_algorithm(name)
         if current in jaxrl.TRAINABLES:
             if path == TRAINABLE_LOOKUPS[0]:
                 self._context.needed.add(NeededImport("jaxrl.tune", is_for_effect=True))
@@ -613,8 +616,6 @@ class ObjectRules:
             value = self._context.need_name(f"jaxrl.{current}")
             changed = new_arg.with_changes(value=value)
             return new.with_changes(args=[changed if a is new_arg else a for a in new.args])
-        if name in ALGORITHM_ADVICE:
-            self._context.by_hand(old_arg.value, "algorithm", f'"{name}"', ALGORITHM_ADVICE[name])
         return new
 
     def _register_if_dynamic(self, node: cst.BaseExpression) -> None:

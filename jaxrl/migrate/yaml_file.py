@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import yaml
 
-from jaxrl.compat.rllib.imports import ALGORITHM_ADVICE
+from jaxrl.compat.rllib.imports import find_algorithm, get_algorithm_advice
 from jaxrl.config.imports import Trust
 from jaxrl.config.load import EXPERIMENT_KEYS, experiment_from_dict, parse_text, parse_yaml_value
 from jaxrl.config.registry import list_algorithms
@@ -157,10 +157,10 @@ class _Editor:
                 self._by_hand(key, "setting", name, advice)
 
     def _check_algorithm(self, key: yaml.Node, name: str) -> None:
-        if name.lower() not in {known.lower() for known in list_algorithms()}:
+        advice = get_algorithm_advice(name)
+        if advice is not None or find_algorithm(name) is None:
             known = ", ".join(list_algorithms())
-            advice = ALGORITHM_ADVICE.get(name, f"the algorithms are {known}")
-            self._by_hand(key, "algorithm", name, advice)
+            self._by_hand(key, "algorithm", name, advice or f"the algorithms are {known}")
 
     def _rewrite_stop(self, node: yaml.Node) -> None:
         for key, _ in _get_entries(node):

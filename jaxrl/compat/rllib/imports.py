@@ -139,31 +139,41 @@ _SEARCH = (
     "self-play without a search is multi_agent(league=SelfPlay(...)) of PPO, see the guide Games of "
     "several agents"
 )
-_META = (
-    "one policy of many tasks is the nearest: PPO with use_lstm, and tasks drawn by the environment or "
-    "environment(env_task_fn=...)"
+_NO_MODEL = (
+    "no model of the environment is learned: SAC or DQN with rl_module(model_config={'use_lstm': True}) "
+    "are the nearest"
 )
 ALGORITHM_ADVICE: Mapping[str, str] = {
     "AlphaStar": "leagues are multi_agent(league=League(...)) of PPO and other algorithms",
     "AlphaZero": _SEARCH,
     "LeelaChessZero": _SEARCH,
-    "Dreamer": "no model of the environment is learned: SAC or DQN with a memory are the nearest",
-    "DreamerV3": "no model of the environment is learned: SAC or DQN with a memory are the nearest",
-    "MAML": _META,
-    "MBMPO": _META,
+    "Dreamer": _NO_MODEL,
+    "DreamerV3": _NO_MODEL,
+    "MAML": (
+        "tasks are learned by a memory, as in RL2: PPO with environment('jaxrl.envs:Trials', "
+        "env_config={'env': ..., 'tasks': {'mass': [0.5, 2.0]}}) and rl_module(model_config={'use_lstm': "
+        "True, 'lstm_use_prev_action': True, 'lstm_use_prev_reward': True}), see the guide Trials"
+    ),
+    "MBMPO": (
+        "no model of the environment is learned: REDQ needs the fewest environment steps, and "
+        "environment('jaxrl.envs:Trials', ...) with PPO and a memory learns many tasks, see the guide "
+        "Trials"
+    ),
     "SlateQ": (
         "a slate is a MultiDiscrete action, which PPO takes; values of single items are DQN's"
     ),
 }
-"""Algorithms of RLlib that need what is not here."""
+"""Algorithms of RLlib that need what is not here, with what to write instead."""
 
 RLLIB_ALGORITHMS: Mapping[str, str] = {
     "Apex": "APEX",
     "Impala": "IMPALA",
+    "LinTS": "BanditLinTS",
+    "LinUCB": "BanditLinUCB",
     "QMix": "QMIX",
     "RANDOM": "RandomAgent",
 }
-"""Other names that RLlib has for algorithms."""
+"""Other names that RLlib has for algorithms; those of its classes and `contrib/NAME` count as well."""
 
 
 def find_algorithm(name: str) -> str | None:
@@ -172,10 +182,21 @@ def find_algorithm(name: str) -> str | None:
     Raises:
         UnknownNameError: If RLlib's algorithm is not here; the message says what to use instead.
     """
-    advice = {key.lower(): advice for key, advice in ALGORITHM_ADVICE.items()}
-    if (instead := advice.get(name.lower().removeprefix("contrib/"))) is not None:
+    if (instead := get_algorithm_advice(name)) is not None:
         raise UnknownNameError(f"There is no algorithm '{name}' here: {instead}.")
-    return {key.lower(): own for key, own in RLLIB_ALGORITHMS.items()}.get(name.lower())
+    return _resolve(name, _ALGORITHM_BY_CLASS)
+
+
+def get_algorithm_advice(name: str) -> str | None:
+    """Return what to write instead of an algorithm of RLlib that is not here, None for other names."""
+    current = _resolve(name, {**{key: key for key in ALGORITHM_ADVICE}, **_ALGORITHM_BY_CLASS})
+    return None if current is None else ALGORITHM_ADVICE.get(current)
+
+
+def _resolve(name: str, table: Mapping[str, str]) -> str | None:
+    """Return the entry of a name in any case, with or without `contrib/`."""
+    by_lower = {key.lower(): value for key, value in table.items()}
+    return by_lower.get(name.lower().removeprefix("contrib/"))
 
 
 _RETURN_PIECES = "return a connector or a list of connectors, which precede the default ones"
@@ -327,8 +348,8 @@ def advise_on_name(path: str) -> str:
     module = next((each for each in ALGORITHMS if each.lower() == name), None)
     if module is not None:
         return f"import the class of its config: from jaxrl import {module}Config"
-    if algorithm in ALGORITHM_ADVICE:
-        return ALGORITHM_ADVICE[algorithm]
+    if (instead := get_algorithm_advice(algorithm)) is not None:
+        return instead
     if name in NAME_ADVICE:
         return NAME_ADVICE[name]
     if any(part in name for part in MULTI_AGENT_NAMES):
@@ -351,6 +372,7 @@ RLLIB_PACKAGES = {
     *("agents", "env", "examples", "execution", "models", "tuned_examples", "utils"),
     *("algorithms.algorithm", "algorithms.algorithm_config", "algorithms.apex_dqn"),
     *("algorithms.apex_ddpg", "algorithms.a2c", "algorithms.a3c", "algorithms.callbacks"),
+    *("algorithms.bc", "algorithms.crr"),
     *("algorithms.alpha_star", "algorithms.alpha_zero", "algorithms.ars", "algorithms.bandit"),
     *("algorithms.dreamer", "algorithms.dreamerv3", "algorithms.es", "algorithms.maml"),
     *("algorithms.leela_chess_zero", "algorithms.mbmpo", "algorithms.slateq"),
