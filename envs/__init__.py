@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         register_env,
     )
     from jaxrl.envs.task_settable import TaskSettableEnv
+    from jaxrl.envs.trials import Trials
     from jaxrl.envs.wrappers import TimeLimit
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "StepFailedRecreateEnvError",
     "TaskSettableEnv",
     "TimeLimit",
+    "Trials",
     "group_agents",
     "list_envs",
     "list_multi_envs",
@@ -82,6 +84,7 @@ _HOME = {
     "StepFailedRecreateEnvError": "jaxrl.envs.adapters.barrier",
     "TaskSettableEnv": "jaxrl.envs.task_settable",
     "TimeLimit": "jaxrl.envs.wrappers",
+    "Trials": "jaxrl.envs.trials",
     "group_agents": "jaxrl.envs.multi.groups",
     "list_envs": "jaxrl.envs.registry",
     "list_multi_envs": "jaxrl.envs.registry",

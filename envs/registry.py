@@ -520,9 +520,9 @@ def _load(path: str) -> object:
         ) from error
     except ImportError as error:
         raise EnvError(f"Cannot import the environment {path!r}: {error}.") from error
-    if name not in vars(module):
+    if name not in vars(module) and name not in vars(module).get("__all__", ()):
         raise EnvError(f"Module {module_name!r} has no {name!r}.{did_you_mean(name, vars(module))}")
-    return vars(module)[name]
+    return getattr(module, name)
 
 
 def _few(names: tuple[str, ...]) -> str:

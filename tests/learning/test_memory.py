@@ -9,8 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from jaxrl.config.load import load_experiment
+from jaxrl.evaluation.trials import evaluate_trials
 from jaxrl.modules.encoder_module import RecurrentEncoder
-from tests.learning.test_thresholds import all_seeds, evaluated, interquartile_mean
+from tests.learning.test_thresholds import CONFIGS, all_seeds, evaluated, interquartile_mean
 
 pytestmark = pytest.mark.slow
 
@@ -84,3 +86,15 @@ def test_without_memory_it_is_a_coin() -> None:
     """The last observation says nothing of the first: every policy of it earns 0 on average."""
     scores = all_seeds(RECALL, RECALL_STEPS, without_memory)
     assert max(abs(score) for score in scores) < 0.4  # 100 episodes of -1 or 1, deviation 0.1
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_last_pull_of_a_trial_pays_more_than_the_first(seed: int) -> None:
+    config = load_experiment(CONFIGS / "memory/bandit-trials-ppo.yaml").config
+    with config.debugging(seed=seed, loggers=[]).build() as algorithm:
+        while int(algorithm.state.progress.env_steps) < 2_000_000:
+            algorithm.train()
+        found = evaluate_trials(algorithm, num_trials=2_000)["custom_metrics"]
+    print(f"\nbandit-trials-ppo, seed {seed}: {found}")
+    assert abs(found["episode_1_return_mean"]) < 0.05
+    assert found["gain_low"] > 0.4
