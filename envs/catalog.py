@@ -48,6 +48,7 @@ BUILTIN_ENVS: Mapping[str, CatalogEntry] = {
     "WheelBandit-v0": CatalogEntry(path="jaxrl.envs.bandits:WheelBandit"),
     "BitFlip-v0": CatalogEntry(path="jaxrl.envs.goals:BitFlip"),
     "PointReach-v0": CatalogEntry(path="jaxrl.envs.goals:PointReach"),
+    "InterestEvolution-v0": CatalogEntry(path="jaxrl.envs.recommender:InterestEvolution"),
     "probe-value-v0": _probe("ProbeValue"),
     "probe-value-continuous-v0": _probe("ProbeValue", continuous=True),
     "probe-obs-value-v0": _probe("ProbeObsValue"),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jaxrl.algorithms.qmix import QMIXConfig, VDNConfig
     from jaxrl.algorithms.random_agent import RandomAgentConfig
     from jaxrl.algorithms.sac import CrossQConfig, REDQConfig, RNNSACConfig, SACConfig
+    from jaxrl.algorithms.slate_q import SlateQConfig
     from jaxrl.algorithms.td3 import ApexDDPGConfig, DDPGConfig, TD3Config
     from jaxrl.algorithms.tqc import TQCConfig
 
@@ -69,6 +70,7 @@ __all__ = [
     "RandomAgentConfig",
     "SACConfig",
     "SimpleQConfig",
+    "SlateQConfig",
     "TD3Config",
     "TQCConfig",
     "VDNConfig",

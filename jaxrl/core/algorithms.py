@@ -94,6 +94,10 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.bandit:BanditLinTSConfig",
         "linear contextual bandit, Thompson sampling; discrete actions",
     ),
+    "SlateQ": AlgorithmEntry(
+        "jaxrl.algorithms.slate_q:SlateQConfig",
+        "replay, values of the items of recommended slates; slates of distinct candidates",
+    ),
     "SAC": AlgorithmEntry(
         "jaxrl.algorithms.sac:SACConfig",
         "replay; continuous and discrete actions",

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.core.types import ActionMask, Counter, Key, Keys, Params, Progress, PyTree
 from jaxrl.distributions.from_space import ActionDistribution, make_action_distribution
 from jaxrl.modules.networks import Initializer
+from jaxrl.modules.rl_module import Moment
 
 
 def is_warming_up(hparams: Mapping[str, Any], progress: Progress) -> Bool[Array, ""]:
@@ -27,6 +28,23 @@ def compute_env_position(env_index: Int[Array, " B"], num_envs: int) -> Float[Ar
     """Compute the places of environments among the N of a run: i / (N - 1) of the i-th, at most 1."""
     last = max(num_envs - 1, 1)
     return jnp.minimum(env_index, last).astype(jnp.float32) / last
+
+
+def compute_epsilons(moment: Moment, num_envs: int) -> Float[Array, " B"]:
+    """Compute ε, or ε^(1 + α i / (N − 1)) of environment i of N (Horgan et al. 2018).
+
+    While the run warms up it is 1.
+
+    Args:
+        moment: Moment with the hyperparameters `epsilon` and, for α, `epsilon_ladder` if it is set.
+        num_envs: Number N of environments of the run.
+    """
+    hparams, index = moment.hparams, moment.env_index
+    epsilon = jnp.broadcast_to(hparams["epsilon"], index.shape)
+    if "epsilon_ladder" in hparams:
+        position = compute_env_position(index, num_envs)
+        epsilon = epsilon ** (1.0 + hparams["epsilon_ladder"] * position)
+    return jnp.where(is_warming_up(hparams, moment.progress), 1.0, epsilon)
 
 
 def draw_random_noise(action_space: gymnasium.Space[Any], keys: Keys) -> PyTree:

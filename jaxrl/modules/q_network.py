@@ -20,12 +20,11 @@ from jaxrl.modules.exploration import (
     NOISE,
     NoisyDense,
     as_noise,
-    compute_env_position,
+    compute_epsilons,
     draw_noise,
     draw_random_noise,
     get_noise_sizes,
     get_noise_width,
-    is_warming_up,
     make_random_action,
 )
 from jaxrl.modules.networks import Head
@@ -205,7 +204,7 @@ class QModule(EncoderModule):
         random, random_log_prob = make_random_action(
             self.action_space, draws.random, self.action_mask(obs)
         )
-        epsilon = self.compute_epsilons(moment)
+        epsilon = compute_epsilons(moment, self.algorithm_config["num_envs"])
         actions = jnp.where(draws.coin < epsilon, random, greedy)
         probability = epsilon * jnp.exp(random_log_prob) + (1.0 - epsilon) * (actions == greedy)
         return {
@@ -214,15 +213,3 @@ class QModule(EncoderModule):
             Columns.ACTION_LOGP: jnp.log(probability),
             Columns.STATE_OUT: out.get(Columns.STATE_OUT, carry),
         }
-
-    def compute_epsilons(self, moment: Moment) -> Float[Array, " B"]:
-        """Compute ε, or ε^(1 + α i / (N − 1)) of environment i of N (Horgan et al. 2018).
-
-        While the run warms up it is 1.
-        """
-        hparams, index = moment.hparams, moment.env_index
-        epsilon = jnp.broadcast_to(hparams["epsilon"], index.shape)
-        if "epsilon_ladder" in hparams:
-            position = compute_env_position(index, self.algorithm_config["num_envs"])
-            epsilon = epsilon ** (1.0 + hparams["epsilon_ladder"] * position)
-        return jnp.where(is_warming_up(hparams, moment.progress), 1.0, epsilon)

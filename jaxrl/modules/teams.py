@@ -30,7 +30,11 @@ from jaxrl.core.types import (
 from jaxrl.distributions.from_space import ActionDistribution, describe_space
 from jaxrl.errors import ConfigError, SpaceError
 from jaxrl.modules.encoder_module import Encoder, split_obs_parts
-from jaxrl.modules.exploration import draw_random_noise, make_random_action
+from jaxrl.modules.exploration import (
+    compute_epsilons,
+    draw_random_noise,
+    make_random_action,
+)
 from jaxrl.modules.networks import MLP, MomentRows, get_initializer, resolve_bias_init
 from jaxrl.modules.policy_and_critics import CRITIC, POLICY, Critic, DeterministicPolicyModule
 from jaxrl.modules.q_network import QDraws, QModule, QNetwork
@@ -411,7 +415,7 @@ class GroupQModule(QModule):
         values, mask = out[Columns.ACTION_DIST_INPUTS], self.action_mask(obs)
         greedy = self.action_dist(values, obs).mode()
         random, _ = make_random_action(self.action_space, draws.random, mask)
-        epsilon = self.compute_epsilons(moment)[:, None]
+        epsilon = compute_epsilons(moment, self.algorithm_config["num_envs"])[:, None]
         actions = jnp.where(draws.coin < epsilon, random, greedy)
         probability = epsilon / self._count_legal(mask) + (1.0 - epsilon) * (actions == greedy)
         log_prob = jnp.where(self.acting_members(obs), jnp.log(probability), 0.0)

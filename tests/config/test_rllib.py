@@ -9,6 +9,7 @@ import pytest
 from jaxrl.algorithms.dqn import DQNConfig
 from jaxrl.algorithms.ppo import PPOConfig
 from jaxrl.algorithms.sac import SACConfig
+from jaxrl.algorithms.slate_q import SlateQConfig
 from jaxrl.algorithms.td3 import TD3Config
 from jaxrl.compat.rllib.settings import SETTINGS
 from jaxrl.compat.rllib.values import (
@@ -324,6 +325,16 @@ def test_old_gpus_are_those_of_the_learner() -> None:
             {"epsilon": [[0, 1.0], [100, 1.0], [300, 0.02]]},
         ),
         (
+            SlateQConfig(),
+            {"type": "SlateEpsilonGreedy", "warmup_timesteps": 100, "epsilon_timesteps": 200},
+            {"epsilon": [[0, 1.0], [100, 1.0], [300, 0.01]]},
+        ),
+        (
+            SlateQConfig(),
+            {"final_epsilon": 0.1},
+            {"epsilon": [[0, 1.0], [20_000, 1.0], [270_000, 0.1]]},
+        ),
+        (
             SACConfig(),
             {"type": "StochasticSampling", "random_timesteps": 500},
             {"initial_random_timesteps": 500},
@@ -351,6 +362,8 @@ def test_exploration_is_translated(
     ("config", "exploration"),
     [
         (DQNConfig(), {"type": "SoftQ"}),
+        (DQNConfig(), {"type": "SlateEpsilonGreedy"}),
+        (SlateQConfig(), {"type": "SlateSoftQ"}),
         (DQNConfig(), {"type": "EpsilonGreedy", "temperature": 1.0}),
         (PPOConfig(), {"type": "StochasticSampling", "random_timesteps": 5}),
         (PPOConfig(), {"type": "EpsilonGreedy"}),

@@ -157,7 +157,7 @@ def test_a_setting_of_another_algorithm_is_answered_with_its_name(
 def test_the_algorithms_that_others_derive_from_are_named_first() -> None:
     for name, owners in {
         "tau": "DQN, SAC, TD3, AWAC and others",
-        "double_q": "DQN",
+        "double_q": "DQN and SlateQ",
     }.items():
         with pytest.raises(UnknownSettingError, match=f"It is a setting of {owners}, not of PPO"):
             get_algorithm_config("PPO").training(**{name: 1})

@@ -17,7 +17,7 @@ ON_HOST = [
 ]
 IN_GRAPH = [
     path
-    for suite in ("classic", "curriculum", "minatar", "multi_agent", "spaces")
+    for suite in ("classic", "curriculum", "minatar", "multi_agent", "recommender", "spaces")
     for path in CONFIGS.glob(f"{suite}/*.yaml")
 ]
 

@@ -159,9 +159,6 @@ ALGORITHM_ADVICE: Mapping[str, str] = {
         "environment('jaxrl.envs:Trials', ...) with PPO and a memory learns many tasks, see the guide "
         "Trials"
     ),
-    "SlateQ": (
-        "a slate is a MultiDiscrete action, which PPO takes; values of single items are DQN's"
-    ),
 }
 """Algorithms of RLlib that need what is not here, with what to write instead."""
 

@@ -304,7 +304,7 @@ _REFUSED = (
         ("decay", 0.99),
         ("momentum", 0),
         ("epsilon", 0.1),
-        ("optim_alpha optim_eps",),
+        ("optim_alpha optim_eps rmsprop_epsilon",),
         ("_separate_vf_optimizer", False),
         ("_lr_vf", 0.0005),
     ),
@@ -721,6 +721,13 @@ _EPSILON_DEFAULTS = {
     "epsilon_timesteps": 10_000,
 }
 """Those of RLlib's DQN."""
+_SLATE_EPSILON_DEFAULTS = {
+    "initial_epsilon": 1.0,
+    "final_epsilon": 0.01,
+    "warmup_timesteps": 20_000,
+    "epsilon_timesteps": 250_000,
+}
+"""Those of RLlib's SlateQ."""
 _GAUSSIAN_DEFAULTS = {
     "stddev": 0.1,
     "random_timesteps": 10_000,
@@ -754,6 +761,8 @@ def translate_exploration(value: object, known: Collection[str]) -> dict[str, ob
     name = get_rllib_name(kind) or kind
     if name in ("Curiosity", "RE3"):
         return _translate_curiosity(value, name, arguments, known)
+    if "lr_choice_model" in known and name in (None, "SlateEpsilonGreedy"):
+        return _translate_epsilon_greedy(value, _SLATE_EPSILON_DEFAULTS | arguments)
     if "epsilon" in known and name in (None, "EpsilonGreedy"):
         return _translate_epsilon_greedy(value, arguments)
     if "exploration_noise" in known and name in (None, "GaussianNoise"):
@@ -869,6 +878,7 @@ _NEUTRAL_BUFFER_KEYS = {
 """Keys of RLlib's former configs that have no counterpart, and the values that need none."""
 _MOVED_BUFFER_KEYS = {
     "learning_starts": "training(num_steps_sampled_before_learning_starts=...)",
+    "min_size_for_sampling": "training(num_steps_sampled_before_learning_starts=...)",
     "replay_sequence_length": "model_config's max_seq_len",
     "replay_burn_in": "training(burn_in_len=...)",
     "replay_zero_init_states": "training(zero_init_states=...)",

@@ -194,9 +194,10 @@ NEUTRAL_VALUES_BY_ALGORITHM: dict[str, dict[str, tuple[object, ...]]] = {
     # RLlib's BC is its MARWIL with beta=0, in which the other settings have no effect
     "BC": {**_MARWIL, **_ADVANTAGES, "beta": (0.0,)},
     "MARWIL": _MARWIL,
-    # those of QMIX's default optimizer
+    # those of RLlib's optimizers of QMIX and SlateQ
     "QMIX": _RMSPROP,
     "VDN": _RMSPROP,
+    "SlateQ": {"rmsprop_epsilon": (1e-5,)},
     "IQL": {**_MARWIL, **_ADVANTAGES, "bc_logstd_coeff": (0.0,)},
     "CQL": {
         **_NO_SAMPLING,

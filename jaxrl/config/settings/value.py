@@ -40,8 +40,8 @@ class CategoricalValues:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DQNTraining(CategoricalValues, OffPolicyTraining):
-    """Settings of DQN and its variants."""
+class EpsilonGreedyTraining(OffPolicyTraining):
+    """Settings of algorithms of action values with a replay buffer, which explore by epsilon."""
 
     epsilon: Traced[Schedule] = field(
         default=[[0, 1.0], [10000, 0.05]],
@@ -58,6 +58,12 @@ class DQNTraining(CategoricalValues, OffPolicyTraining):
         default=True,
         doc="Whether the online network selects the action that the target network evaluates.",
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DQNTraining(CategoricalValues, EpsilonGreedyTraining):
+    """Settings of DQN and its variants."""
+
     dueling: bool = field(default=True, doc="Whether values and advantages have separate heads.")
     num_quantiles: int = field(
         default=1, check=count, doc="Number of quantiles of QR-DQN; 1 disables it."
