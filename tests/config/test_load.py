@@ -41,9 +41,11 @@ def test_shipped_config_loads(path: Path) -> None:
     environment, _, algorithm = path.stem.rpartition("-")
     assert experiment.name == path.stem
     assert algorithm == experiment.config.algo_name.lower()
-    spelled = experiment.config.env.split(":")[-1].split("/")[-1].lower().replace("-minatar", "")
+    env = experiment.config.env
+    env = experiment.config.env_config["env"] if env == "jaxrl.envs:Trials" else env
+    spelled = env.split(":")[-1].split("/")[-1].lower().replace("-minatar", "")
     spelled = spelled.rsplit("-v", 1)[0].removesuffix("-host").replace("-", "")
-    assert re.sub("-(nosticky|lstm|gru|league|fast|c51)$", "", environment) == spelled
+    assert re.sub("-(nosticky|lstm|gru|league|fast|c51|trials)$", "", environment) == spelled
     assert "https://" in path.read_text()
 
 

@@ -90,11 +90,11 @@ def test_without_memory_it_is_a_coin() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_last_pull_of_a_trial_pays_more_than_the_first(seed: int) -> None:
-    config = load_experiment(CONFIGS / "memory/bandit-trials-ppo.yaml").config
+    config = load_experiment(CONFIGS / "memory/linearbandit-trials-ppo.yaml").config
     with config.debugging(seed=seed, loggers=[]).build() as algorithm:
         while int(algorithm.state.progress.env_steps) < 2_000_000:
             algorithm.train()
         found = evaluate_trials(algorithm, num_trials=2_000)["custom_metrics"]
-    print(f"\nbandit-trials-ppo, seed {seed}: {found}")
+    print(f"\nlinearbandit-trials-ppo, seed {seed}: {found}")
     assert abs(found["episode_1_return_mean"]) < 0.05
     assert found["gain_low"] > 0.4
