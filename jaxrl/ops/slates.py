@@ -29,7 +29,7 @@ def compute_slate_values(
 ) -> Float[Array, "*batch"]:
     """Compute Q(s, A) = Σ P(i | s, A) Q(s, i) over the items of A and the null item (section 4).
 
-    P(i | s, A) is the conditional logit: proportional to exp(score) among what is shown (section 6).
+    P(i | s, A) is the conditional logit: proportional to exp(score) among what is shown.
 
     Args:
         scores: Scores of n items and of the null item, m = n + 1.
@@ -45,11 +45,11 @@ def choose_best_slates(
 ) -> Int[Array, "*batch k"]:
     """Return the slates of `size` distinct items with the largest values, best items first.
 
-    Slate optimization is a fractional program (section 5.1), which is solved without a search over all
+    Slate optimization is a fractional program (section 5), which is solved without a search over all
     slates: given a value λ that a slate has, the items with the largest v(i) (Q(s, i) − λ), v = exp
     of the score, form a slate of at least the value λ, and one of a larger value if there is any
     (Dinkelbach 1967, https://doi.org/10.1287/mnsc.13.7.492). Starting at the null item's value, whose
-    slate is the paper's top-k (section 5.2), a few sorts find the best one.
+    slate is the paper's top-k (section 5), a few sorts find the best one.
 
     Args:
         scores: Scores of n items and of the null item, m = n + 1.

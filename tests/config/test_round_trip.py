@@ -29,6 +29,7 @@ from jaxrl import (
     RLModuleSpec,
     SACConfig,
     SelfPlay,
+    SlateQConfig,
     TD3Config,
     TQCConfig,
     loguniform,
@@ -324,6 +325,13 @@ QMIX_OTHER: dict[str, Any] = {
     "obs_agent_id": False,
     "team_reward": "mean",
 }
+# What SlateQ has beside what it shares with DQN.
+SLATEQ_OTHER: dict[str, Any] = {
+    "fcnet_hiddens_per_candidate": [64],
+    "lr_choice_model": [[0.0, 1e-3], [100.0, 0.0]],
+    "use_huber": True,
+    "huber_threshold": 0.5,
+}
 # What PQN has beside the settings of epochs and minibatches.
 PQN_OTHER: dict[str, Any] = {"lambda_": 0.9, "epsilon": [[0.0, 1.0], [50.0, 0.1]]}
 # What SAC, TQC, TD3 and DDPG have beside the replay's, which is None for `lr` and nothing else.
@@ -400,6 +408,7 @@ CASES = [
         MAPPOConfig: MAPPO_OTHER,
         DQNConfig: REPLAY_OTHER | DQN_OTHER,
         QMIXConfig: QMIX_OTHER,
+        SlateQConfig: SLATEQ_OTHER,
         PQNConfig: PQN_OTHER,
         SACConfig: ACTOR_CRITIC_OTHER | BOOTSTRAPPED_OTHER | SOFT_OTHER | SAC_OTHER,
         TQCConfig: TQC_OTHER,
