@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -585,6 +586,71 @@ def test_environments_on_the_host_train_alike() -> None:
         assert algorithm.evaluate()["env_runners"]["episode_return_mean"] > 0.0
     assert np.isfinite(result["learners"]["default_policy"]["choice_loss"])
     assert len(set(np.asarray(slate).tolist())) == 2
+
+
+class RecSimForm(gymnasium.Env[Any, Any]):
+    """Users in Python who like what resembles them, in the form of RecSim's and RLlib's environments."""
+
+    def __init__(self) -> None:
+        vector = spaces.Box(0.0, 1.0, (3,), np.float32)
+        watched = spaces.Box(0.0, 9.0, (), np.float32)
+        response = spaces.Dict({"click": spaces.Discrete(2), "watch_time": watched})
+        self.observation_space = spaces.Dict(
+            {
+                "user": vector,
+                "doc": spaces.Dict({str(i): vector for i in range(4)}),
+                "response": spaces.Tuple([response] * 2),
+            }
+        )
+        self.action_space = spaces.MultiDiscrete([4, 4])
+        self.seen: Obs = {}
+        self.steps = 0
+
+    def observe(self, clicked: int) -> Obs:
+        def draw() -> np.ndarray:
+            return np.eye(3, dtype=np.float32)[self.np_random.integers(3)]
+
+        responses = [
+            {"click": int(j == clicked), "watch_time": np.float32(j == clicked)} for j in range(2)
+        ]
+        docs = {str(i): draw() for i in range(4)}
+        self.seen = {"user": draw(), "doc": docs, "response": tuple(responses)}
+        return self.seen
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Obs, Obs]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.observe(2), {}
+
+    def step(self, action: Any) -> tuple[Obs, float, bool, bool, Obs]:
+        user, docs = self.seen["user"], self.seen["doc"]
+        liked = [j for j, i in enumerate(action) if docs[str(i)] @ user > 0.5]
+        clicked = liked[0] if liked else 2
+        self.steps += 1
+        return self.observe(clicked), float(clicked < 2), self.steps == 5, False, {}
+
+
+@pytest.mark.slow
+def test_environments_in_python_of_rllibs_form_are_learned() -> None:
+    """Whoever is shown a resemblance clicks it; random slates of 2 out of 4 have fewer."""
+    config = small(
+        lr=3e-3,
+        lr_choice_model=3e-2,
+        gamma=0.0,
+        epsilon=0.5,
+        fcnet_hiddens_per_candidate=[16],
+        training_intensity=16.0,
+        replay_buffer_config={"capacity": 2048},
+    ).environment(RecSimForm, env_config={})
+    config.evaluation(evaluation_duration=100, evaluation_config={"explore": False})
+    with config.build() as algorithm:
+        before = algorithm.evaluate()["env_runners"]["episode_return_mean"]
+        for _ in range(20):
+            algorithm.train()
+        after = algorithm.evaluate()["env_runners"]["episode_return_mean"]
+    best = 5.0 * (1.0 - (2.0 / 3.0) ** 4)
+    assert before < best - 0.5
+    assert after == pytest.approx(best, abs=0.35)
 
 
 @pytest.mark.slow
