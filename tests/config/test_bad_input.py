@@ -128,7 +128,9 @@ CASES: list[Case] = [
     ),
     (
         "whole episodes in the compiled program",
-        lambda: ppo(batch_mode="complete_episodes", placement="in_graph").validate(),
+        lambda: (
+            DQNConfig().env_runners(batch_mode="complete_episodes", placement="in_graph").validate()
+        ),
         ["'batch_mode'", "'complete_episodes'", "fixed length", "placement='host'"],
     ),
     (

@@ -44,7 +44,14 @@ def test_placements(settings: dict[str, Any], of_jax: str, of_python: str | None
         resolve_placement(config, "x", is_jax_env=False)
 
 
-@pytest.mark.parametrize("name", HOST_ONLY_SETTINGS)
+def test_whole_episodes_are_in_the_program_where_no_row_goes_on() -> None:
+    setting = {"batch_mode": "complete_episodes"}
+    check_in_graph(PPOConfig().update_from_dict(setting))
+    with pytest.raises(ConfigError, match=r"'batch_mode' .* rows of a replay buffer"):
+        check_in_graph(get_algorithm_config("DQN").update_from_dict(setting))
+
+
+@pytest.mark.parametrize("name", [name for name in HOST_ONLY_SETTINGS if name != "batch_mode"])
 def test_what_only_the_host_can_do_is_refused_by_name(name: str) -> None:
     config = PPOConfig().update_from_dict({name: OTHER[name]})
     config.validate()  # the environment may yet be one of the host

@@ -233,7 +233,7 @@ def test_values_that_ask_for_nothing_replace_others(
         ({"fake_sampler": True}, "jaxrl:probe-value-v0"),
         ({"torch_compile_learner": True}, "'torch_compile_learner' (got True)"),
         ({"enable_env_runner_and_connector_v2": False}, "a single API stack"),
-        ({"exploration_config": {"type": "Curiosity"}}, "'exploration_config'"),
+        ({"exploration_config": {"type": "Random"}}, "'exploration_config'"),
         ({"num_gpus": -1}, "num_gpus_per_learner must be at least 0"),
         ({"hiddens": [64]}, "head_fcnet_hiddens"),
         ({"sync_filters_on_rollout_workers_timeout_s": 3}, "statistics"),

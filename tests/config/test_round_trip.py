@@ -11,11 +11,15 @@ from gymnasium import spaces
 
 from jaxrl import (
     APPOConfig,
+    ARSConfig,
     AWACConfig,
+    BanditLinTSConfig,
+    BanditLinUCBConfig,
     Callbacks,
     CQLConfig,
     DQNConfig,
     DTConfig,
+    ESConfig,
     IQLConfig,
     JaxEnv,
     MAPPOConfig,
@@ -77,6 +81,8 @@ BOX = spaces.Box(-1.0, 1.0, (2, 3), np.float32)
 OTHER: dict[str, Any] = {
     "env": "CartPole-v1",
     "env_config": {"gravity": 9.0, "nested": {"a": [1, 2]}},
+    "intrinsic_reward": {"type": "rnd", "lr": 1e-4},
+    "intrinsic_reward_coeff": [[0.0, 1.0], [100.0, 0.1]],
     "curriculum": [{"task": {"gravity": 9.0}, "until": 1000}, {"task": {"gravity": 9.8}}],
     "env_task_fn": hook,
     "observation_space": spaces.Dict({"x": BOX, "n": spaces.Tuple([spaces.MultiBinary(3)])}),
@@ -332,6 +338,11 @@ SLATEQ_OTHER: dict[str, Any] = {
     "use_huber": True,
     "huber_threshold": 0.5,
 }
+# What evolution and bandits have beside what all have.
+ES_OTHER: dict[str, Any] = {"noise_stdev": 0.1, "action_noise_std": 0.2, "l2_coeff": 0.1}
+ARS_OTHER: dict[str, Any] = {"rollouts_used": 4, "offset": 1.0}
+LINUCB_OTHER: dict[str, Any] = {"lambda_": 0.5, "alpha": 2.0}
+LINTS_OTHER: dict[str, Any] = {"noise_scale": 0.5}
 # What PQN has beside the settings of epochs and minibatches.
 PQN_OTHER: dict[str, Any] = {"lambda_": 0.9, "epsilon": [[0.0, 1.0], [50.0, 0.1]]}
 # What SAC, TQC, TD3 and DDPG have beside the replay's, which is None for `lr` and nothing else.
@@ -409,6 +420,10 @@ CASES = [
         DQNConfig: REPLAY_OTHER | DQN_OTHER,
         QMIXConfig: QMIX_OTHER,
         SlateQConfig: SLATEQ_OTHER,
+        ESConfig: ES_OTHER,
+        ARSConfig: ARS_OTHER,
+        BanditLinUCBConfig: LINUCB_OTHER,
+        BanditLinTSConfig: LINTS_OTHER,
         PQNConfig: PQN_OTHER,
         SACConfig: ACTOR_CRITIC_OTHER | BOOTSTRAPPED_OTHER | SOFT_OTHER | SAC_OTHER,
         TQCConfig: TQC_OTHER,
