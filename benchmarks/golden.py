@@ -112,6 +112,12 @@ def on_policy(algo: str, env: str = "CartPole-v1", **settings: Any) -> Any:
     return finish(config)
 
 
+def searched(algo: str) -> Any:
+    """Make a config whose environments are members of a population."""
+    config = on_policy(algo).environment(max_episode_steps=16)
+    return config.env_runners(rollout_fragment_length=16)
+
+
 def replayed(algo: str, env: Any = "CartPole-v1", **settings: Any) -> Any:
     """Make a config that learns from a small replay buffer."""
     config = getattr(jaxrl, f"{algo}Config")()
@@ -190,6 +196,12 @@ case("a2c")(lambda _: on_policy("A2C"))
 case("pqn")(lambda _: on_policy("PQN"))
 case("impala")(lambda _: on_policy("IMPALA"))
 case("appo")(lambda _: on_policy("APPO"))
+case("ppo-rnd")(lambda _: on_policy("PPO", intrinsic_reward="rnd"))
+case("es")(lambda _: searched("ES"))
+case("ars")(lambda _: searched("ARS"))
+case("linucb")(lambda _: on_policy("BanditLinUCB", "LinearBandit-v0").rl_module(model_config={}))
+case("lints")(lambda _: on_policy("BanditLinTS", "LinearBandit-v0").rl_module(model_config={}))
+case("slateq")(lambda _: replayed("SlateQ", "InterestEvolution-v0").rl_module(model_config={}))
 case("dqn")(lambda _: replayed("DQN"))
 case("dqn-prioritized")(
     lambda _: replayed(

@@ -330,6 +330,25 @@ def test_a_search_whose_pairs_have_the_same_noise_does_not(monkeypatch: pytest.M
     assert final_return(searching()) < 475
 
 
+@pytest.mark.slow
+@pytest.mark.allow_key_reuse
+def test_a_search_sees_small_numbers_through_its_filter() -> None:
+    found = []
+    for observation_filter in ("MeanStdFilter", "NoFilter"):
+        config = ARSConfig().environment("MountainCarContinuous-v0")
+        config.env_runners(
+            num_envs_per_env_runner=32,
+            rollout_fragment_length=999,
+            observation_filter=observation_filter,
+        )
+        config.training(lr=0.05, noise_stdev=0.1, rollouts_used=8, train_batch_size=31_968)
+        config.evaluation(evaluation_duration=20).reporting(min_sample_timesteps_per_iteration=0)
+        config.learners(num_devices=1).debugging(loggers=[], seed=0)
+        found.append(final_return(config, 60))
+    assert found[0] >= 80
+    assert found[1] <= 10
+
+
 # --- bad input ---
 
 BAD: dict[str, tuple[Any, str]] = {
