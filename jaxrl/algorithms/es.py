@@ -24,6 +24,7 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import count, field, finite, fluent, non_negative, positive
 from jaxrl.config.settings.training import Training
 from jaxrl.core.hparams import Hyperparameter, Traced
+from jaxrl.core.keys import make_key
 from jaxrl.core.spaces import map_leaves
 from jaxrl.core.struct import pytree, replace, static
 from jaxrl.core.types import (
@@ -114,8 +115,8 @@ def draw_direction(
         size: Number of parameters.
     """
     seed, batches = hparams[NOISE_SEED], progress.train_batches
-    key = jax.random.key(seed.low)
-    for number in (seed.high, batches.low, batches.high, pair):
+    key = make_key(jnp.stack([seed.low, seed.high]))
+    for number in (batches.low, batches.high, pair):
         key = jax.random.fold_in(key, number)
     return jax.random.normal(key, (size,), jnp.float32)
 

@@ -30,19 +30,20 @@ def compute_env_position(env_index: Int[Array, " B"], num_envs: int) -> Float[Ar
     return jnp.minimum(env_index, last).astype(jnp.float32) / last
 
 
-def compute_epsilons(moment: Moment, num_envs: int) -> Float[Array, " B"]:
+def compute_epsilons(moment: Moment, algorithm_config: Mapping[str, Any]) -> Float[Array, " B"]:
     """Compute ε, or ε^(1 + α i / (N − 1)) of environment i of N (Horgan et al. 2018).
 
     While the run warms up it is 1.
 
     Args:
         moment: Moment with the hyperparameters `epsilon` and, for α, `epsilon_ladder` if it is set.
-        num_envs: Number N of environments of the run.
+        algorithm_config: Settings of the algorithm, of which a ladder reads the number N of
+            environments of the run, `num_envs`.
     """
     hparams, index = moment.hparams, moment.env_index
     epsilon = jnp.broadcast_to(hparams["epsilon"], index.shape)
     if "epsilon_ladder" in hparams:
-        position = compute_env_position(index, num_envs)
+        position = compute_env_position(index, algorithm_config["num_envs"])
         epsilon = epsilon ** (1.0 + hparams["epsilon_ladder"] * position)
     return jnp.where(is_warming_up(hparams, moment.progress), 1.0, epsilon)
 

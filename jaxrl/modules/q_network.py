@@ -204,7 +204,7 @@ class QModule(EncoderModule):
         random, random_log_prob = make_random_action(
             self.action_space, draws.random, self.action_mask(obs)
         )
-        epsilon = compute_epsilons(moment, self.algorithm_config["num_envs"])
+        epsilon = compute_epsilons(moment, self.algorithm_config)
         actions = jnp.where(draws.coin < epsilon, random, greedy)
         probability = epsilon * jnp.exp(random_log_prob) + (1.0 - epsilon) * (actions == greedy)
         return {

@@ -191,7 +191,7 @@ class SlateModule(RLModule):
         """
         out = self._forward(params, obs)
         greedy = out[Columns.ACTIONS]
-        epsilon = compute_epsilons(moment, self.algorithm_config["num_envs"])
+        epsilon = compute_epsilons(moment, self.algorithm_config)
         actions = jnp.where((draws.coin < epsilon)[:, None], draws.slate, greedy)
         orders = np.prod(np.arange(self.num_candidates, 0, -1, dtype=np.float64)[: self.slate_size])
         is_greedy = jnp.all(actions == greedy, axis=-1)

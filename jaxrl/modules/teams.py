@@ -415,7 +415,7 @@ class GroupQModule(QModule):
         values, mask = out[Columns.ACTION_DIST_INPUTS], self.action_mask(obs)
         greedy = self.action_dist(values, obs).mode()
         random, _ = make_random_action(self.action_space, draws.random, mask)
-        epsilon = compute_epsilons(moment, self.algorithm_config["num_envs"])[:, None]
+        epsilon = compute_epsilons(moment, self.algorithm_config)[:, None]
         actions = jnp.where(draws.coin < epsilon, random, greedy)
         probability = epsilon / self._count_legal(mask) + (1.0 - epsilon) * (actions == greedy)
         log_prob = jnp.where(self.acting_members(obs), jnp.log(probability), 0.0)

@@ -202,18 +202,18 @@ def test_each_batch_is_learned_from_k_times_in_a_buffer_written_in_place() -> No
     assert memory.temp_size_in_bytes < whole / 4
 
     for number in range(1, size + 20):
-        state, summary = run(state, jnp.int32(1))
+        state, row = run(state, jnp.int32(1))
         learned = max(0, number - size // 2)
         assert int(state.progress.updates) == learned * iterations * epochs
         assert int(state.guard.num_nonfinite) == 0
-        assert int(summary.learned_batches) == (number > size // 2)
+        assert int(row.summary.learned_batches) == (number > size // 2)
         assert int(state.buffer.uses_left.sum()) == iterations * min(number, size // 2)
         assert int(state.learner.target_age) == learned * iterations % (size * iterations // 4)
         rewards = np.asarray(state.buffer.batches.reward)
         assert (rewards.any(axis=(1, 2)) == (np.arange(size) < number)).all()
         if not learned:
             assert_equal(state.learner, first)
-    assert np.isfinite([float(x) for x in summary.metrics.values()]).all()
+    assert np.isfinite([float(x) for x in row.summary.metrics.values()]).all()
 
 
 def test_a_restored_run_goes_on_bit_for_bit(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_numbers_become_leaves_and_none_is_left_out() -> None:
     settings = PPOTraining(lr=LR, gamma=0.9, grad_clip=None)
     leaves = build_hparams(settings)
     sweepable = {field.name for field in dataclasses.fields(settings) if is_traced(field)}
-    assert leaves.keys() == sweepable - {"grad_clip", "huber_delta"}
+    assert leaves.keys() == sweepable - {"grad_clip", "huber_delta", "intrinsic_reward_coeff"}
     assert isinstance(leaves["lr"], Schedule)
     gamma = leaves["gamma"]
     assert isinstance(gamma, jax.Array)

@@ -30,7 +30,10 @@ STEPS = {
     "Foraging-v0": 60,
 }
 """Steps until episodes have ended, where it is not 24, or 12 of probes, or 16 of gymnax's."""
-IGNORES_ITS_KEY = ("gymnax:", "jaxrl:probe-", "TwoStep", "Climb", "RockPaperScissors")
+IGNORES_ITS_KEY = (
+    *("gymnax:", "jaxrl:probe-", "TwoStep", "Climb", "RockPaperScissors"),
+    "DeepSea",
+)
 ENDS_AFTER_TEN = ("three-parts", "minefield", "jaxrl:three-parts")
 
 SLOW = (
