@@ -395,3 +395,14 @@ def test_a_module_without_own_parameters_acts_with_the_learners() -> None:
     module = RLModule.__new__(RLModule)
     moment = Moment(hparams={}, progress=Progress.zeros(), env_index=jnp.arange(2))
     assert module.make_acting_params(params, moment) is params
+
+
+def test_rllibs_names_are_understood() -> None:
+    config: Any = ARSConfig().training(
+        num_rollouts=30, sgd_stepsize=0.02, noise_size=250_000_000, report_length=10
+    )
+    assert (config.num_envs_per_env_runner, config.lr) == (60, 0.02)
+    config = ESConfig().training(episodes_per_batch=100, stepsize=0.03, eval_prob=0.003)
+    assert (config.num_envs_per_env_runner, config.lr) == (100, 0.03)
+    with pytest.raises(ConfigError, match="evaluates the unperturbed policy"):
+        ESConfig().training(eval_prob=0.5)

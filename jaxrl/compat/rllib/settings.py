@@ -179,6 +179,13 @@ _RENAMED: Mapping[str, RLlibSetting] = {
     "target_update_frequency": _rename("target_network_update_freq", DEPRECATED_VALUE),
     "use_huber": _rename("td_error_loss_fn", transform=lambda value: "huber" if value else "mse"),
     "num_sgd_iter": _rename("num_epochs"),
+    "stepsize": _rename("lr"),
+    "sgd_stepsize": _rename("lr"),
+    "episodes_per_batch": _rename("num_envs_per_env_runner"),
+    "num_rollouts": _rename(
+        "num_envs_per_env_runner",
+        transform=lambda value: 2 * value if isinstance(value, int) else value,
+    ),
     "sgd_minibatch_size": _rename("minibatch_size", None, DEPRECATED_VALUE),
     "shuffle_sequences": _rename("shuffle_batch_per_epoch"),
     "shuffle": _rename("shuffle_batch_per_epoch"),
@@ -307,6 +314,19 @@ _REFUSED = (
         ("optim_alpha optim_eps rmsprop_epsilon",),
         ("_separate_vf_optimizer", False),
         ("_lr_vf", 0.0005),
+    ),
+    *_refuse(
+        "noise is computed where it is needed, and no table of it is kept",
+        ("noise_size", 250_000_000, 25_000_000),
+        ("tf_single_threaded", True),
+    ),
+    *_refuse(
+        "results have the mean over the latest metrics_num_episodes_for_smoothing episodes",
+        ("report_length", 10),
+    ),
+    *_refuse(
+        "evaluation(evaluation_interval=...) evaluates the unperturbed policy",
+        ("eval_prob", 0.0, 0.003, 0.03),
     ),
     *_refuse(
         "set the heads' hidden layers by rl_module(model_config={'head_fcnet_hiddens': [...]})",
