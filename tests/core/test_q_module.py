@@ -146,14 +146,16 @@ def test_actions_are_random_while_the_run_warms_up():
 
 def test_the_ladder_of_epsilons():
     hparams = {"epsilon": jnp.float32(0.4), "epsilon_ladder": jnp.float32(7.0)}
-    ladder = compute_epsilons(moment(hparams, 7), B)
+    ladder = compute_epsilons(moment(hparams, 7), {"num_envs": B})
     expected = [0.4 ** (1 + 7 * i / (B - 1)) for i in range(B)]
     # An evaluation may have more environments than training has.
     np.testing.assert_allclose(ladder, [*expected, expected[-1], expected[-1]], rtol=1e-5)
     np.testing.assert_allclose(
-        compute_epsilons(moment({"epsilon": 0.4}, 7), B), [0.4] * 7, rtol=1e-6
+        compute_epsilons(moment({"epsilon": 0.4}, 7), {}), [0.4] * 7, rtol=1e-6
     )
-    np.testing.assert_allclose(compute_epsilons(moment(hparams, 1), 1), [0.4], rtol=1e-6)
+    np.testing.assert_allclose(
+        compute_epsilons(moment(hparams, 1), {"num_envs": 1}), [0.4], rtol=1e-6
+    )
 
 
 def test_a_masked_action_is_never_taken_nor_valued():
