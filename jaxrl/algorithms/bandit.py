@@ -81,8 +81,10 @@ class SolvedModels:
     factor: Float[Array, "M d d"]
 
 
-def solve_models(models: LinearModels) -> SolvedModels:
-    """Return the means and factors of linear models."""
+def solve_models(models: LinearModels | SolvedModels) -> SolvedModels:
+    """Return the means and factors of linear models, as they are if they are solved."""
+    if isinstance(models, SolvedModels):
+        return models
     factor = jnp.linalg.cholesky(models.precision)
     mean = jax.vmap(lambda low, b: jax.scipy.linalg.cho_solve((low, True), b))(
         factor, models.reward_sum
@@ -176,10 +178,17 @@ class LinearModule(RLModule, abc.ABC):
             context[..., None, :], (*context.shape[:-1], self.num_arms, self.size)
         )
 
+    def _solve_by_arm(self, params: Params) -> SolvedModels:
+        """Return the solved model of each arm, which may be the same for all."""
+        solved = solve_models(params)
+        return SolvedModels(
+            mean=jnp.broadcast_to(solved.mean, (self.num_arms, self.size)),
+            factor=jnp.broadcast_to(solved.factor, (self.num_arms, self.size, self.size)),
+        )
+
     def _forward(self, params: Params, obs: PyTree) -> dict[str, Any]:
         """Return the expected reward of each arm as the distribution's inputs."""
-        solved = params if isinstance(params, SolvedModels) else solve_models(params)
-        mean = jnp.broadcast_to(solved.mean, (self.num_arms, self.size))
+        mean = self._solve_by_arm(params).mean
         expected = jnp.einsum("...kd,kd->...k", self.get_contexts(obs), mean)
         return {Columns.ACTION_DIST_INPUTS: expected}
 
@@ -197,12 +206,8 @@ class LinearModule(RLModule, abc.ABC):
         self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree, moment: Moment
     ) -> dict[str, Any]:
         """Return the legal arms with the best scores."""
-        solved = params if isinstance(params, SolvedModels) else solve_models(params)
-        whole = SolvedModels(
-            mean=jnp.broadcast_to(solved.mean, (self.num_arms, self.size)),
-            factor=jnp.broadcast_to(solved.factor, (self.num_arms, self.size, self.size)),
-        )
-        scores = self.compute_scores(whole, self.get_contexts(obs), draws, moment)
+        solved = self._solve_by_arm(params)
+        scores = self.compute_scores(solved, self.get_contexts(obs), draws, moment)
         return {
             Columns.ACTIONS: self.action_dist(scores, obs).mode(),
             Columns.ACTION_DIST_INPUTS: scores,
@@ -366,6 +371,13 @@ class BanditLinUCBConfig(AlgorithmConfig):
 
     def get_module_settings(self) -> dict[str, Any]:
         return {**super().get_module_settings(), "lambda_": self.training_settings.lambda_}
+
+    def check_time_limit(self, env_id: str, max_episode_steps: int | None) -> None:
+        if max_episode_steps is not None and max_episode_steps > 1:
+            raise ConfigError(
+                f"{self.algo_name} ignores the steps after the first, and an episode of {env_id} has up "
+                f"to {max_episode_steps}: use DQN, or set max_episode_steps=1."
+            )
 
     def validate(self) -> None:
         super().validate()

@@ -886,6 +886,7 @@ def make_env(config: "Config") -> AnyMadeEnv:
                 f"{name} is declared as {format_space(declared)}, but {made.id} has "
                 f"{format_space(own)}."
             )
+    config.check_time_limit(made.id, made.max_episode_steps)
     if isinstance(made, MadeEnv):
         if not settings.disable_env_checking:
             check_signatures(made)

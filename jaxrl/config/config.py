@@ -774,6 +774,13 @@ class Config:
         """Return the spec of the module, custom or default, with `model_config` merged in."""
         return resolve_module_spec(self, observation_space, action_space)
 
+    def check_time_limit(self, env_id: str, max_episode_steps: int | None) -> None:
+        """Check the time limit of the environment, None for none known; any will do by default.
+
+        Raises:
+            ConfigError: If the algorithm learns from no such episodes.
+        """
+
     def get_module_settings(self) -> dict[str, Any]:
         """Return settings that the module depends on, for its spec's `algorithm_config`."""
         training, settings = self.training_settings, dict[str, Any]()

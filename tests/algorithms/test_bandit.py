@@ -279,14 +279,24 @@ def test_it_plays_in_python_too() -> None:
 
 # --- bad input ---
 
+
+def one_step_of(env: str) -> BanditLinUCBConfig:
+    """Return a config of an environment whose episodes are cut after their first step."""
+    return config_of("LinUCB", env).environment(max_episode_steps=1)
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "lr": (lambda: config_of("LinUCB", lr=0.1), "lr=0.1 has no effect on BanditLinUCB"),
     "network": (
         lambda: config_of("LinTS").rl_module(model_config={"fcnet_hiddens": [4]}),
         "has no effect on bandits, whose models are linear",
     ),
-    "continuous": (lambda: config_of("LinUCB", "Pendulum-v1"), "a Discrete action space"),
-    "image": (lambda: config_of("LinUCB", "Breakout-MinAtar"), "Bandits observe one vector"),
+    "continuous": (lambda: one_step_of("Pendulum-v1"), "a Discrete action space"),
+    "episodes": (
+        lambda: config_of("LinUCB", "CartPole-v1"),
+        "ignores the steps after the first, and an episode of CartPole-v1 has up to 500: use DQN",
+    ),
+    "image": (lambda: one_step_of("Breakout-MinAtar"), "Bandits observe one vector"),
 }
 
 
