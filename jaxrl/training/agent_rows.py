@@ -33,6 +33,19 @@ class _Part:
     """Indices among the module's agents."""
 
 
+@pytree
+class ActingRows:
+    """Rows of a module whose agents act, in `M` places for each environment.
+
+    Attributes:
+        source: Row in each place; where fewer agents of an environment act, any row of it.
+        place: Place of each row; where its agent does not act, any place of its environment.
+    """
+
+    source: Int[Array, " places"]
+    place: Int[Array, " R"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentRows:
     """Agents of environments and the module of each.
@@ -133,6 +146,35 @@ class AgentRows:
                 parts.append(_Part(entry=entry, members=members, places=places))
                 first += len(members)
         return tuple(parts)
+
+    def find_acting(
+        self, acts: Bool[Array, " R"], module: str, num_envs: int, max_acting: int
+    ) -> ActingRows | None:
+        """Find a module's rows that act; None if there are no more rows than may act.
+
+        Args:
+            acts: Whether the agent of each row acts.
+            module: Module.
+            num_envs: Number of environments.
+            max_acting: Most agents of an environment that act at a step.
+        """
+        envs, _ = self.get_cells(module, num_envs).T
+        counts = np.bincount(envs, minlength=num_envs)
+        most = min(max_acting, int(counts.max()))
+        if len(envs) <= num_envs * most:
+            return None
+        # A table of the rows of each environment, padded with rows that do not act.
+        first = np.cumsum(counts) - counts
+        column = (np.arange(len(envs)) - first[envs]).astype(np.int32)
+        columns = np.arange(counts.max(), dtype=np.int32)[None]
+        table = np.minimum(first[:, None] + columns, len(envs) - 1).astype(np.int32)
+        flags = acts[table] & (columns < counts[:, None])
+        rank = jnp.cumsum(flags, axis=1, dtype=jnp.int32) - 1
+        ranks = np.arange(most, dtype=np.int32)[None, :, None]
+        chosen = jnp.argmax(flags[:, None] & (rank[:, None] == ranks), axis=-1)
+        source = jnp.take_along_axis(jnp.asarray(table), chosen, axis=1)
+        place = jnp.clip(rank, 0, most - 1)[envs, column] + most * envs
+        return ActingRows(source=source.reshape(-1), place=place)
 
     def gather(self, values: Mapping[str, PyTree], module: str) -> PyTree:
         """Return the rows `[R, ...]` of a module, given the environment's dictionary."""

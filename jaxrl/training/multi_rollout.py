@@ -28,7 +28,13 @@ from jaxrl.training.agent_rows import (
     pack_rows,
 )
 from jaxrl.training.episode_stats import AgentReturns, EpisodeRecord
-from jaxrl.training.opponents import OpponentCarry, OpponentInputs, OpponentPool, OpponentRows
+from jaxrl.training.opponents import (
+    OpponentCarry,
+    OpponentInputs,
+    OpponentPool,
+    OpponentRows,
+    take,
+)
 from jaxrl.training.rollout import RECORDED_COLUMNS, ActorCarry, ActorState, PolicyStep
 from jaxrl.training.train_state import RolloutBatch, TrainState
 
@@ -344,20 +350,30 @@ class MultiRolloutWorker(MultiPolicyStep):
         row: MultiInputs,
         explore: bool,
     ) -> dict[str, dict[str, Any]]:
-        """Compute each module's output for all of its rows, also those that do not act."""
+        """Compute each module's output, in rows that do not act any row's of the environment.
+
+        In games in turns only as many rows are computed as may act.
+        """
         gather = self.rows.gather
-        return {
-            m: policy.act(
-                actors[m],
+        most, num_envs = self.env.env.max_acting, state.index.shape[0]
+        outs: dict[str, dict[str, Any]] = {}
+        for m, policy in self.policies.items():
+            rows = (
                 self.views[m].observe(gather(state.obs, m), self._get_places(m, state)),
                 carry.acting[m],
                 gather(state.is_first, m),
                 self.rows.number(state.index, m),
                 row.draws[m],
-                explore,
             )
-            for m, policy in self.policies.items()
-        }
+            acting = None
+            if most is not None:
+                acting = self.rows.find_acting(gather(state.acts, m), m, num_envs, most)
+            if acting is None:
+                outs[m] = policy.act(actors[m], *rows, explore)
+            else:
+                out = policy.act(actors[m], *take(rows, acting.source), explore)
+                outs[m] = take(out, acting.place)
+        return outs
 
     def _act_for_opponents(
         self,
