@@ -74,6 +74,22 @@ def lambda_returns(
     return _accumulate(now_t, trace_t)
 
 
+def discounted_lambda_returns(
+    r_t: Float[Array, " T *B"],
+    discount_t: Float[Array, " T *B"],
+    v_t: Float[Array, " T *B"],
+    lambda_: float | Float[Array, ""],
+) -> Float[Array, " T *B"]:
+    """Compute λ-returns with a discount of each step's own, such as one that is predicted.
+
+    Gₜ = rₜ + γₜ ((1 − λ) v(sₜ) + λ Gₜ₊₁),  and of the last row, Gₜ = rₜ + γₜ v(sₜ)
+    """
+    chex.assert_equal_shape([r_t, discount_t, v_t])
+    chex.assert_rank(lambda_, 0)
+    lambda_t = jnp.full_like(r_t, lambda_).at[-1].set(0.0)
+    return _accumulate(r_t + discount_t * (1.0 - lambda_t) * v_t, discount_t * lambda_t)
+
+
 def discounted_returns(
     r_t: Float[Array, " T *B"],
     v_t: Float[Array, " T *B"],

@@ -132,6 +132,26 @@ def test_gae_equals_rlax():
     np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_lambda_returns_with_discounts_of_each_step_equal_rlax():
+    data = _data(5, mask_rate=0.0)
+    r, v_t = jnp.asarray(data["r_t"]), jnp.asarray(data["v_t"])
+    discount = jnp.asarray(np.random.default_rng(6).uniform(size=r.shape), jnp.float32)
+    expected = jax.vmap(partial(rlax.lambda_returns, lambda_=LAMBDA), in_axes=1, out_axes=1)(
+        r, discount, v_t
+    )
+    for compute in (returns.discounted_lambda_returns, jax.jit(returns.discounted_lambda_returns)):
+        np.testing.assert_allclose(
+            compute(r, discount, v_t, LAMBDA), expected, rtol=1e-5, atol=1e-5
+        )
+    np.testing.assert_allclose(
+        returns.discounted_lambda_returns(r, jnp.full_like(r, GAMMA), v_t, 1.0)[0],
+        returns.discounted_returns(
+            r, v_t, jnp.zeros(r.shape, bool), jnp.zeros(r.shape, bool), None, GAMMA
+        )[0],
+        rtol=1e-5,
+    )
+
+
 def test_lambda_returns_and_n_step_equal_rlax():
     data = _data(4, shape=(T,), mask_rate=0.0)
     r, v_t, none = jnp.asarray(data["r_t"]), jnp.asarray(data["v_t"]), jnp.zeros(T, bool)
