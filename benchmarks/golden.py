@@ -201,6 +201,12 @@ case("es")(lambda _: searched("ES"))
 case("ars")(lambda _: searched("ARS"))
 case("linucb")(lambda _: on_policy("BanditLinUCB", "LinearBandit-v0").rl_module(model_config={}))
 case("lints")(lambda _: on_policy("BanditLinTS", "LinearBandit-v0").rl_module(model_config={}))
+case("alphazero")(lambda _: on_policy("AlphaZero", num_simulations=4))
+case("alphazero-turns")(
+    lambda _: on_policy("AlphaZero", "TicTacToe-v0", num_simulations=4).rl_module(
+        model_config={**SMALL, "conv_filters": []}
+    )
+)
 case("slateq")(lambda _: replayed("SlateQ", "InterestEvolution-v0").rl_module(model_config={}))
 case("dqn")(lambda _: replayed("DQN"))
 case("dqn-prioritized")(

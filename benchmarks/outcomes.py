@@ -135,6 +135,20 @@ CASES: dict[str, Case] = {
     "tictactoe": Case(
         "multi_agent/tictactoe-ppo", "self-play", RANDOM, compute_share_of_self_play, _choose_likely
     ),
+    "tictactoe-alphazero": Case(
+        "multi_agent/tictactoe-alphazero",
+        "self-play with search",
+        RANDOM,
+        compute_share_of_self_play,
+        _choose_likely,
+    ),
+    "connectfour-alphazero": Case(
+        "multi_agent/connectfour-alphazero",
+        "self-play with search",
+        RANDOM,
+        compute_share_of_self_play,
+        _choose_likely,
+    ),
     "league": Case(
         "multi_agent/tictactoe-league-ppo",
         "main agent",

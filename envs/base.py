@@ -30,6 +30,8 @@ class JaxEnv(Generic[StateT, ParamsT]):
     """Cheapest auto-reset mode for this environment; see `jaxrl.envs.vector`."""
     render_fps: float = 30
     """Environment steps per second of video."""
+    has_hidden_state: bool = False
+    """True if the state holds what the agent is not to know, so that no search may begin from it."""
 
     @property
     def default_params(self) -> ParamsT:

@@ -39,6 +39,7 @@ class Minefield(JaxEnv[MinefieldState, MinefieldParams]):
     """The task; observes `pay` of each door, the `action_mask`, and the current `step`."""
 
     name = "minefield-v0"
+    has_hidden_state = True
 
     @property
     def default_params(self) -> MinefieldParams:

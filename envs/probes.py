@@ -296,6 +296,7 @@ class ProbeRecall(Probe):
     """
 
     name = "probe-recall-v0"
+    has_hidden_state = True
 
     def __init__(self, delay: int = 8) -> None:
         """Create the probe with `delay` observations of 0 after the first one.

@@ -73,6 +73,7 @@ class InterestEvolution(JaxEnv[InterestEvolutionState, InterestEvolutionParams])
     """
 
     name = "InterestEvolution-v0"
+    has_hidden_state = True
     max_episode_steps = 200
 
     def __init__(self, num_candidates: int = 10, slate_size: int = 2, num_topics: int = 5) -> None:

@@ -8,7 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias, TypeVar
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
@@ -43,6 +43,9 @@ from jaxrl.envs.params import check_required, override_params
 from jaxrl.envs.wrappers import HasTimeLimit, TimeLimit, check_max_episode_steps
 from jaxrl.errors import EnvError, UnknownNameError, did_you_mean
 
+if TYPE_CHECKING:
+    from jaxrl.envs.model import EnvModel
+
 AnyEnv: TypeAlias = (
     JaxEnv[Any, Any] | gymnasium.Env[Any, Any] | MultiAgentJaxEnv[Any, Any] | MultiAgentEnv
 )
@@ -71,7 +74,8 @@ _GYMNASIUM_ID = re.compile(r"([\w.]+:)?([\w.-]+/)?[\w.-]+-v\d+")
 class MadeEnv:
     """An environment ready to run, with its time limit applied and its parameters set.
 
-    `notes` are sentences for `config.explain()`.
+    `notes` are sentences for `config.explain()`; `model` is that of `envs.model.with_state`, None
+    without.
     """
 
     is_jax: ClassVar[bool] = True
@@ -81,6 +85,7 @@ class MadeEnv:
     params: PyTree
     id: str
     notes: tuple[str, ...] = ()
+    model: "EnvModel | None" = None
 
     @property
     def spaces(self) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:

@@ -53,6 +53,7 @@ class TimeLimit(JaxEnv[TimeLimitState, Any]):
         self.name = env.name
         self.reset_mode = env.reset_mode
         self.render_fps = env.render_fps
+        self.has_hidden_state = env.has_hidden_state
 
     def get_spaces(self, params: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
         return self.env.get_spaces(params)

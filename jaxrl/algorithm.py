@@ -20,6 +20,7 @@ from jaxrl.assembly.device_trial import DeviceTrials, open_device_trials
 from jaxrl.assembly.env import change_env_params
 from jaxrl.assembly.offline import check_statistics_may_change
 from jaxrl.assembly.opponents import describe_opponents
+from jaxrl.assembly.search import add_planner, get_policy_step
 from jaxrl.callbacks import CallbackList
 from jaxrl.compat.lookup import RLlibNames, answer_arguments, is_defined_by_user, load
 from jaxrl.config.agent_mapping import Mapped, follow
@@ -55,7 +56,7 @@ from jaxrl.loggers.recorder import Recorder, RunRecord, SaveSchedule, note_close
 from jaxrl.metrics import DEFAULT_MODULE, HELD_OUT_PARTS, TIMERS
 from jaxrl.policy.actions import ActionOptions, make_actions
 from jaxrl.policy.host_modules import HostModules, ModulesChange
-from jaxrl.policy.inference import check_names, read_input_dict
+from jaxrl.policy.inference import Inference, check_names, read_input_dict
 from jaxrl.policy.league import RunLeague
 from jaxrl.policy.policy import Policy
 from jaxrl.policy.recording import DEFAULT_NUM_ENVS, DEFAULT_NUM_STEPS, record_run
@@ -250,6 +251,7 @@ class Algorithm(RLlibNames):
         config, assembly, devices = self.config, self._assembly, self._devices
         parts, callbacks = self._parts, self._callbacks
         self._keys = PurposeKeys(config.debugging_settings.run_seed)
+        self._searching: dict[str, Evaluation] = {}
         hooks = AlgorithmHooks(callbacks, self)
         if parts is None:
             self._evaluation = Evaluation(config, assembly, hooks)
@@ -356,7 +358,8 @@ class Algorithm(RLlibNames):
     def _programs(self) -> list[Program]:
         """All compiled programs of the run."""
         held_out = [] if self._held_out is None else self._held_out.programs
-        others = (*self._evaluation.programs, *held_out, *self._actions.programs)
+        searches = (own for found in self._searching.values() for own in found.programs)
+        others = (*self._evaluation.programs, *searches, *held_out, *self._actions.programs)
         return [*self._learners.programs, *self._loop.programs, *others, *self._acting.programs]
 
     @property
@@ -732,6 +735,7 @@ class Algorithm(RLlibNames):
         opponents: Sequence[str | os.PathLike[str]] | None = None,
         seats: str | Sequence[str] = "both",
         module_id: str | None = None,
+        planner: Mapping[str, Any] | None = None,
     ) -> Result:
         """Play episodes with the current policy, without affecting training.
 
@@ -748,6 +752,9 @@ class Algorithm(RLlibNames):
                 `num_episodes` episodes against in each seat; None for the run's mapping.
             seats: Agents that it plays against them, "both" in turn.
             module_id: The module; None for the only one that is trained.
+            planner: Search by which the policies that are trained act, in an environment in JAX, such
+                as `{"num_simulations": 64}`, with `"search"` as in AlphaZero; 0 simulations act by
+                the network alone. None acts as in training.
 
         Returns:
             `{"env_runners": {"episode_return_mean": ..., ...}}`, with the paths of `videos` if any
@@ -766,11 +773,17 @@ class Algorithm(RLlibNames):
                 f"num_episodes={num_episodes} has no effect on a custom_evaluation_function, which "
                 "chooses its own episodes: leave num_episodes out."
             )
+        if custom is not None and planner is not None:
+            raise ConfigError(
+                f"planner={planner!r} has no effect on a custom_evaluation_function, which acts itself: "
+                "call get_policy(planner=...) in it, and leave planner out here."
+            )
         self._recorder.flush()
         self.on_phase("evaluating")
+        evaluation = self._get_evaluation(planner)
         if opponents is not None or seats != "both" or module_id is not None:
             return self.league.evaluate(
-                self._evaluation,
+                evaluation,
                 self._make_evaluation_inputs,
                 opponents,
                 seats,
@@ -783,9 +796,19 @@ class Algorithm(RLlibNames):
             played = run_custom_evaluation(custom, self, self.eval_env_runner_group)
             result = self._evaluation.add_videos(played, self._make_evaluation_inputs(), folder)
         else:
-            result = self._evaluation.run(self._make_evaluation_inputs(), num_episodes, folder)
+            result = evaluation.run(self._make_evaluation_inputs(), num_episodes, folder)
         self._call("on_evaluate_end", evaluation_metrics=result)
         return result
+
+    def _get_evaluation(self, planner: Mapping[str, Any] | None) -> Evaluation:
+        """Return the evaluation by a search, made on first use; that of the run without one."""
+        if planner is None:
+            return self._evaluation
+        name = repr(planner)
+        if name not in self._searching:
+            made = Evaluation(self.config, self._assembly, planner=planner)
+            self._searching[name] = made
+        return self._searching[name]
 
     def evaluate_offline(
         self,
@@ -893,7 +916,12 @@ class Algorithm(RLlibNames):
         return jax.random.fold_in(self._keys.get(_EVALUATION_SALT), iteration)
 
     def get_policy(
-        self, policy_id: str = DEFAULT_MODULE, *, explore: bool | None = None, seed: int = 0
+        self,
+        policy_id: str = DEFAULT_MODULE,
+        *,
+        explore: bool | None = None,
+        seed: int = 0,
+        planner: Mapping[str, Any] | None = None,
     ) -> Policy | Any:
         """Return the current policy as an object that keeps the state of an episode.
 
@@ -905,14 +933,23 @@ class Algorithm(RLlibNames):
             explore: Whether to sample actions; False takes the mode, None uses the config's
                 `explore`.
             seed: Seed of the sampled actions.
+            planner: Search by which the policy acts, as in `evaluate`. Its observations have the
+                environment's state as the part `"state"`.
 
         Raises:
             ConfigError: If the seed is invalid, or no id is given in a run of several agents.
         """
         try:
-            return self._actions.get_policy(policy_id, self._resolve_explore(explore), seed)
+            policy = self._actions.get_policy(policy_id, self._resolve_explore(explore), seed)
         except UnknownNameError:
             return None
+        if planner is None:
+            return policy
+        step = get_policy_step(add_planner(self._assembly, planner), policy_id)
+        debugging = self.config.debugging_settings
+        return policy.with_inference(
+            Inference(step, max_retraces=debugging.max_retraces, jit=debugging.compiles)
+        )
 
     def compute_single_action(
         self,
@@ -1147,6 +1184,7 @@ class Algorithm(RLlibNames):
         self._learners = modules.continue_run(change, self._devices)
         self.config, self._assembly = cast("AlgorithmConfig", config), assembly
         self._evaluation.stop()
+        self._searching = {}
         hooks = AlgorithmHooks(self._callbacks, self)
         self._evaluation = Evaluation(config, assembly, hooks)
         if not change.has_new_mapping and config.multi_agent_settings.policy_mapping_fn is not None:
@@ -1258,6 +1296,7 @@ class Algorithm(RLlibNames):
         formats: Sequence[str] = ("numpy",),
         explore: Sequence[bool] = (False, True),
         policy_id: str = DEFAULT_MODULE,
+        planner: Mapping[str, Any] | None = None,
     ) -> str:
         """Write the current policy as files that run without jaxrl, and return their folder.
 
@@ -1270,12 +1309,14 @@ class Algorithm(RLlibNames):
                 "onnx", for runtimes of ONNX.
             explore: Actions to export: the most likely one (False), a sampled one (True), or both.
             policy_id: Id of the module, in a run of several agents.
+            planner: Search by which the exported policy acts, as in `evaluate`; only "stablehlo" has
+                it.
 
         Raises:
             ExportError: If the module has an operation without a counterpart, the folder is not
                 empty, or a format is unknown.
         """
-        return self._export(folder, formats, explore, policy_id=policy_id)
+        return self._export(folder, formats, explore, policy_id=policy_id, planner=planner)
 
     def _export(
         self,
@@ -1284,10 +1325,11 @@ class Algorithm(RLlibNames):
         explore: Sequence[bool] = (False, True),
         opset: int | None = None,
         policy_id: str = DEFAULT_MODULE,
+        planner: Mapping[str, Any] | None = None,
     ) -> str:
         from jaxrl.export.artifact import describe_run, make_export
 
-        policy = self.get_policy(policy_id)
+        policy = self.get_policy(policy_id, planner=planner)
         self.get_module(policy_id)  # raises for an unknown id
         source = describe_run(self.config, self.iteration)
         exported = make_export(

@@ -60,10 +60,9 @@ FOUND = {
 }
 MISSING = {
     "algorithms.alpha_star:AlphaStarConfig": r"multi_agent\(league=League",
-    "algorithms.alpha_zero:AlphaZeroConfig": r"league=SelfPlay",
     "algorithms.dreamer:DreamerConfig": "are the nearest",
     "algorithms.dreamerv3.dreamerv3:DreamerV3Config": "are the nearest",
-    "algorithms.leela_chess_zero:LeelaChessZeroConfig": "league=SelfPlay",
+    "algorithms.leela_chess_zero:LeelaChessZeroConfig": r"environment\('pgx:chess'\)",
     "algorithms.maml:MAMLConfig": r"environment\('jaxrl.envs:Trials', ",
     "algorithms.mbmpo:MBMPOConfig": "REDQ needs the fewest environment steps",
     "connectors.connector_v2:ConnectorV2": "subclass ObservationConnector",

@@ -18,6 +18,13 @@ from jaxrl.envs.adapters.suite_env import call_package
 from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep, make_no_ends
 
 
+HIDDEN = (
+    *("bridge_bidding", "kuhn_poker", "leduc_holdem"),
+    *("sparrow_mahjong", "red_mahjong", "no_red_mahjong"),
+)
+"""Games with cards or tiles that the other players do not see."""
+
+
 class PgxEnv(MultiAgentJaxEnv[Any, None]):
     """A game of pgx, whose players are the agents `player_0`, `player_1`, ...
 
@@ -40,6 +47,7 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
         self.env = env
         self.name = f"pgx:{env.id}"
         self.possible_agents = tuple(f"player_{i}" for i in range(env.num_players))
+        self.has_hidden_state = env.id in HIDDEN
         self._shape = tuple(env.observation_shape)
         self._num_actions = int(env.num_actions)
 

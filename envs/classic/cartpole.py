@@ -124,6 +124,7 @@ class StatelessCartPole(CartPole):
     """CartPole that observes position and angle alone, so that the policy needs memory."""
 
     name = "StatelessCartPole-v0"
+    has_hidden_state = True
 
     def observation_space(self, params: CartPoleParams) -> gymnasium.spaces.Box:
         high = super().observation_space(params).high[_OBSERVED]

@@ -108,6 +108,8 @@ class MultiAgentJaxEnv(Generic[StateT, ParamsT]):
     """Cheapest auto-reset mode for this environment; see `jaxrl.envs.vector`."""
     render_fps: float = 30
     """Environment steps per second of video."""
+    has_hidden_state: bool = False
+    """True if the state holds what a player is not to know, so that no search may begin from it."""
 
     @property
     def default_params(self) -> ParamsT:

@@ -1,7 +1,7 @@
 """A multi-agent environment ready to run, its time limit, and one agent as one of several."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import jax.numpy as jnp
@@ -13,6 +13,9 @@ from jaxrl.envs.base import JaxEnv
 from jaxrl.envs.multi.base import ALL, MultiAgentJaxEnv, MultiStart, MultiStep, make_flags
 from jaxrl.envs.wrappers import TimeLimitState, check_max_episode_steps
 from jaxrl.errors import EnvError
+
+if TYPE_CHECKING:
+    from jaxrl.envs.model import EnvModel
 
 
 class MultiAgentWrapper(MultiAgentJaxEnv[Any, Any]):
@@ -27,6 +30,7 @@ class MultiAgentWrapper(MultiAgentJaxEnv[Any, Any]):
         self.teams = env.teams
         self.max_episode_steps = env.max_episode_steps
         self.reset_mode, self.render_fps = env.reset_mode, env.render_fps
+        self.has_hidden_state = env.has_hidden_state
 
     @property
     def default_params(self) -> PyTree:
@@ -151,7 +155,8 @@ class MultiTimeLimit(MultiAgentWrapper):
 class MadeMultiEnv:
     """A multi-agent environment with its time limit applied and its parameters set.
 
-    `notes` are sentences for `config.explain()`.
+    `notes` are sentences for `config.explain()`; `model` is that of `envs.model.with_state`, None
+    without.
     """
 
     is_jax: ClassVar[bool] = True
@@ -161,6 +166,7 @@ class MadeMultiEnv:
     params: PyTree
     id: str
     notes: tuple[str, ...] = ()
+    model: "EnvModel | None" = None
 
     @property
     def possible_agents(self) -> tuple[str, ...]:

@@ -494,6 +494,7 @@ class ProbeRecallTurns(MultiProbe):
     """
 
     name = "probe-recall-turns-v0"
+    has_hidden_state = True
     num_steps = 6
 
     def reset(self, key: Key, params: MultiProbeParams) -> tuple[MultiProbeState, MultiStart]:

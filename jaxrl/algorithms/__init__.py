@@ -7,6 +7,7 @@ from jaxrl.compat.imports import refuse_foreign_name
 from jaxrl.core.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
+    from jaxrl.algorithms.alpha_zero import AlphaZeroConfig
     from jaxrl.algorithms.appo import APPOConfig
     from jaxrl.algorithms.awac import AWACConfig, CRRConfig
     from jaxrl.algorithms.bandit import BanditLinTSConfig, BanditLinUCBConfig
@@ -40,6 +41,7 @@ __all__ = [
     "APPOConfig",
     "ARSConfig",
     "AWACConfig",
+    "AlphaZeroConfig",
     "ApexDDPGConfig",
     "ApexDQNConfig",
     "BCConfig",

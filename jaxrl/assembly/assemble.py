@@ -52,7 +52,7 @@ from jaxrl.config.settings.replay import OffPolicyTraining
 from jaxrl.config.settings.runners import EnvRunnersSettings
 from jaxrl.config.settings.training import Auto, BatchUse, EnvironmentSettings
 from jaxrl.config.teams import make_named_env
-from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline
+from jaxrl.connectors.pipelines import ActionPipeline, ObservationPipeline, StatePipeline
 from jaxrl.core.dependence import find_dependence
 from jaxrl.core.hparams import PerLane, replace_with_traced
 from jaxrl.core.keys import split_run_key
@@ -62,6 +62,7 @@ from jaxrl.core.types import Columns, Key, Metrics, Params, PyTree
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_signatures
 from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.model import EnvModel
 from jaxrl.envs.registry import AnyMadeEnv, MadeEnv
 from jaxrl.envs.vector import NO_FAULT, VectorEnv
 from jaxrl.errors import (
@@ -76,6 +77,7 @@ from jaxrl.errors import (
 from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.modules.autoregressive import check_exact_entropy
 from jaxrl.modules.encoder_module import EncoderModule, explain_axes, is_image
+from jaxrl.modules.planner import Planner, Search
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec, check_module, make_zeros
 from jaxrl.modules.scripted import ParameterFreeModule
 from jaxrl.offline.held_out import EpisodeSplit
@@ -938,18 +940,61 @@ def make_policy_step(config: "Config", made: AnyMadeEnv) -> PolicyStep:
     observation_space, action_space = made.spaces
     trained = config.environment_settings.observation_space if config.in_evaluation else None
     env = EnvToInspect(made)
+    whole = trained or observation_space
+    model = made.model if isinstance(made, MadeEnv) else None
     with contextlib.closing(env):
         offers = make_offers(env)
         actions = make_action_pipeline(config, action_space, offers)
         observations = make_observation_pipeline(
-            config, trained or observation_space, actions.module_space, offers
+            config,
+            whole if model is None else model.get_plain_space(whole),
+            actions.module_space,
+            offers,
         )
-    step = PolicyStep(
-        module=make_module(config, observations, actions),
-        obs_pipeline=observations,
-        action_pipeline=actions,
-    )
+    module = make_module(config, observations, actions)
+    planner = None if isinstance(module, ParameterFreeModule) else config.get_planner()
+    step = PolicyStep(module=module, obs_pipeline=observations, action_pipeline=actions)
+    if model is not None:
+        step = add_search(step, model, whole, planner)
     return step.fit(observation_space)
+
+
+def add_search(
+    step: PolicyStepT, model: EnvModel, space: gymnasium.Space[Any], search: Search | None
+) -> PolicyStepT:
+    """Return a policy that acts on observations with the state, by search or by its network alone.
+
+    Args:
+        step: Policy that acts on observations without the state, or by search.
+        model: Model of the environment.
+        space: Observation space with the state.
+        search: Settings of the search; None for none.
+
+    Raises:
+        ConfigError: If a connector has a memory, of which an imagined step knows nothing.
+    """
+    module, own = step.module, step.obs_pipeline
+    if isinstance(own, StatePipeline):
+        own = own.own
+    if isinstance(module, Planner):
+        module = module.inner
+    pipeline = StatePipeline(
+        connectors=own.connectors,
+        space=space,
+        own=own,
+        get_plain=model.get_plain,
+        keeps_state=search is not None,
+    )
+    if search is not None and own.temporal:
+        raise ConfigError(
+            f"The connector {own.temporal[0].name!r} joins an observation with what came before, "
+            "which search does not know of the steps that it imagines: leave it out, and previous "
+            "actions, rewards and frames as well."
+        )
+    if search is not None:
+        seen = pipeline.spaces[-1]
+        module = Planner(inner=module, search=search, model=model, observation_space=seen)
+    return dataclasses.replace(step, module=module, obs_pipeline=pipeline, absent=None)
 
 
 def make_vector_env(settings: EnvironmentSettings, made: MadeEnv) -> VectorEnv:

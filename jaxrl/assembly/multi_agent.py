@@ -189,7 +189,13 @@ def make_module_env(
                     f"such as {describe_suggestion(made.observation_spaces, made.action_spaces)}."
                 )
     params = made.params if isinstance(made, MadeMultiEnv) else None
-    return MadeEnv(env=_AgentEnv(made, first, ids), params=params, id=made.id)
+    model = made.model if isinstance(made, MadeMultiEnv) else None
+    if model is not None and ids is not None:
+        raise ConfigError(
+            "observe_agent_id=True joins observations with the id of who sees them, which search does "
+            "not know of the steps that it imagines: leave it out."
+        )
+    return MadeEnv(env=_AgentEnv(made, first, ids), params=params, id=made.id, model=model)
 
 
 def assemble_multi_agent(config: "Config") -> MultiAgentAssembly:

@@ -211,6 +211,16 @@ PolicyId = Annotated[
         help="Module of a run of several agents, by its id.",
     ),
 ]
+Simulations = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="N",
+        show_default=False,
+        help="Act by a search of N steps for each action, in the model of an environment in JAX; 0 acts "
+        "by the network alone.",
+    ),
+]
 Trust = Annotated[
     list[str] | None,
     typer.Option(
@@ -386,6 +396,7 @@ def evaluate(
         bool,
         typer.Option("--video", "--render", help="Record a video of an episode in the run folder."),
     ] = False,
+    simulations: Simulations = None,
     script: Script = None,
     without_callbacks: WithoutCallbacks = False,
     trust: Trust = None,
@@ -406,6 +417,7 @@ def evaluate(
         steps=steps,
         out=out,
         video=video,
+        simulations=simulations,
         trust=trust,
         without_callbacks=without_callbacks,
     )
@@ -583,6 +595,7 @@ def export(
         ),
     ] = None,
     policy_id: PolicyId = None,
+    simulations: Simulations = None,
     script: Script = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
@@ -600,6 +613,7 @@ def export(
         formats=formats,
         explore=explore,
         policy_id=policy_id,
+        simulations=simulations,
         trust=trust,
     )
 
@@ -1061,6 +1075,7 @@ def serve(
         typer.Option("--insecure", help="Allow other machines without TLS, behind a proxy of it."),
     ] = False,
     policy_id: PolicyId = None,
+    simulations: Simulations = None,
     script: Script = None,
     trust: Trust = None,
     verbose: Verbosity = 0,
@@ -1076,6 +1091,7 @@ def serve(
         token_file=token_file,
         follow=follow,
         policy_id=policy_id,
+        simulations=simulations,
         trust=trust,
         log_level=get_log_level(ctx),
         host=host,

@@ -16,6 +16,7 @@ import typer
 from jaxrl import metrics
 from jaxrl.cli import terminal
 from jaxrl.cli.experiments import parse_steps
+from jaxrl.cli.exporting import make_planner
 from jaxrl.cli.records import find_run, open_checkpoint, open_policy, resolve_checkpoint
 from jaxrl.config.base import get_algorithm_config_class
 from jaxrl.config.imports import SCRIPT_OPTION
@@ -48,6 +49,7 @@ def evaluate(
     env: str | None,
     out: str | None,
     video: bool,
+    simulations: int | None,
     trust: Sequence[str] | None,
     without_callbacks: bool,
 ) -> None:
@@ -62,10 +64,11 @@ def evaluate(
         env: Environment to evaluate in; None for the config's.
         out: File for the result (.json) or the transitions (.npz).
         video: Whether to record a video.
+        simulations: Steps of the search for each action; None acts as in training.
         trust: Packages that may be imported.
         without_callbacks: Whether to leave out the callbacks of the run.
     """
-    _check_options(episodes, steps, out, video=video)
+    _check_options(episodes, steps, out, video=video, simulations=simulations)
     path = resolve_checkpoint(find_run(checkpoint))
     metadata = read_metadata(path)
     check_metadata(metadata, path)
@@ -80,7 +83,9 @@ def evaluate(
             result = evaluate_and_record(algorithm, episodes, Path(out).expanduser())
         else:
             folder = _get_video_folder(path)
-            result = algorithm.evaluate(num_episodes=episodes, video_folder=folder)
+            result = algorithm.evaluate(
+                num_episodes=episodes, video_folder=folder, planner=make_planner(simulations)
+            )
         if out is not None and out.endswith(".json"):
             _write_result(Path(out).expanduser(), path, algorithm, result)
     lines = [*format_evaluation(result), f"checkpoint        {path}"]
@@ -89,13 +94,23 @@ def evaluate(
 
 
 def _check_options(
-    episodes: int | None, steps: str | None, out: str | None, *, video: bool
+    episodes: int | None,
+    steps: str | None,
+    out: str | None,
+    *,
+    video: bool,
+    simulations: int | None,
 ) -> None:
     """Raise before anything is loaded if options contradict each other."""
     if steps is not None and episodes is not None:
         raise ConfigError(
             f"--steps {steps} and --episodes {episodes} both say how long to evaluate: leave one "
             "of them out."
+        )
+    if simulations is not None and (video or (out is not None and out.endswith(".npz"))):
+        raise ConfigError(
+            f"--simulations {simulations} has no effect on {'--render' if video else '--out'}, which "
+            "records what the policy does by itself: leave one of them out."
         )
     if out is None:
         return

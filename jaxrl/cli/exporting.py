@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 EXAMPLES = "examples.npz"
 
 
+def make_planner(simulations: int | None) -> dict[str, int] | None:
+    """Return the search of --simulations; None without."""
+    return None if simulations is None else {"num_simulations": simulations}
+
+
 def export(
     checkpoint: str,
     out: str,
@@ -30,6 +35,7 @@ def export(
     formats: str,
     explore: bool | None,
     policy_id: str | None,
+    simulations: int | None,
     trust: Sequence[str] | None,
 ) -> None:
     """Export the policy of a checkpoint and print what was written.
@@ -41,6 +47,7 @@ def export(
         formats: Names of formats, separated by commas.
         explore: Whether the exported policy samples; None exports both programs.
         policy_id: Module of a run of several agents.
+        simulations: Steps of the search for each action; None acts as in training.
         trust: Packages that may be imported.
     """
     from jaxrl.cli.records import open_policy
@@ -53,7 +60,13 @@ def export(
     check_target(target)
     with open_policy(checkpoint, overrides, trust) as (path, algorithm):
         module_id = policy_id or DEFAULT_MODULE
-        folder = algorithm.export(target, formats=names, explore=modes, policy_id=module_id)
+        folder = algorithm.export(
+            target,
+            formats=names,
+            explore=modes,
+            policy_id=module_id,
+            planner=make_planner(simulations),
+        )
     terminal.echo(f"exported    {folder}")
     for file in sorted(Path(folder).iterdir()):
         terminal.echo(f"            {file.name}  {file.stat().st_size} bytes")
@@ -212,6 +225,7 @@ def serve(
     token_file: str | None,
     follow: bool,
     policy_id: str | None,
+    simulations: int | None,
     trust: Sequence[str] | None,
     log_level: int | None,
     **settings: Any,
@@ -223,6 +237,7 @@ def serve(
         token_file: File with the token; None for the environment variable.
         follow: Whether to serve newer checkpoints of the run as they are saved.
         policy_id: Module of a run of several agents.
+        simulations: Steps of the search for each action; None acts as in training.
         trust: Packages that may be imported.
         log_level: Level of jaxrl's Python loggers; None for reloads alone.
         **settings: Fields of ServeSettings.
@@ -234,7 +249,9 @@ def serve(
         raise ConfigError(f"jaxrl serve needs {error.name}: pip install 'jaxrl[serve]'.") from error
     chosen = ServeSettings(token=read_token(token_file), **settings)
     logging.getLogger("jaxrl").setLevel(logging.INFO if log_level is None else log_level)
-    source = _open_source(given, chosen, follow=follow, policy_id=policy_id, trust=trust)
+    source = _open_source(
+        given, chosen, follow=follow, policy_id=policy_id, simulations=simulations, trust=trust
+    )
     backend = source.load(None)
     server = PolicyServer(
         backend,
@@ -254,6 +271,7 @@ def _open_source(
     *,
     follow: bool,
     policy_id: str | None,
+    simulations: int | None,
     trust: Sequence[str] | None,
 ) -> _Source:
     """Return where policies come from: an export, which needs no JAX, or else checkpoints."""
@@ -265,6 +283,11 @@ def _open_source(
             raise ConfigError("--trust is for checkpoints; an export imports nothing.")
         if policy_id is not None:
             raise ConfigError("--policy-id is for checkpoints; an export has one module.")
+        if simulations is not None:
+            raise ConfigError(
+                "--simulations is for checkpoints; jaxrl export --format stablehlo --simulations N "
+                "writes the search of an export."
+            )
         return _Source(
             folder,
             partial(backend.load_export, folder),
@@ -282,7 +305,12 @@ def _open_source(
     return _Source(
         path,
         lambda replaced: load_backend(
-            path, replaced, max_batch=settings.max_batch, policy_id=policy_id, trust=trust
+            path,
+            replaced,
+            max_batch=settings.max_batch,
+            policy_id=policy_id,
+            planner=make_planner(simulations),
+            trust=trust,
         ),
         lambda: resolve_checkpoint(path).name,
     )

@@ -23,6 +23,7 @@ RLLIB_PARENTS = {
         f"algorithms.{name}"
         for name in (
             *(
+                "alpha_zero",
                 "appo",
                 "bandit",
                 "cql",

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from jaxrl.config.batch_plan import BatchPlan, MultiAgentPlan
     from jaxrl.config.settings.multi_agent import PolicySpec
     from jaxrl.envs.multi.groups import GroupReward
+    from jaxrl.modules.planner import Search
     from jaxrl.modules.rl_module import MultiRLModuleSpec, RLModuleSpec
 
 logger = logging.getLogger("jaxrl.config")
@@ -795,6 +796,10 @@ class Config:
         if isinstance(training, EnsembleCritics):
             settings |= {name: vars(training)[name] for name in ("num_atoms", "v_min", "v_max")}
         return settings
+
+    def get_planner(self) -> "Search | None":
+        """Return the search by which the module acts; None if it acts by itself."""
+        return None
 
     def get_module_config(self, module_id: str) -> "Config":
         """Return the config of one module of several: its settings, and the sizes of its rows.

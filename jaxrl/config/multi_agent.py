@@ -42,6 +42,7 @@ from jaxrl.envs.adapters.host_spaces import to_runner_actions, to_runner_space
 from jaxrl.envs.adapters.precheck import make_checked, sample_actions
 from jaxrl.envs.context import EnvContext
 from jaxrl.envs.contract import check_agents
+from jaxrl.envs.model import with_state
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.host_slots import AgentSlotPlan, SpacePair
 from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_any, make_multi
@@ -86,6 +87,8 @@ def make_agents_env(environment: EnvironmentSettings, settings: MultiAgentSettin
     made = make_any(environment.env, environment.env_config, max_episode_steps=limit)
     if isinstance(made, MadeMultiEnv):
         check_agents(made.env, made.id)
+    if environment.observe_state and not isinstance(made, MadeMultiEnv):
+        raise make_state_error(made.id)
     if isinstance(made, MadeMultiHostEnv):
         return made if settings.max_agents is None else _give_slots(settings, made)
     if settings.max_agents is not None and isinstance(made, MadeMultiEnv):
@@ -93,7 +96,16 @@ def make_agents_env(environment: EnvironmentSettings, settings: MultiAgentSettin
             f"max_agents={settings.max_agents!r} has no effect: {made.id} is written in JAX and names its agents; "
             "leave it out."
         )
-    return make_multi(environment.env, environment.env_config, max_episode_steps=limit)
+    made = make_multi(environment.env, environment.env_config, max_episode_steps=limit)
+    return with_state(made) if environment.observe_state else made
+
+
+def make_state_error(env_id: str) -> ConfigError:
+    """Return the error of an environment whose state cannot be observed."""
+    return ConfigError(
+        f"Search goes on from the state of an environment in JAX, and {env_id} is stepped in Python: name "
+        "one in JAX, such as 'CartPole-v1', 'TicTacToe-v0' or 'pgx:othello', or use PPO."
+    )
 
 
 def resolve_agents(

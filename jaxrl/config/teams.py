@@ -3,9 +3,10 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env
+from jaxrl.config.multi_agent import AnyMadeMulti, make_agents_env, make_state_error
 from jaxrl.config.validate import check_supported
 from jaxrl.envs.host import MadeHostEnv
+from jaxrl.envs.model import with_state
 from jaxrl.envs.multi.groups import GroupReward as GroupReward
 from jaxrl.envs.multi.groups import group_agents
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
@@ -83,12 +84,17 @@ def make_named_env(config: "Config") -> AnyMadeEnv:
         return make_team(config)
     settings = config.environment_settings
     assert settings.env is not None
-    return make(
+    made = make(
         settings.env,
         settings.env_config,
         max_episode_steps=settings.max_episode_steps,
         is_atari=settings.is_atari,
     )
+    if not settings.observe_state:
+        return made
+    if isinstance(made, MadeHostEnv):
+        raise make_state_error(made.id)
+    return with_state(made)
 
 
 def describe_team(config: "Config") -> list[str]:

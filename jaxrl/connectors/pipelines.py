@@ -18,6 +18,7 @@ from jaxrl.connectors.base import (
     ObservationConnector,
     TemporalConnector,
 )
+from jaxrl.core.spaces import STATE
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import CentralObs, Key, Metrics, PyTree, Rollout
 from jaxrl.errors import ConfigError, UnknownNameError, did_you_mean
@@ -359,6 +360,67 @@ class CentralPipeline(ObservationPipeline):
             own,
             obs=replace(obs, obs=own.obs),
             final_obs=replace(final_obs, obs=own.final_obs),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StatePipeline(ObservationPipeline):
+    """Pipeline around which the environment's state passes, the part `"state"` of an observation.
+
+    Connectors, and so their statistics, are those of observations without a state.
+
+    Attributes:
+        own: Pipeline of the observations without a state.
+        get_plain: Function of an observation that returns it without the state.
+        keeps_state: Whether the module is given the state as well, as a Dict with `"obs"` and
+            `"state"`.
+    """
+
+    own: ObservationPipeline
+    get_plain: Callable[[PyTree], PyTree]
+    keeps_state: bool
+
+    @property
+    def spaces(self) -> tuple[gymnasium.Space[Any], ...]:
+        assert isinstance(self.space, gymnasium.spaces.Dict)
+        own = self.own.spaces
+        if not self.keeps_state:
+            return own
+        both = gymnasium.spaces.Dict({"obs": own[-1], STATE: self.space.spaces[STATE]})
+        return (*own[:-1], both)
+
+    def init(self) -> PyTree:
+        return self.own.init()
+
+    def init_carry(self, num_envs: int) -> tuple[PyTree, ...]:
+        return self.own.init_carry(num_envs)
+
+    def _join(self, seen: PyTree, obs: PyTree) -> PyTree:
+        return {"obs": seen, STATE: obs[STATE]} if self.keeps_state else seen
+
+    def __call__(self, states: PyTree, obs: PyTree) -> PyTree:
+        return self._join(self.own(states, self.get_plain(obs)), obs)
+
+    def step(
+        self, states: PyTree, carries: tuple[PyTree, ...], obs: PyTree, before: Before
+    ) -> tuple[tuple[PyTree, ...], PyTree]:
+        after, seen = self.own.step(states, carries, self.get_plain(obs), before)
+        return after, self._join(seen, obs)
+
+    def preprocess_rollout(
+        self,
+        states: PyTree,
+        carries: tuple[PyTree, ...],
+        rollout: Rollout,
+        before: Before | None,
+    ) -> PreprocessedRollout:
+        obs, final_obs = rollout.obs, rollout.final_obs
+        plain = replace(rollout, obs=self.get_plain(obs), final_obs=self.get_plain(final_obs))
+        seen = self.own.preprocess_rollout(states, carries, plain, before)
+        return replace(
+            seen,
+            obs=self._join(seen.obs, obs),
+            final_obs=self._join(seen.final_obs, final_obs),
         )
 
 

@@ -98,6 +98,10 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.slate_q:SlateQConfig",
         "replay, values of the items of recommended slates; slates of distinct candidates",
     ),
+    "AlphaZero": AlgorithmEntry(
+        "jaxrl.algorithms.alpha_zero:AlphaZeroConfig",
+        "search in the environment's own model, games of two and single agents; discrete actions",
+    ),
     "SAC": AlgorithmEntry(
         "jaxrl.algorithms.sac:SACConfig",
         "replay; continuous and discrete actions",

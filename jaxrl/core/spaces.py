@@ -15,6 +15,9 @@ from jaxrl.errors import SpaceError
 if TYPE_CHECKING:
     from jaxrl.core.types import PyTree
 
+STATE = "state"
+"""Part of an observation with the environment's state, for search; networks and filters do not see it."""
+
 SpacePath: TypeAlias = tuple[str | int, ...]
 """Keys of Dicts and indices of Tuples, outermost first."""
 LeafSpace: TypeAlias = tuple[SpacePath, Any]

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from jaxrl.assembly.assemble import Assembly, format_space, make_env
 from jaxrl.assembly.multi_agent import make_multi_agent_env
 from jaxrl.assembly.offline import find_reference
+from jaxrl.assembly.search import add_planner
 from jaxrl.config.modules import resolve_default_model_config
 from jaxrl.config.settings.run import count_evaluation_arguments
 from jaxrl.core.spaces import without_parts
@@ -46,6 +47,7 @@ class Evaluation:
         assembly: Functions of the run, whose module and connectors are used.
         hooks: Callbacks of host runners.
         make_compiled: Function that makes what runs the compiled evaluation, if there is one.
+        planner: Search by which the policies of the run act; None for their own.
 
     Raises:
         JaxrlError: If the environment of `evaluation_config` cannot be made or has different
@@ -58,6 +60,7 @@ class Evaluation:
         assembly: Assembly,
         hooks: RunnerHooks | None = None,
         make_compiled: Callable[[JaxEvaluation], CompiledEvaluation] = OwnCompiledEvaluation,
+        planner: Mapping[str, Any] | None = None,
     ) -> None:
         changed = config.get_evaluation_config_object()
         assert changed is not None
@@ -67,6 +70,19 @@ class Evaluation:
         if isinstance(policy_step, PolicyStep):
             policy_step = policy_step.fit(made.spaces[0])
         self._assembly = dataclasses.replace(assembly, made=made, policy_step=policy_step)
+        if planner is not None:
+            if changed.evaluation_settings.evaluation_num_env_runners:
+                raise ConfigError(
+                    "evaluate(planner=...) searches in the compiled program, and "
+                    "evaluation_num_env_runners evaluates in actors: leave one of them out."
+                )
+            if changed.evaluation_settings.record_video:
+                raise ConfigError(
+                    "evaluate(planner=...) records no videos, which show the policy by itself: leave "
+                    "record_video out."
+                )
+            self._assembly = add_planner(self._assembly, planner)
+            made = self._assembly.made
         self._hooks = NoHooks() if hooks is None else hooks
         trained = assembly.made
         is_jax = isinstance(trained, MadeEnv | MadeMultiEnv)

@@ -33,6 +33,7 @@ from jaxrl.export.trace import (
     trace_act,
     trace_set_previous_action,
 )
+from jaxrl.modules.planner import Planner
 from jaxrl.modules.rl_module import make_zeros
 from jaxrl.policy.inference import Inference
 from jaxrl.runtime.versions import get_versions
@@ -247,6 +248,12 @@ def make_export(
     kinds, modes = check_options(formats, explore)
     render = _make_renderer(opset) if "onnx" in kinds else None
     policy_step = inference.policy_step
+    others = [kind for kind in kinds if kind != "stablehlo"]
+    if isinstance(policy_step.module, Planner) and others:
+        raise ExportError(
+            f"The policy acts by search, which the format {others[0]!r} does not have: export with "
+            "formats=('stablehlo',), or with planner={'num_simulations': 0} the network alone."
+        )
     functions = {
         npp.SAMPLE if explore else npp.GREEDY: trace_act(policy_step, actor, explore=explore)
         for explore in modes

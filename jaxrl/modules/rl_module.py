@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
@@ -254,6 +254,18 @@ class RLModule:
         """
         del moment
         return params
+
+    def bind(
+        self, observe: Callable[[PyTree], PyTree], take: Callable[[PyTree], PyTree]
+    ) -> "RLModule":
+        """Return the module for acting between connectors, by default itself.
+
+        Args:
+            observe: Function from the environment's observations `[B, ...]` to the module's.
+            take: Function from the module's actions `[B, ...]` to the environment's.
+        """
+        del observe, take
+        return self
 
     def draw(self, keys: Keys) -> PyTree:
         """Draw all randomness of exploration from typed keys `[B]`, one per environment.

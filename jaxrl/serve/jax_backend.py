@@ -113,6 +113,7 @@ def load_backend(
     *,
     max_batch: int,
     policy_id: str | None = None,
+    planner: Mapping[str, Any] | None = None,
     trust: TrustSpec = None,
 ) -> JaxBackend:
     """Load the policy of a checkpoint and compile it.
@@ -122,6 +123,7 @@ def load_backend(
         replaced: Backend that the policy replaces, with which it must have the spaces in common.
         max_batch: Largest number of rows.
         policy_id: Module of a run of several agents.
+        planner: Search by which the policy acts; see `Algorithm.get_policy`.
         trust: Packages that the checkpoint may import; see `Algorithm.from_checkpoint`.
 
     Raises:
@@ -131,7 +133,7 @@ def load_backend(
     config = cast("Mapping[str, object]", read_metadata(found)["config"])
     with Algorithm.from_checkpoint(found, trust=trust, **WITHOUT_CALLBACKS) as algorithm:
         chosen = policy_id or DEFAULT_MODULE
-        policy = algorithm.get_policy(chosen, explore=False)
+        policy = algorithm.get_policy(chosen, explore=False, planner=planner)
         algorithm.get_module(chosen)  # raises for an unknown id
     if isinstance(replaced, JaxBackend):
         backend = replaced.replace_policy(policy, found.name, config)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 import gymnasium
@@ -234,7 +235,8 @@ class PolicyStep:
             The module's output. `STATE_OUT` is the Carry after acting, which `advance` completes
             after the environments' step.
         """
-        forward = self.module.forward_exploration if explore else self.module.forward_inference
+        module = self._bind_module(actor)
+        forward = module.forward_exploration if explore else module.forward_inference
         if self.absent is not None:
             space = cast(spaces.Dict, self.obs_pipeline.space).spaces
             zeros = {name: make_zeros(space[name], is_first.shape) for name in self.absent.names}
@@ -288,7 +290,7 @@ class PolicyStep:
             `advance` completes; and the observations as the module sees them.
         """
         connectors, processed = self._preprocess(actor.obs_state, obs, carry, is_first)
-        out = self.module.forward_inference(
+        out = self._bind_module(actor).forward_inference(
             actor.params, processed, carry.module, actor.hparams, actor.progress
         )
         taken = None
@@ -298,6 +300,9 @@ class PolicyStep:
             carry, module=out.get(Columns.STATE_OUT), connectors=connectors, action=taken
         )
         return {**out, Columns.STATE_OUT: after}, processed
+
+    def _bind_module(self, actor: ActorState) -> RLModule:
+        return self.module.bind(partial(self.obs_pipeline, actor.obs_state), self.action_pipeline)
 
     def _preprocess(
         self, obs_state: PyTree, obs: PyTree, carry: ActorCarry, is_first: Bool[Array, " B"]

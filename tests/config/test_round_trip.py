@@ -10,6 +10,7 @@ from flax import linen
 from gymnasium import spaces
 
 from jaxrl import (
+    AlphaZeroConfig,
     APPOConfig,
     ARSConfig,
     AWACConfig,
@@ -89,6 +90,7 @@ OTHER: dict[str, Any] = {
     "action_space": spaces.Discrete(3, start=1),
     "clip_rewards": (-2.0, 2.0),
     "action_mask_key": "legal",
+    "observe_state": True,
     "normalize_actions": False,
     "clip_actions": True,
     "disable_env_checking": True,
@@ -338,6 +340,16 @@ SLATEQ_OTHER: dict[str, Any] = {
     "use_huber": True,
     "huber_threshold": 0.5,
 }
+# What AlphaZero has beside what all have.
+ALPHAZERO_OTHER: dict[str, Any] = {
+    "num_simulations": 8,
+    "search": {"type": "puct", "temperature": 1.0},
+    "epsilon": 0.5,
+    "lambda_": 0.5,
+    "vf_loss_coeff": 0.5,
+    "circular_buffer_num_batches": 4,
+    "circular_buffer_iterations_per_batch": 2,
+}
 # What evolution and bandits have beside what all have.
 ES_OTHER: dict[str, Any] = {"noise_stdev": 0.1, "action_noise_std": 0.2, "l2_coeff": 0.1}
 ARS_OTHER: dict[str, Any] = {"rollouts_used": 4, "offset": 1.0}
@@ -420,6 +432,7 @@ CASES = [
         DQNConfig: REPLAY_OTHER | DQN_OTHER,
         QMIXConfig: QMIX_OTHER,
         SlateQConfig: SLATEQ_OTHER,
+        AlphaZeroConfig: ALPHAZERO_OTHER,
         ESConfig: ES_OTHER,
         ARSConfig: ARS_OTHER,
         BanditLinUCBConfig: LINUCB_OTHER,

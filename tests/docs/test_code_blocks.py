@@ -25,6 +25,7 @@ SHOWN = re.compile(r"\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 """Output of the block before it."""
 NAME = "documented"
 LONG = (
+    "alphazero",
     "callbacks",
     "compilation",
     "connectors",

@@ -43,7 +43,7 @@ def imported() -> set[str]:
 
 def test_every_import_is_declared() -> None:
     declared = {name_of(requirement) for requirement in PROJECT["dependencies"]}
-    extras = ("export", "migrate", "offline", "serve", "wandb", "weights")
+    extras = ("export", "migrate", "offline", "search", "serve", "wandb", "weights")
     declared |= {name_of(item) for name in extras for item in EXTRAS[name]}
     used = {INSTALLED_AS.get(name, name).lower() for name in imported()}
     assert used <= declared | OPTIONAL

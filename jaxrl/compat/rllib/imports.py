@@ -135,18 +135,16 @@ DECORATORS = (
 )
 """Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
 
-_SEARCH = (
-    "self-play without a search is multi_agent(league=SelfPlay(...)) of PPO, see the guide Games of "
-    "several agents"
-)
 _NO_MODEL = (
     "no model of the environment is learned: SAC or DQN with rl_module(model_config={'use_lstm': True}) "
     "are the nearest"
 )
 ALGORITHM_ADVICE: Mapping[str, str] = {
     "AlphaStar": "leagues are multi_agent(league=League(...)) of PPO and other algorithms",
-    "AlphaZero": _SEARCH,
-    "LeelaChessZero": _SEARCH,
+    "LeelaChessZero": (
+        "AlphaZero searches any game of pgx, AlphaZeroConfig().environment('pgx:chess'), and nothing is "
+        "promised of how strong it becomes"
+    ),
     "Dreamer": _NO_MODEL,
     "DreamerV3": _NO_MODEL,
     "MAML": (

@@ -16,7 +16,7 @@ from jaxrl.compat.rllib.values import (
     is_neutral,
 )
 from jaxrl.config.fields import format_value
-from jaxrl.errors import ConfigError
+from jaxrl.errors import ConfigError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -314,6 +314,11 @@ _REFUSED = (
         ("optim_alpha optim_eps rmsprop_epsilon",),
         ("_separate_vf_optimizer", False),
         ("_lr_vf", 0.0005),
+    ),
+    *_refuse(
+        "values are rescaled within each search, so rewards of a single player need no ranking: "
+        "leave it out",
+        ("ranked_rewards", {"enable": False}),
     ),
     *_refuse(
         "noise is computed where it is needed, and no table of it is kept",
@@ -723,6 +728,8 @@ def translate_setting(
         return Translation({})
     if name == "exploration_config":
         return Translation(translate_exploration(value, known))
+    if name == "mcts_config" and "search" in known:
+        return Translation(translate_mcts(value))
     if setting is None:
         return None
     if setting.new_name is None:
@@ -732,6 +739,34 @@ def translate_setting(
     if setting.new_name not in known:
         return None
     return Translation({setting.new_name: setting.transform(value)}, setting.is_quiet)
+
+
+_MCTS_KEYS = (
+    *("num_simulations", "puct_coefficient", "temperature", "dirichlet_epsilon", "dirichlet_noise"),
+    *("argmax_tree_policy", "add_dirichlet_noise"),
+)
+"""Keys of RLlib's `mcts_config`."""
+
+
+def translate_mcts(value: object) -> dict[str, object]:
+    """Return the settings of AlphaZero that RLlib's `mcts_config` stands for.
+
+    Raises:
+        ConfigError: If it is no dictionary, or has another key.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"mcts_config must be a dictionary, got {format_value(value)}.")
+    given = dict(cast(Mapping[str, Any], value))
+    for key in given:
+        if key not in _MCTS_KEYS:
+            raise ConfigError(
+                f"mcts_config has no key {key!r}.{did_you_mean(key, _MCTS_KEYS)} It has "
+                f"{', '.join(_MCTS_KEYS)}."
+            )
+    number = given.pop("num_simulations", 30)
+    if not given.pop("add_dirichlet_noise", True):
+        given["dirichlet_epsilon"] = 0.0
+    return {"num_simulations": number, "search": {"type": "puct", **given}}
 
 
 _EPSILON_DEFAULTS = {

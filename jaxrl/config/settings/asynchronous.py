@@ -10,12 +10,12 @@ from jaxrl.config.fields import (
     positive,
     unit_interval,
 )
-from jaxrl.config.settings.training import AdvantageTraining, BatchUse
+from jaxrl.config.settings.training import AdvantageTraining, CircularTraining
 from jaxrl.core.hparams import Traced
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AsyncTraining(AdvantageTraining):
+class AsyncTraining(CircularTraining, AdvantageTraining):
     """Settings that IMPALA and APPO have in common: V-trace, stale actors, and reuse of batches."""
 
     vtrace: bool = field(
@@ -56,30 +56,10 @@ class AsyncTraining(AdvantageTraining):
         doc="Maximum number of train batches that wait for the learner; a full queue blocks the "
         "actors. The compiled program has no queue.",
     )
-    circular_buffer_num_batches: int = field(
-        default=1,
-        check=count,
-        doc="Number of latest train batches that are kept for reuse; training starts when more "
-        "than half of the buffer is filled.",
-    )
-    circular_buffer_iterations_per_batch: int = field(
-        default=1,
-        check=count,
-        doc="Number of times that each train batch is trained on, at random times while it is in "
-        "the buffer.",
-    )
 
     @property
     def weights_interval(self) -> int:
         return self.broadcast_interval
-
-    @property
-    def batch_use(self) -> BatchUse:
-        return dataclasses.replace(
-            super().batch_use,
-            num_batches=self.circular_buffer_num_batches,
-            iterations_per_batch=self.circular_buffer_iterations_per_batch,
-        )
 
     @property
     def needs_values(self) -> bool:

@@ -78,6 +78,11 @@ class EnvironmentSettings:
         "discrete actions (for MultiDiscrete, the masks of all choices in a row); illegal actions "
         "are never taken. None treats every key as an observation.",
     )
+    observe_state: bool = field(
+        default=False,
+        doc="Whether observations of an environment in JAX have its state as the part 'state', which "
+        "search begins from; connectors and networks do not see it.",
+    )
     normalize_actions: bool = field(
         default=True,
         doc="Whether the policy acts in [-1, 1] where a Box has two finite bounds, to which its "
@@ -339,6 +344,32 @@ class OnPolicyTraining(Training):
             minibatch_size=self.minibatch_size,
             reshuffle=self.shuffle_batch_per_epoch,
             microbatch_size=self.microbatch_size,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CircularTraining(OnPolicyTraining):
+    """Settings of algorithms that may learn from train batches more than once, at random times."""
+
+    circular_buffer_num_batches: int = field(
+        default=1,
+        check=count,
+        doc="Number of latest train batches that are kept for reuse; training starts when more "
+        "than half of the buffer is filled.",
+    )
+    circular_buffer_iterations_per_batch: int = field(
+        default=1,
+        check=count,
+        doc="Number of times that each train batch is trained on, at random times while it is in "
+        "the buffer.",
+    )
+
+    @property
+    def batch_use(self) -> BatchUse:
+        return dataclasses.replace(
+            super().batch_use,
+            num_batches=self.circular_buffer_num_batches,
+            iterations_per_batch=self.circular_buffer_iterations_per_batch,
         )
 
 

@@ -1,0 +1,87 @@
+"""Search with the policies of a run, for evaluation, servers and exports."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, cast
+
+from jaxrl.assembly.assemble import Assembly, add_search
+from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.config.multi_agent import make_state_error
+from jaxrl.envs.model import EnvModel, with_state
+from jaxrl.envs.multi.made import MadeMultiEnv
+from jaxrl.envs.registry import MadeEnv
+from jaxrl.errors import ConfigError
+from jaxrl.modules.planner import Planner, Search, make_search
+from jaxrl.training.multi_rollout import MultiPolicyStep
+from jaxrl.training.rollout import PolicyStep
+
+
+def add_planner(assembly: Assembly, planner: Mapping[str, Any] | None) -> Assembly:
+    """Return a run whose environment shows its state, and whose trained policies search from it.
+
+    Parameters and connectors' statistics are the run's own.
+
+    Args:
+        assembly: Functions of the run.
+        planner: `{"num_simulations": 64}`, with `"search"` as in AlphaZero; 0 simulations act by the
+            network alone. None leaves policies as they are.
+
+    Raises:
+        JaxrlError: If the environment is no model, or a policy cannot search.
+    """
+    made, model = show_state(assembly.made)
+    search = None if planner is None else make_search(planner)
+    if isinstance(assembly, MultiAgentAssembly):
+        assert isinstance(made, MadeMultiEnv)
+        steps: MultiPolicyStep = cast("Any", assembly.policy_step)
+        if any(view.ids is not None for view in assembly.views.values()):
+            raise ConfigError(
+                "observe_agent_id=True joins observations with the id of who sees them, which search "
+                "does not know of the steps that it imagines: leave it out."
+            )
+        trained = cast("Any", assembly.plan).agents.trained
+        space = made.observation_spaces[made.possible_agents[0]]
+        policies = {
+            m: add_search(
+                step, model, space, _choose(step, search if m in trained else None, planner)
+            )
+            for m, step in steps.policies.items()
+        }
+        step: Any = dataclasses.replace(steps, policies=policies)
+    else:
+        assert isinstance(made, MadeEnv)
+        own = assembly.policy_step
+        step = add_search(own, model, made.spaces[0], _choose(own, search, planner))
+    # Programs are kept by the config, which knows nothing of this search.
+    return dataclasses.replace(
+        assembly, made=cast("Any", made), policy_step=step, program_cache=None
+    )
+
+
+def _choose(
+    step: PolicyStep, search: Search | None, planner: Mapping[str, Any] | None
+) -> Search | None:
+    """Return the search of a policy: its own, unless there is another one."""
+    if planner is not None:
+        return search
+    return step.module.search if isinstance(step.module, Planner) else None
+
+
+def show_state(made: object) -> tuple[MadeEnv | MadeMultiEnv, EnvModel]:
+    """Return an environment whose observations have the state, and its model.
+
+    Raises:
+        JaxrlError: If it is stepped in Python, or is no model.
+    """
+    if not isinstance(made, MadeEnv | MadeMultiEnv):
+        raise make_state_error(cast("Any", made).id)
+    shown = made if made.model is not None else with_state(made)
+    assert shown.model is not None
+    return shown, shown.model
+
+
+def get_policy_step(assembly: Assembly, module_id: str) -> PolicyStep:
+    """Return the policy of a module of a run."""
+    if isinstance(assembly, MultiAgentAssembly):
+        return cast("MultiPolicyStep", assembly.policy_step).policies[module_id]
+    return assembly.policy_step
