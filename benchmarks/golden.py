@@ -208,6 +208,11 @@ case("alphazero-turns")(
     )
 )
 case("slateq")(lambda _: replayed("SlateQ", "InterestEvolution-v0").rl_module(model_config={}))
+case("dreamerv3")(
+    lambda _: replayed(
+        "DreamerV3", model_size="nano", batch_length_T=8, horizon_H=3, imagination_starts=4
+    ).rl_module(model_config={})
+)
 case("dqn")(lambda _: replayed("DQN"))
 case("dqn-prioritized")(
     lambda _: replayed(

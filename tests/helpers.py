@@ -26,10 +26,10 @@ from jaxrl.runs.checkpoint import fetch_leaves
 _TESTED_ELSEWHERE = (
     *("A3C", "APEX", "APEX_DDPG", "DDPPO", "R2D2", "REDQ", "RNNSAC", "SimpleQ"),
     *("ARS", "ES", "BanditLinTS", "BanditLinUCB"),
-    *("MADDPG", "MAPPO", "MATD3", "QMIX", "VDN", "SlateQ"),
+    *("MADDPG", "MAPPO", "MATD3", "QMIX", "VDN", "SlateQ", "DreamerV3"),
     *("AWAC", "BC", "CQL", "CRR", "DT", "IQL", "MARWIL", "RandomAgent"),
 )
-"""Presets, populations, bandits, slates, algorithms of several agents and of recorded data, and the one that learns nothing."""
+"""Presets, populations, bandits, slates, a world model, algorithms of several agents and of recorded data, and the one that learns nothing."""
 ALGORITHMS: dict[str, type[AlgorithmConfig]] = {
     name: getattr(algorithms, entry.config.partition(":")[2])
     for name, entry in algorithms.ALGORITHMS.items()

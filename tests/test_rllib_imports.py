@@ -28,6 +28,10 @@ FOUND = {
     "algorithms.dqn.dqn:DQNConfig": jaxrl.DQNConfig,
     "algorithms.ppo.ppo:PPOConfig": jaxrl.PPOConfig,
     "algorithms.ppo:PPOConfig": jaxrl.PPOConfig,
+    "algorithms.dreamer.dreamer:DreamerConfig": jaxrl.DreamerV3Config,
+    "algorithms.dreamer:DreamerConfig": jaxrl.DreamerV3Config,
+    "algorithms.dreamerv3.dreamerv3:DreamerV3Config": jaxrl.DreamerV3Config,
+    "algorithms.dreamerv3:DreamerV3Config": jaxrl.DreamerV3Config,
     "algorithms.simple_q.simple_q:SimpleQConfig": jaxrl.SimpleQConfig,
     "algorithms.slateq.slateq:SlateQConfig": jaxrl.SlateQConfig,
     "algorithms.slateq:SlateQConfig": jaxrl.SlateQConfig,
@@ -60,11 +64,9 @@ FOUND = {
 }
 MISSING = {
     "algorithms.alpha_star:AlphaStarConfig": r"multi_agent\(league=League",
-    "algorithms.dreamer:DreamerConfig": "are the nearest",
-    "algorithms.dreamerv3.dreamerv3:DreamerV3Config": "are the nearest",
     "algorithms.leela_chess_zero:LeelaChessZeroConfig": r"environment\('pgx:chess'\)",
     "algorithms.maml:MAMLConfig": r"environment\('jaxrl.envs:Trials', ",
-    "algorithms.mbmpo:MBMPOConfig": "REDQ needs the fewest environment steps",
+    "algorithms.mbmpo:MBMPOConfig": "DreamerV3 learns a model of one environment",
     "connectors.connector_v2:ConnectorV2": "subclass ObservationConnector",
     "connectors.env_to_module:EnvToModulePipeline": "list of connectors",
     "connectors.learner:AddInfosFromEpisodesToTrainBatch": "infos are not recorded",

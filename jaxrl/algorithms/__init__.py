@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         RainbowConfig,
         SimpleQConfig,
     )
+    from jaxrl.algorithms.dreamer import DreamerV3Config
     from jaxrl.algorithms.dt import DTConfig
     from jaxrl.algorithms.es import ARSConfig, ESConfig
     from jaxrl.algorithms.impala import A3CConfig, IMPALAConfig
@@ -54,6 +55,7 @@ __all__ = [
     "DDPPOConfig",
     "DQNConfig",
     "DTConfig",
+    "DreamerV3Config",
     "ESConfig",
     "IMPALAConfig",
     "IQLConfig",

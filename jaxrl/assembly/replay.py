@@ -234,18 +234,22 @@ def make_replay_buffer(
     if settings.kind == PRIORITIZED:
         beta = Schedule.from_setting(settings.beta, name="replay_buffer_config['beta']")
         prioritization = Prioritization(alpha=settings.alpha, beta=beta)
-    length = get_max_seq_len(module) if module.is_stateful else 1
+    length, length_name = 1, "max_seq_len"
+    if module.is_stateful:
+        length = config.rows_per_window or get_max_seq_len(module)
+        length_name = config.window_setting if config.rows_per_window else length_name
     check_whole_sequences(
         training,
         plan.train_batch_size,
         plan.num_shards,
         length if module.is_stateful else None,
+        length_name,
         has_memory=module.is_stateful,
     )
     rows = training.burn_in_len + 2 * length
     if module.is_stateful and rows > plan.buffer_length:
         raise ConfigError(
-            f"burn_in_len={training.burn_in_len} + max_seq_len={length} needs room for at least "
+            f"burn_in_len={training.burn_in_len} + {length_name}={length} needs room for at least "
             f"{rows} rows of each environment, and the buffer holds {plan.buffer_length}; set "
             f"replay_buffer_config['capacity'] to at least {rows * plan.num_envs}."
         )

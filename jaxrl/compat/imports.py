@@ -28,6 +28,7 @@ RLLIB_PARENTS = {
                 "bandit",
                 "cql",
                 "dqn",
+                "dreamer",
                 "dt",
                 "es",
                 "impala",

@@ -61,7 +61,7 @@ WITH_NEUTRAL_VALUES = frozenset(
         "shuffle_buffer_size",
         "use_critic",
         # of algorithms whose further settings have some
-        *("BC", "CQL", "IQL", "MARWIL"),
+        *("BC", "CQL", "DreamerV3", "IQL", "MARWIL"),
     )
 )
 """Settings, and algorithms, with values of RLlib's that ask for nothing, see `compat.rllib.values`."""

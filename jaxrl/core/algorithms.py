@@ -102,6 +102,10 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.alpha_zero:AlphaZeroConfig",
         "search in the environment's own model, games of two and single agents; discrete actions",
     ),
+    "DreamerV3": AlgorithmEntry(
+        "jaxrl.algorithms.dreamer:DreamerV3Config",
+        "replay, a policy learned in a world model's imagination; discrete and continuous actions",
+    ),
     "SAC": AlgorithmEntry(
         "jaxrl.algorithms.sac:SACConfig",
         "replay; continuous and discrete actions",

@@ -92,5 +92,5 @@ def test_names_are_found_where_they_are_looked_for() -> None:
     algorithms = importlib.import_module("jaxrl.algorithms")
     with pytest.raises(ImportError, match="import PPOConfig, whose build"):
         _ = algorithms.PPO
-    with pytest.raises(ImportError, match="DreamerV3Config has no counterpart"):
-        _ = importlib.import_module("jaxrl.algorithms.dreamerv3").DreamerV3Config
+    with pytest.raises(ImportError, match="AlphaStarConfig has no counterpart"):
+        _ = importlib.import_module("jaxrl.algorithms.alpha_star").AlphaStarConfig

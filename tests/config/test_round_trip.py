@@ -19,6 +19,7 @@ from jaxrl import (
     Callbacks,
     CQLConfig,
     DQNConfig,
+    DreamerV3Config,
     DTConfig,
     ESConfig,
     IQLConfig,
@@ -350,6 +351,22 @@ ALPHAZERO_OTHER: dict[str, Any] = {
     "circular_buffer_num_batches": 4,
     "circular_buffer_iterations_per_batch": 2,
 }
+# What DreamerV3 has beside what all with a replay buffer have.
+DREAMER_OTHER: dict[str, Any] = {
+    "model_size": "nano",
+    "batch_length_T": 16,
+    "horizon_H": 5,
+    "imagination_starts": 4,
+    "gae_lambda": 0.8,
+    "entropy_scale": 1e-2,
+    "return_normalization_decay": 0.9,
+    "world_model_lr": [[0.0, 1e-3], [100.0, 0.0]],
+    "actor_lr": 1e-3,
+    "critic_lr": 2e-3,
+    "world_model_grad_clip_by_global_norm": None,
+    "actor_grad_clip_by_global_norm": 10.0,
+    "critic_grad_clip_by_global_norm": 20.0,
+}
 # What evolution and bandits have beside what all have.
 ES_OTHER: dict[str, Any] = {"noise_stdev": 0.1, "action_noise_std": 0.2, "l2_coeff": 0.1}
 ARS_OTHER: dict[str, Any] = {"rollouts_used": 4, "offset": 1.0}
@@ -433,6 +450,7 @@ CASES = [
         QMIXConfig: QMIX_OTHER,
         SlateQConfig: SLATEQ_OTHER,
         AlphaZeroConfig: ALPHAZERO_OTHER,
+        DreamerV3Config: DREAMER_OTHER,
         ESConfig: ES_OTHER,
         ARSConfig: ARS_OTHER,
         BanditLinUCBConfig: LINUCB_OTHER,

@@ -88,7 +88,7 @@ def test_the_loss_is_the_cross_entropy_and_its_targets_have_no_gradient():
 
 
 def test_descending_the_loss_finds_the_mean():
-    """Of numbers that are drawn at random, the mean and not that of their symlogs."""
+    """The sought mean is that of random numbers, and not the symexp of that of their symlogs."""
     bins = ops.make_symexp_bins(41, 5.0)
     numbers = jnp.asarray([0.0] * 9 + [100.0])
     logits = jnp.zeros((41,))

@@ -135,25 +135,19 @@ DECORATORS = (
 )
 """Decorators of `ray.rllib.utils.annotations`, which change nothing at run time."""
 
-_NO_MODEL = (
-    "no model of the environment is learned: SAC or DQN with rl_module(model_config={'use_lstm': True}) "
-    "are the nearest"
-)
 ALGORITHM_ADVICE: Mapping[str, str] = {
     "AlphaStar": "leagues are multi_agent(league=League(...)) of PPO and other algorithms",
     "LeelaChessZero": (
         "AlphaZero searches any game of pgx, AlphaZeroConfig().environment('pgx:chess'), and nothing is "
         "promised of how strong it becomes"
     ),
-    "Dreamer": _NO_MODEL,
-    "DreamerV3": _NO_MODEL,
     "MAML": (
         "tasks are learned by a memory, as in RL2: PPO with environment('jaxrl.envs:Trials', "
         "env_config={'env': ..., 'tasks': {'mass': [0.5, 2.0]}}) and rl_module(model_config={'use_lstm': "
         "True, 'lstm_use_prev_action': True, 'lstm_use_prev_reward': True}), see the guide Trials"
     ),
     "MBMPO": (
-        "no model of the environment is learned: REDQ needs the fewest environment steps, and "
+        "DreamerV3 learns a model of one environment, and "
         "environment('jaxrl.envs:Trials', ...) with PPO and a memory learns many tasks, see the guide "
         "Trials"
     ),
@@ -162,6 +156,7 @@ ALGORITHM_ADVICE: Mapping[str, str] = {
 
 RLLIB_ALGORITHMS: Mapping[str, str] = {
     "Apex": "APEX",
+    "Dreamer": "DreamerV3",
     "Impala": "IMPALA",
     "LinTS": "BanditLinTS",
     "LinUCB": "BanditLinUCB",
@@ -369,7 +364,7 @@ RLLIB_PACKAGES = {
     *("algorithms.apex_ddpg", "algorithms.a2c", "algorithms.a3c", "algorithms.callbacks"),
     *("algorithms.bc", "algorithms.crr"),
     *("algorithms.alpha_star", "algorithms.alpha_zero", "algorithms.ars", "algorithms.bandit"),
-    *("algorithms.dreamer", "algorithms.dreamerv3", "algorithms.es", "algorithms.maml"),
+    *("algorithms.dreamerv3", "algorithms.es", "algorithms.maml"),
     *("algorithms.leela_chess_zero", "algorithms.mbmpo", "algorithms.slateq"),
     *("algorithms.ddpg", "algorithms.ddppo", "algorithms.pg", "algorithms.r2d2"),
     *("algorithms.simple_q", "callbacks.callbacks", "connectors.connector_v2"),

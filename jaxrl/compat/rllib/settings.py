@@ -69,8 +69,13 @@ def merge_settings(values: Mapping[str, object]) -> Mapping[str, object]:
     """Return settings without those that RLlib does not read because of others.
 
     RLlib keeps data in memory as they were read (`materialize_data`), as they are learned from
-    (`materialize_mapped_data`), or neither; both are `dataset_storage` here.
+    (`materialize_mapped_data`), or neither; both are `dataset_storage` here. Its Dreamer counts
+    sequences (`batch_size_B`), whose rows are `train_batch_size`.
     """
+    sizes = [values.get(name) for name in ("batch_size_B", "batch_length_T")]
+    if isinstance(sizes[0], int) and isinstance(sizes[1], int):
+        others = {name: value for name, value in values.items() if name != "batch_size_B"}
+        values = others | {"train_batch_size": sizes[0] * sizes[1]}
     if values.get("_model_config"):
         values = {name: value for name, value in values.items() if name != "model"}
     names = "materialize_data", "materialize_mapped_data"
@@ -122,6 +127,7 @@ _TF_SESSION = {
 _RENAMED: Mapping[str, RLlibSetting] = {
     # current aliases in RLlib
     "lambda": _rename("lambda_", is_quiet=True),
+    "training_ratio": _rename("training_intensity", is_quiet=True),
     "checkpoint_freq": _rename("checkpoint_frequency", is_quiet=True),
     "num_to_keep": _rename("max_to_keep", is_quiet=True),
     # attributes of RLlib's config that its own to_dict() has
@@ -324,6 +330,35 @@ _REFUSED = (
         "noise is computed where it is needed, and no table of it is kept",
         ("noise_size", 250_000_000, 25_000_000),
         ("tf_single_threaded", True),
+    ),
+    *_refuse(
+        "train_batch_size is the number of rows; give batch_length_T in the same call, and the product "
+        "of both is set",
+        ("batch_size_B",),
+    ),
+    *_refuse(
+        "world model, policy and critic are trained together; algorithm.get_module() has them all, and "
+        "a learning rate of 0 keeps a part as it is",
+        ("train_actor train_critic", True),
+    ),
+    *_refuse(
+        "everything but images is symlogged; normalize observations in a connector or the environment",
+        ("symlog_obs", "auto"),
+    ),
+    *_refuse(
+        "computation is in float32",
+        ("use_float16", False),
+    ),
+    *_refuse(
+        "environment(intrinsic_reward={'type': 'rnd'}) adds a bonus to the rewards of any algorithm",
+        ("use_curiosity", False),
+        ("intrinsic_rewards_scale", 0.1),
+    ),
+    *_refuse(
+        "results have the means of all losses; imagine with the module itself, "
+        "algorithm.get_module()",
+        ("report_individual_batch_item_stats report_dream_data report_images_and_videos", False),
+        ("gc_frequency_train_steps", 100),
     ),
     *_refuse(
         "results have the mean over the latest metrics_num_episodes_for_smoothing episodes",
