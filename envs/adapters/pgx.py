@@ -17,7 +17,6 @@ from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.adapters.suite_env import call_package
 from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep, make_no_ends
 
-
 HIDDEN = (
     *("bridge_bidding", "kuhn_poker", "leduc_holdem"),
     *("sparrow_mahjong", "red_mahjong", "no_red_mahjong"),
