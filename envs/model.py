@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl.core.spaces import STATE
+from jaxrl.core.spaces import STATE, without_parts
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Key, PyTree, TimeStep
 from jaxrl.envs.base import JaxEnv
@@ -178,15 +178,12 @@ class EnvModel:
     def get_plain_space(self, space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
         """Return the space of observations without the state."""
         assert isinstance(space, spaces.Dict)
-        return self._drop(space.spaces, spaces.Dict)
+        return space.spaces[OBS] if self._is_bare else without_parts(space, [STATE])
 
     def get_plain(self, obs: PyTree) -> PyTree:
         """Return observations without the state."""
-        return self._drop(obs, dict)
-
-    def _drop(self, parts: Any, make: Any) -> Any:
-        rest = {name: part for name, part in parts.items() if name != STATE}
-        return rest[OBS] if self._is_bare else make(rest)
+        rest = {name: part for name, part in obs.items() if name != STATE}
+        return rest[OBS] if self._is_bare else rest
 
     @property
     def _is_bare(self) -> bool:
@@ -272,7 +269,7 @@ def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/") or "value"
 
 
-def _make_box(leaf: Any) -> spaces.Box:
+def _make_box(leaf: jax.ShapeDtypeStruct) -> spaces.Box:
     dtype = np.dtype(leaf.dtype)
     if dtype == np.bool_:
         return spaces.Box(0, 1, leaf.shape, np.uint8)

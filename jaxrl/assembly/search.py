@@ -47,7 +47,7 @@ def add_planner(assembly: Assembly, planner: Mapping[str, Any] | None) -> Assemb
             )
             for m, step in steps.policies.items()
         }
-        step: Any = dataclasses.replace(steps, policies=policies)
+        step = cast("PolicyStep", dataclasses.replace(steps, policies=policies))
     else:
         assert isinstance(made, MadeEnv)
         own = assembly.policy_step
@@ -75,7 +75,9 @@ def show_state(made: object) -> tuple[MadeEnv | MadeMultiEnv, EnvModel]:
     """
     if not isinstance(made, MadeEnv | MadeMultiEnv):
         raise make_state_error(cast("Any", made).id)
-    shown = made if made.model is not None else with_state(made)
+    if made.model is not None:
+        return made, made.model
+    shown = with_state(cast("MadeEnv", made))
     assert shown.model is not None
     return shown, shown.model
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, cast
 
 import gymnasium
@@ -39,7 +40,7 @@ TINY = 1e-20
 
 
 @functools.cache
-def load_mctx() -> Any:
+def load_mctx() -> ModuleType:
     """Import mctx.
 
     Raises:
@@ -211,7 +212,7 @@ def find_search_problem(setting: object) -> str | None:
         known = ", ".join(map(repr, SEARCH_METHODS))
         return f"Its type is {kind!r}; known are {known}.{did_you_mean(str(kind), SEARCH_METHODS)}"
     known = {field.name: field.type for field in dataclasses.fields(SEARCH_METHODS[kind])}
-    for name, value in arguments.items():
+    for name, value in cast(Mapping[str, Any], arguments).items():
         if name == "type":
             continue
         if name not in known:
@@ -237,7 +238,7 @@ def find_search_problem(setting: object) -> str | None:
 
 def make_search_method(setting: "str | Mapping[str, Any]") -> SearchMethod:
     """Return the way of searching that a valid setting `search` names."""
-    arguments = {"type": setting} if isinstance(setting, str) else dict(setting)
+    arguments: dict[str, Any] = {"type": setting} if isinstance(setting, str) else dict(setting)
     return SEARCH_METHODS[arguments.pop("type", "gumbel")](**arguments)
 
 
@@ -496,7 +497,7 @@ class Planner(RLModule):
             one = jax.tree.map(lambda x: x[None], (root, is_illegal))
             found = self.search.method.plan(
                 one[0],
-                functools.partial(self.imagine, gamma=gamma),
+                cast("RecurrentFn", functools.partial(self.imagine, gamma=gamma)),
                 params,
                 key,
                 self.search.num_simulations,

@@ -1,11 +1,11 @@
 """Exhaustive test of a policy for a small game of two in turns: every reply of its opponent."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
 from gymnasium import spaces
+from jaxtyping import Array, Int
 
 from jaxrl.core.keys import make_key
 from jaxrl.core.spaces import STATE
@@ -59,7 +59,7 @@ def play_all_replies(
 
     @jax.jit
     @jax.vmap
-    def move(state: PyTree, action: Any) -> tuple[PyTree, PyTree, Any, Any, Any]:
+    def move(state: PyTree, action: Int[Array, ""]) -> tuple[PyTree, ...]:
         state, step = game.step(make_key(seed), state, dict.fromkeys(agents, action), made.params)
         rewards = jax.numpy.stack([step.reward[agent] for agent in agents])
         return state, step.obs, find_mover(agents, step.acts), rewards, step.terminated[ALL]

@@ -184,7 +184,7 @@ def decide(
 
 
 def tic_tac_toe(own: int, other: int) -> Any:
-    """What the player to move observes, with the state, where stones are bits of cells."""
+    """The observation of the player to move, with the state; stones are bits of cells."""
     made = with_state(make_multi("TicTacToe-v0"))
     state, _ = made.env.reset(new_key(), made.params)
     last = (other & -other).bit_length() - 1
@@ -229,7 +229,7 @@ def test_a_model_without_the_sign_or_the_end_finds_no_defence(
 
 
 def test_the_improved_policy_is_the_paper_s() -> None:
-    """Of three stones with two left to take: action 0 leaves one for the other, 1 wins at once."""
+    """Two stones: action 0 leaves one for the other, 1 wins at once."""
     game = type("Two", (Pile,), {"size": 2})()
     made = with_state(make_multi(game))
     obs = made.env.reset(new_key(), made.params)[1].obs[SEATS[0]]
