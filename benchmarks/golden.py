@@ -207,6 +207,7 @@ case("alphazero-turns")(
         model_config={**SMALL, "conv_filters": []}
     )
 )
+case("muzero")(lambda _: on_policy("MuZero", num_simulations=4))
 case("slateq")(lambda _: replayed("SlateQ", "InterestEvolution-v0").rl_module(model_config={}))
 case("dreamerv3")(
     lambda _: replayed(

@@ -100,6 +100,8 @@ def small(algo: str = "PPO", env: Any = None, **training: Any) -> Any:
         config.training(minibatch_size=32)
     if algo == "PPO" and "num_epochs" not in training:
         config.training(num_epochs=2)
+    if algo == "MuZero":
+        config.training(minibatch_size=32, num_epochs=1, num_simulations=4)
     if algo == "APPO" and "circular_buffer_num_batches" not in training:
         config.training(circular_buffer_num_batches=1)  # learns from the first batch on
     critics = {"critic_fcnet_hiddens": [8]} if algo == "CrossQ" else {}

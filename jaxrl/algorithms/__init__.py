@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxrl.algorithms.maddpg import MADDPGConfig, MATD3Config
     from jaxrl.algorithms.mappo import MAPPOConfig
     from jaxrl.algorithms.marwil import BCConfig, MARWILConfig
+    from jaxrl.algorithms.muzero import MuZeroConfig
     from jaxrl.algorithms.ppo import A2CConfig, DDPPOConfig, PGConfig, PPOConfig
     from jaxrl.algorithms.pqn import PQNConfig
     from jaxrl.algorithms.qmix import QMIXConfig, VDNConfig
@@ -63,6 +64,7 @@ __all__ = [
     "MAPPOConfig",
     "MARWILConfig",
     "MATD3Config",
+    "MuZeroConfig",
     "PGConfig",
     "PPOConfig",
     "PQNConfig",

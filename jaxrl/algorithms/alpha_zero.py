@@ -95,6 +95,19 @@ class AlphaZeroBatch:
     weight: Float[Array, "*batch"]
 
 
+def compute_entropy(policy: Float[Array, "N n"]) -> Float[Array, " N"]:
+    """Compute the entropy of policies, probabilities of all actions."""
+    return -jnp.sum(jax.scipy.special.xlogy(policy, policy), axis=-1)
+
+
+def compute_divergence(
+    policy: Float[Array, "N n"], logits: Float[Array, "N n"]
+) -> Float[Array, " N"]:
+    """Compute KL(π' ‖ π) of improved policies π' and those of logits; illegal actions have π' = 0."""
+    log_prob = jnp.where(policy > 1e-9, jax.nn.log_softmax(logits), 0.0)
+    return -jnp.sum(policy * log_prob, axis=-1) - compute_entropy(policy)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class AlphaZeroLearner(LossLearner[SgdLearnerState]):
     """Cross-entropy to the improved policy, and squared error of the values."""
@@ -138,9 +151,9 @@ class AlphaZeroLearner(LossLearner[SgdLearnerState]):
     def compute_loss(
         self, params: Params, batch: AlphaZeroBatch, values: AlphaZeroTraining, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
-        """Compute −Σₐ π'(a) log π(a) + c (v − G)² (Silver et al. 2018, equation 1, without decay).
+        """Compute KL(π' ‖ π) + c (v − G)² (Silver et al. 2018, equation 1, without decay).
 
-        `policy_loss` is the divergence KL(π' ‖ π), the cross-entropy less the entropy of π'.
+        The gradient of the divergence is that of the cross-entropy −Σₐ π'(a) log π(a).
         """
         del key
         module = self.module.inner
@@ -150,23 +163,27 @@ class AlphaZeroLearner(LossLearner[SgdLearnerState]):
         def mean(x: Float[Array, " N"]) -> Float[Array, ""]:
             return jnp.mean(batch.weight * x)
 
-        target = batch.policy
-        log_prob = jax.nn.log_softmax(logits)
-        cross = mean(-jnp.sum(jnp.where(target > 1e-9, target * log_prob, 0.0), axis=-1))
-        entropy = mean(
-            -jnp.sum(jnp.where(target > 1e-9, target * jnp.log(target + 1e-20), 0.0), axis=-1)
-        )
+        policy_loss = mean(compute_divergence(batch.policy, logits))
         value_loss = mean(jnp.square(out[Columns.VF_PREDS] - batch.value_targets))
-        return cross + values.vf_loss_coeff * value_loss, {
-            "policy_loss": cross - entropy,
+        return policy_loss + values.vf_loss_coeff * value_loss, {
+            "policy_loss": policy_loss,
             "vf_loss": value_loss,
-            "target_entropy": entropy,
+            "target_entropy": mean(compute_entropy(batch.policy)),
         }
 
     def update(
         self, state: SgdLearnerState, batch: AlphaZeroBatch, progress: Progress, key: Key
     ) -> tuple[SgdLearnerState, Metrics]:
         return self.step(state, batch, self.settings.at(state.hparams, progress), key)
+
+
+def search_of(settings: AlphaZeroTraining) -> Search:
+    """Return the search that settings describe."""
+    return Search(
+        num_simulations=settings.num_simulations,
+        method=make_search_method(settings.search),
+        gamma=vars(settings)["gamma"],
+    )
 
 
 class AlphaZeroConfig(AlgorithmConfig):
@@ -189,12 +206,7 @@ class AlphaZeroConfig(AlgorithmConfig):
         return RLModuleSpec(model_config={"vf_share_layers": True})
 
     def get_planner(self) -> Search | None:
-        training = self.training_settings
-        return Search(
-            num_simulations=training.num_simulations,
-            method=make_search_method(training.search),
-            gamma=vars(training)["gamma"],
-        )
+        return search_of(self.training_settings)
 
     def validate(self) -> None:
         super().validate()

@@ -77,6 +77,7 @@ from jaxrl.errors import (
 from jaxrl.modules.actor_critic import ActorCriticModule
 from jaxrl.modules.autoregressive import check_exact_entropy
 from jaxrl.modules.encoder_module import EncoderModule, explain_axes, is_image
+from jaxrl.modules.latent_planner import LatentModule, LatentPlanner
 from jaxrl.modules.planner import Planner, Search
 from jaxrl.modules.rl_module import RLModule, RLModuleSpec, check_module, make_zeros
 from jaxrl.modules.scripted import ParameterFreeModule
@@ -956,7 +957,25 @@ def make_policy_step(config: "Config", made: AnyMadeEnv) -> PolicyStep:
     step = PolicyStep(module=module, obs_pipeline=observations, action_pipeline=actions)
     if model is not None:
         step = add_search(step, model, whole, planner)
+    elif isinstance(module, LatentModule):
+        step = search_latents(step, planner)
     return step.fit(observation_space)
+
+
+def search_latents(step: PolicyStepT, search: Search | None) -> PolicyStepT:
+    """Return a policy that acts by search in the model that it has learned, or without search.
+
+    Args:
+        step: Policy of a `LatentModule`, with or without search.
+        search: Settings of the search; None for none.
+    """
+    module = step.module.inner if isinstance(step.module, Planner) else step.module
+    if search is not None:
+        seen = step.obs_pipeline.spaces[-1]
+        module = LatentPlanner(
+            inner=cast("LatentModule", module), search=search, observation_space=seen
+        )
+    return dataclasses.replace(step, module=module)
 
 
 def add_search(

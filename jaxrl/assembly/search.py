@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
-from jaxrl.assembly.assemble import Assembly, add_search
+from jaxrl.assembly.assemble import Assembly, add_search, search_latents
 from jaxrl.assembly.multi_agent import MultiAgentAssembly
 from jaxrl.config.multi_agent import make_state_error
 from jaxrl.envs.model import EnvModel, with_state
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError
+from jaxrl.modules.latent_planner import LatentPlanner
 from jaxrl.modules.planner import Planner, Search, make_search
 from jaxrl.training.multi_rollout import MultiPolicyStep
 from jaxrl.training.rollout import PolicyStep
@@ -29,8 +30,13 @@ def add_planner(assembly: Assembly, planner: Mapping[str, Any] | None) -> Assemb
     Raises:
         JaxrlError: If the environment is no model, or a policy cannot search.
     """
-    made, model = show_state(assembly.made)
     search = None if planner is None else make_search(planner)
+    if isinstance(assembly.policy_step.module, LatentPlanner):
+        step = assembly.policy_step
+        if planner is not None:
+            step = search_latents(step, search)
+        return dataclasses.replace(assembly, policy_step=step, program_cache=None)
+    made, model = show_state(assembly.made)
     if isinstance(assembly, MultiAgentAssembly):
         assert isinstance(made, MadeMultiEnv)
         steps: MultiPolicyStep = cast("Any", assembly.policy_step)

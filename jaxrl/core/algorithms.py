@@ -106,6 +106,10 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "jaxrl.algorithms.dreamer:DreamerV3Config",
         "replay, a policy learned in a world model's imagination; discrete and continuous actions",
     ),
+    "MuZero": AlgorithmEntry(
+        "jaxrl.algorithms.muzero:MuZeroConfig",
+        "search in a learned model; one agent, discrete actions",
+    ),
     "SAC": AlgorithmEntry(
         "jaxrl.algorithms.sac:SACConfig",
         "replay; continuous and discrete actions",

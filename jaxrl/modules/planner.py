@@ -351,7 +351,7 @@ class Planner(RLModule):
         *,
         inner: RLModule,
         search: Search,
-        model: Model,
+        model: Model | None,
         observation_space: gymnasium.Space[Any],
     ) -> None:
         """Wrap a module.
@@ -485,11 +485,6 @@ class Planner(RLModule):
             hparams: Hyperparameters of the moment, of which `gamma` is read.
             explore: Whether the search has noise.
         """
-        if self._observe is None:
-            raise ModuleError(
-                "A planner searches between the connectors of its environment: act with it by the "
-                "Algorithm or its policy, or call bind(observe, take)."
-            )
         gamma = hparams.get("gamma", self.search.gamma)
         root, is_illegal = self.make_root(params, obs)
 
@@ -534,7 +529,11 @@ class Planner(RLModule):
         gamma: float | Float[Array, ""],
     ) -> tuple["mctx.RecurrentFnOutput", Node]:
         """Take a step from nodes of the trees, as mctx asks for it, with a raw key."""
-        assert self._observe is not None
+        if self._observe is None or self.model is None:
+            raise ModuleError(
+                "A planner searches between the connectors of its environment: act with it by the "
+                "Algorithm or its policy, or call bind(observe, take)."
+            )
         keys = jax.random.split(jax.random.wrap_key_data(key), action.shape[0])
         step = jax.vmap(self.model.step)(keys, node.state, self._take(action))
         seen = self._observe(step.obs)

@@ -26,6 +26,7 @@ from jaxrl import (
     JaxEnv,
     MAPPOConfig,
     MARWILConfig,
+    MuZeroConfig,
     PolicySpec,
     PopulationBasedTraining,
     PPOConfig,
@@ -367,6 +368,11 @@ DREAMER_OTHER: dict[str, Any] = {
     "actor_grad_clip_by_global_norm": 10.0,
     "critic_grad_clip_by_global_norm": 20.0,
 }
+MUZERO_OTHER: dict[str, Any] = {
+    **ALPHAZERO_OTHER,
+    "unroll_steps": 3,
+    "reward_loss_coeff": 0.5,
+}
 # What evolution and bandits have beside what all have.
 ES_OTHER: dict[str, Any] = {"noise_stdev": 0.1, "action_noise_std": 0.2, "l2_coeff": 0.1}
 ARS_OTHER: dict[str, Any] = {"rollouts_used": 4, "offset": 1.0}
@@ -451,6 +457,7 @@ CASES = [
         SlateQConfig: SLATEQ_OTHER,
         AlphaZeroConfig: ALPHAZERO_OTHER,
         DreamerV3Config: DREAMER_OTHER,
+        MuZeroConfig: MUZERO_OTHER,
         ESConfig: ES_OTHER,
         ARSConfig: ARS_OTHER,
         BanditLinUCBConfig: LINUCB_OTHER,
