@@ -31,4 +31,4 @@ def test_a_model_that_never_ends_fails_the_threshold(monkeypatch: pytest.MonkeyP
         return honest(self, params, endless, uniform)
 
     monkeypatch.setattr(DreamerV3Learner, "compute_world_model_loss", broken)
-    assert evaluated("classic/cartpole-dreamerv3", 15_000, 0) < 150
+    assert evaluated("classic/cartpole-dreamerv3", 16_000, 0) < 150
