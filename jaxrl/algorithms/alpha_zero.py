@@ -7,6 +7,7 @@ from λ-returns, since outcomes of games with such moves lie; and minibatches ar
 `circular_buffer_num_batches` keeps no others.
 """
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -109,8 +110,8 @@ def compute_divergence(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AlphaZeroLearner(LossLearner[SgdLearnerState]):
-    """Cross-entropy to the improved policy, and squared error of the values."""
+class SearchLearner(LossLearner[SgdLearnerState], abc.ABC):
+    """Base of learners from searches, whose targets are improved policies and λ-returns."""
 
     module: Planner
     settings: AlphaZeroTraining
@@ -119,10 +120,10 @@ class AlphaZeroLearner(LossLearner[SgdLearnerState]):
         sgd, hparams = self.init_sgd(key)
         return SgdLearnerState(sgd=sgd, hparams=hparams)
 
-    def prepare(
+    def compute_targets(
         self, state: SgdLearnerState, rollout: Rollout, progress: Progress
     ) -> tuple[AlphaZeroBatch, Metrics]:
-        """Compute the value targets of a batch, λ-returns in each player's own time.
+        """Compute the targets of a rollout, with λ-returns in each player's own time.
 
         Between two moves of a player are those of the other one, whose rewards to it count.
         """
@@ -148,6 +149,21 @@ class AlphaZeroLearner(LossLearner[SgdLearnerState]):
             "vf_explained_var": losses.explained_variance(targets, estimates, mask, self.axis_name),
         }
 
+    def update(
+        self, state: SgdLearnerState, batch: AlphaZeroBatch, progress: Progress, key: Key
+    ) -> tuple[SgdLearnerState, Metrics]:
+        return self.step(state, batch, self.settings.at(state.hparams, progress), key)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AlphaZeroLearner(SearchLearner):
+    """Divergence from the improved policy, and squared error of the values."""
+
+    def prepare(
+        self, state: SgdLearnerState, rollout: Rollout, progress: Progress
+    ) -> tuple[AlphaZeroBatch, Metrics]:
+        return self.compute_targets(state, rollout, progress)
+
     def compute_loss(
         self, params: Params, batch: AlphaZeroBatch, values: AlphaZeroTraining, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
@@ -170,11 +186,6 @@ class AlphaZeroLearner(LossLearner[SgdLearnerState]):
             "vf_loss": value_loss,
             "target_entropy": mean(compute_entropy(batch.policy)),
         }
-
-    def update(
-        self, state: SgdLearnerState, batch: AlphaZeroBatch, progress: Progress, key: Key
-    ) -> tuple[SgdLearnerState, Metrics]:
-        return self.step(state, batch, self.settings.at(state.hparams, progress), key)
 
 
 def search_of(settings: AlphaZeroTraining) -> Search:

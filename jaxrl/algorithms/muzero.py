@@ -7,15 +7,14 @@ others; and there is no Reanalyse.
 """
 
 import dataclasses
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.algorithms.alpha_zero import (
-    AlphaZeroLearner,
     AlphaZeroTraining,
+    SearchLearner,
     compute_divergence,
     compute_entropy,
     search_of,
@@ -24,7 +23,7 @@ from jaxrl.config.base import AlgorithmConfig
 from jaxrl.config.fields import count, field, fluent, non_negative
 from jaxrl.core.hparams import Traced
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Metrics, Params, Progress, PyTree, Rollout
+from jaxrl.core.types import Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.distributions.base import mask_logits
 from jaxrl.errors import ConfigError
 from jaxrl.learners.policy_gradient import SgdLearnerState
@@ -105,7 +104,7 @@ def make_windows(
         terminated = rollout.terminated[rows]
         steps.append(
             Windows(
-                action=cast(Any, rollout.action)[rows],
+                action=rollout.action[rows],
                 policy=policy[rows],
                 reward=jnp.where(is_live, rollout.reward[rows], 0.0),
                 value=jnp.where(is_live, value[rows], 0.0),
@@ -119,7 +118,7 @@ def make_windows(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MuZeroLearner(AlphaZeroLearner):
+class MuZeroLearner(SearchLearner):
     """Losses of policy, value and reward along the unrolled model (section 3, equation 1)."""
 
     module: LatentPlanner
@@ -129,14 +128,14 @@ class MuZeroLearner(AlphaZeroLearner):
         self, state: SgdLearnerState, rollout: Rollout, progress: Progress
     ) -> tuple[MuZeroBatch, Metrics]:
         """Compute the targets of a batch, and the windows of them that follow each row."""
-        batch, metrics = super().prepare(state, rollout, progress)
+        batch, metrics = self.compute_targets(state, rollout, progress)
         windows = make_windows(
             rollout, batch.policy, batch.value_targets, self.settings.unroll_steps
         )
         return MuZeroBatch(obs=batch.obs, windows=windows, weight=batch.weight), metrics
 
     def compute_loss(
-        self, params: Params, batch: MuZeroBatch, values: MuZeroTraining, key: Any
+        self, params: Params, batch: MuZeroBatch, values: MuZeroTraining, key: Key
     ) -> tuple[Float[Array, ""], Metrics]:
         """Compute the mean loss of unrolled windows (appendix G).
 

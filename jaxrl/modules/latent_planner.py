@@ -115,14 +115,14 @@ class LatentModule(EncoderModule):
                     "the encoder: leave it out."
                 )
         width = settings.fcnet_hiddens[-1]
-        num_actions = int(self.action_space.n)
+        self.num_actions = int(self.action_space.n)
         self.network = LatentNetwork(
             encoder=self.make_encoder(),
             latent=nn.Dense(width),
             transition=self._make_mlp("fcnet"),
             change=nn.Dense(width),
             reward_head=self._make_zero_head(),
-            pi_head=self.make_head("pi_head", num_actions),
+            pi_head=self.make_head("pi_head", self.num_actions),
             vf_head=self._make_zero_head(),
         )
 
@@ -135,12 +135,7 @@ class LatentModule(EncoderModule):
         action = jnp.zeros((1, self.num_actions), jnp.float32)
         return cast(Params, self.network.init(key, obs, action)["params"])
 
-    @property
-    def num_actions(self) -> int:
-        """Number of actions."""
-        return int(cast(spaces.Discrete, self.action_space).n)
-
-    def _apply(self, method: str, params: Params, *args: Any) -> Any:
+    def _apply(self, method: str, params: Params, *args: PyTree) -> PyTree:
         return self.network.apply({"params": params}, *args, method=method)
 
     def represent(self, params: Params, obs: PyTree) -> Float[Array, "*batch n"]:
