@@ -31,13 +31,14 @@ def add_planner(assembly: Assembly, planner: Mapping[str, Any] | None) -> Assemb
         JaxrlError: If the environment is no model, or a policy cannot search.
     """
     search = None if planner is None else make_search(planner)
-    if isinstance(assembly.policy_step.module, LatentPlanner):
+    is_multi_agent = isinstance(assembly, MultiAgentAssembly)
+    if not is_multi_agent and isinstance(assembly.policy_step.module, LatentPlanner):
         step = assembly.policy_step
         if planner is not None:
             step = search_latents(step, search)
         return dataclasses.replace(assembly, policy_step=step, program_cache=None)
     made, model = show_state(assembly.made)
-    if isinstance(assembly, MultiAgentAssembly):
+    if is_multi_agent:
         assert isinstance(made, MadeMultiEnv)
         steps: MultiPolicyStep = cast("Any", assembly.policy_step)
         if any(view.ids is not None for view in assembly.views.values()):

@@ -346,7 +346,7 @@ def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut(
     assert float(metrics["curr_epsilon"]) == pytest.approx(0.25)
 
 
-def test_the_loss_is_cross_entropy_and_squared_error() -> None:
+def test_the_loss_is_divergence_and_squared_error() -> None:
     learner, state, _ = learner_of(vf_loss_coeff=0.5)
     batch, _ = learner.prepare(state, recorded(learner.module), Progress.zeros())
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batch)
@@ -360,7 +360,7 @@ def test_the_loss_is_cross_entropy_and_squared_error() -> None:
     entropy = (weight * -(target * np.log(target)).sum(-1)).mean()
     error = np.asarray(out[Columns.VF_PREDS] - flat.value_targets, np.float64)
     squares = (weight * error**2).mean()
-    assert_close(loss, cross + 0.5 * squares, rtol=1e-4)
+    assert_close(loss, cross - entropy + 0.5 * squares, rtol=1e-4)
     assert_close(metrics["policy_loss"], cross - entropy, rtol=1e-4)
     assert_close(metrics["target_entropy"], entropy, rtol=1e-4)
     assert_close(metrics["vf_loss"], squares, rtol=1e-4)
