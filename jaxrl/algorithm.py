@@ -42,6 +42,7 @@ from jaxrl.errors import (
     CheckpointError,
     ConfigError,
     DivergenceError,
+    EnvError,
     UnknownNameError,
     did_you_mean,
     mark_has_checkpoint_path,
@@ -382,9 +383,15 @@ class Algorithm(RLlibNames):
 
         Raises:
             UnknownNameError: If a parameter does not exist.
-            EnvError: If the structure, a shape or a type differs, or a space would change.
+            EnvError: If the structure, a shape or a type differs, a space would change, or the policy
+                searches in the environment.
         """
         made, state = self._assembly.require_jax_env("set_env_params()"), self.state
+        if made.model is not None:
+            raise EnvError(
+                f"set_env_params() changes {made.id}, and the policy searches in the environment that the "
+                "run began with: begin another one with the parameters as env_config."
+            )
         changed = change_env_params(made, state.env_params, params, fields)
         self.state = replace(state, env_params=changed)
 

@@ -219,10 +219,15 @@ def make_task_params(made: MadeEnv, task: object, what: str) -> PyTree:
 
 
 def can_share_program(made: MadeEnv | MadeMultiEnv, other: MadeEnv | MadeMultiEnv) -> bool:
-    """Return whether environments differ only in numbers that a program takes as arguments."""
+    """Return whether environments differ only in numbers that a program takes as arguments.
+
+    A model that is searched in is compiled with its parameters.
+    """
     leaves, structure = jax.tree.flatten(made.params)
     others, other_structure = jax.tree.flatten(other.params)
     if made.env != other.env or structure != other_structure:
+        return False
+    if made.model is not None and not all(map(np.array_equal, leaves, others)):
         return False
     types, other_types = ([jax.typeof(x) for x in params] for params in (leaves, others))
     return types == other_types and not _find_compiled_differences(

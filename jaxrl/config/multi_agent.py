@@ -104,7 +104,7 @@ def make_state_error(env_id: str) -> ConfigError:
     """Return the error of an environment whose state cannot be observed."""
     return ConfigError(
         f"Search goes on from the state of an environment in JAX, and {env_id} is stepped in Python: name "
-        "one in JAX, such as 'CartPole-v1', 'TicTacToe-v0' or 'pgx:othello', or use PPO."
+        "one in JAX, such as 'CartPole-v1', 'TicTacToe-v0' or 'pgx:othello', or use MuZero or PPO."
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import AlphaZeroConfig, JaxEnv, PPOConfig, TimeStep
+from jaxrl import AlphaZeroConfig, JaxEnv, PPOConfig, TimeStep, grid
 from jaxrl.algorithms.alpha_zero import AlphaZeroLearner
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import pytree, replace
@@ -566,6 +566,17 @@ def test_what_cannot_be_searched_is_refused(change: Any, sentence: str) -> None:
     change(config)
     with pytest.raises(JaxrlError, match=sentence):
         config.build()
+
+
+@pytest.mark.allow_key_reuse
+def test_a_model_keeps_its_parameters() -> None:
+    """They are compiled, so that runs with others have programs of their own."""
+    sentence = r"set_env_params\(\) changes CartPole-v1, .* env_config"
+    with run_of("CartPole-v1").build() as algorithm, pytest.raises(EnvError, match=sentence):
+        algorithm.set_env_params(gravity=1.0)
+    config = run_of("CartPole-v1").environment(env_config={"gravity": grid([1.0, 9.8, 1.0])})
+    with config.build() as sweep:
+        assert sorted(len(turn.lanes) for turns in sweep._groups for turn in turns) == [1, 2]
 
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
