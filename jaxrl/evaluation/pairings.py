@@ -8,11 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl.assembly.assemble import add_search
 from jaxrl.assembly.multi_agent import MultiAgentAssembly, make_multi_vector_env
 from jaxrl.assembly.opponents import describe_architecture
+from jaxrl.assembly.search import get_policy_step
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.config.settings.multi_agent import Draw
-from jaxrl.core.spaces import is_same_space
+from jaxrl.connectors.pipelines import StatePipeline
+from jaxrl.core.spaces import STATE, is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.base import get_entries
 from jaxrl.envs.multi.made import MadeMultiEnv
@@ -58,6 +61,7 @@ class PairingEvaluations:
         assert isinstance(evaluation.assembly, MultiAgentAssembly)
         self._evaluation = evaluation
         self._programs: dict[object, Program] = {}
+        self._shown: dict[int, tuple[PolicyStep, PolicyStep]] = {}
 
     @property
     def programs(self) -> list[Program]:
@@ -87,6 +91,10 @@ class PairingEvaluations:
         assembly = self._evaluation.assembly
         assert isinstance(assembly, MultiAgentAssembly)
         _check_seats(assembly, module, opponents, seats)
+        opponents = [
+            dataclasses.replace(opponent, policy=self._show_state(opponent.policy))
+            for opponent in opponents
+        ]
         kinds, order = _group(opponents)
         key = (
             module,
@@ -102,6 +110,17 @@ class PairingEvaluations:
         env_params = self._evaluation.get_params(inputs.env_params)
         played = self._programs[key]({module: actors[module], DRAWN: state}, env_params, inputs.key)
         return _make_table(to_host(played), opponents, seats, assembly.agent_rows.agents)
+
+    def _show_state(self, policy: PolicyStep) -> PolicyStep:
+        """Return an opponent's policy for observations with the state, if this evaluation searches."""
+        made = self._evaluation.made
+        assert isinstance(made, MadeMultiEnv)
+        if made.model is None or isinstance(policy.obs_pipeline, StatePipeline):
+            return policy
+        if id(policy) not in self._shown:
+            space = made.observation_spaces[made.possible_agents[0]]
+            self._shown[id(policy)] = policy, add_search(policy, made.model, space, None)
+        return self._shown[id(policy)][1]
 
     def _make_program(
         self,
@@ -133,7 +152,7 @@ class PairingEvaluations:
             rows=rows,
         )
         policy_step = MultiPolicyStep(
-            policies={module: assembly.modules[module].policy_step},
+            policies={module: get_policy_step(assembly, module)},
             rows=rows,
             views={module: assembly.views[module].without_critic()},
             pool=pool,
@@ -174,7 +193,10 @@ def _check_seats(
         if agent != seat
     ]
     for name, agent, spaces in (*own, *others):
-        wanted = made.observation_spaces[agent], made.action_spaces[agent]
+        space = made.observation_spaces[agent]
+        if made.model is not None and STATE not in getattr(spaces[0], "spaces", {}):
+            space = made.model.get_plain_space(space)
+        wanted = space, made.action_spaces[agent]
         if not all(is_same_space(x, y) for x, y in zip(spaces, wanted, strict=True)):
             raise ConfigError(
                 f"{name!r} cannot play {agent!r}, whose spaces are others: evaluate it in a seat that "

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from jaxrl import AlphaZeroConfig, JaxEnv, PPOConfig, TimeStep, grid
+from jaxrl import AlphaZeroConfig, JaxEnv, PPOConfig, RandomRLModule, Seats, TimeStep, grid
 from jaxrl.algorithms.alpha_zero import AlphaZeroLearner
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import pytree, replace
@@ -566,6 +566,26 @@ def test_what_cannot_be_searched_is_refused(change: Any, sentence: str) -> None:
     change(config)
     with pytest.raises(JaxrlError, match=sentence):
         config.build()
+
+
+@pytest.mark.allow_key_reuse
+def test_search_plays_against_opponents_without() -> None:
+    """Also where the run's own observations have no state, and the opponents' have none either."""
+    config = PPOConfig().environment("TicTacToe-v0").debugging(seed=0, loggers=[])
+    config.multi_agent(
+        policies={"main": None, "random": RandomRLModule}, mapping=Seats("main", "random")
+    )
+    config.multi_agent(policies_to_train=["main"])
+    config.rl_module(model_config={"fcnet_hiddens": [16], "conv_filters": []})
+    with config.build() as algorithm:
+        losses = {}
+        for number in (None, 0, 32):
+            planner = None if number is None else {"num_simulations": number}
+            found = algorithm.evaluate(opponents=["random"], num_episodes=100, planner=planner)
+            seats = found["opponents"]["random"].values()
+            losses[number] = sum(seat["losses"] for seat in seats)
+    assert losses[None] == losses[0] > 60
+    assert losses[32] < losses[0] / 2
 
 
 @pytest.mark.allow_key_reuse
