@@ -38,6 +38,8 @@ from jaxrl.config.stop import (
 from jaxrl.core.keys import PurposeKeys
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Device, Key, PyTree
+from jaxrl.envs.multi.made import MadeMultiEnv
+from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import (
     CheckpointError,
     ConfigError,
@@ -807,10 +809,27 @@ class Algorithm(RLlibNames):
         self._call("on_evaluate_end", evaluation_metrics=result)
         return result
 
+    def _check_model_is_current(self) -> None:
+        """Check that a search would imagine the environment as it is now.
+
+        Raises:
+            EnvError: If its parameters have changed since the run began.
+        """
+        made = self._assembly.made
+        if not isinstance(made, MadeEnv | MadeMultiEnv):
+            return
+        now, first = map(jax.tree.leaves, (self.state.env_params, made.params))
+        if not all(map(np.array_equal, now, first)):
+            raise EnvError(
+                f"A planner searches in {made.id} as the run began with it, and its parameters have "
+                "changed: leave planner out, or begin another run with them as env_config."
+            )
+
     def _get_evaluation(self, planner: Mapping[str, Any] | None) -> Evaluation:
         """Return the evaluation by a search, made on first use; that of the run without one."""
         if planner is None:
             return self._evaluation
+        self._check_model_is_current()
         name = repr(planner)
         if name not in self._searching:
             made = Evaluation(self.config, self._assembly, planner=planner)
@@ -952,6 +971,7 @@ class Algorithm(RLlibNames):
             return None
         if planner is None:
             return policy
+        self._check_model_is_current()
         step = get_policy_step(add_planner(self._assembly, planner), policy_id)
         debugging = self.config.debugging_settings
         return policy.with_inference(

@@ -81,6 +81,9 @@ class Evaluation:
                     "evaluate(planner=...) records no videos, which show the policy by itself: leave "
                     "record_video out."
                 )
+        # A policy that searches does so in the environment that it is evaluated in.
+        has_other_model = made is not assembly.made and getattr(made, "model", None) is not None
+        if planner is not None or has_other_model:
             self._assembly = add_planner(self._assembly, planner)
             made = self._assembly.made
         self._hooks = NoHooks() if hooks is None else hooks

@@ -108,7 +108,10 @@ class LatentModule(EncoderModule):
                 "fcnet_hiddens=[] leaves no layer for a latent state, which is as wide as the last: set "
                 "for example [128, 128]."
             )
-        for name in ("free_log_std", "autoregressive_actions", "critic_fcnet_hiddens"):
+        for name in (
+            *("free_log_std", "autoregressive_actions", "critic_fcnet_hiddens"),
+            *("critic_only_observations", "critic_use_batchrenorm"),
+        ):
             if settings[name]:
                 raise ConfigError(
                     f"{name}={settings[name]!r} has no effect on MuZero, whose policy and values share "

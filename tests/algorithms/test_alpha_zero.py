@@ -599,6 +599,24 @@ def test_a_model_keeps_its_parameters() -> None:
         assert sorted(len(turn.lanes) for turns in sweep._groups for turn in turns) == [1, 2]
 
 
+@pytest.mark.allow_key_reuse
+def test_a_search_is_in_the_environment_that_is_played() -> None:
+    """Not in one whose parameters have changed since, nor in that of training."""
+    config = PPOConfig().environment("CartPole-v1").debugging(loggers=[])
+    with config.build() as algorithm:
+        algorithm.set_env_params(gravity=1.0)
+        for search in (algorithm.evaluate, algorithm.get_policy):
+            with pytest.raises(EnvError, match=r"its parameters have changed: leave planner out"):
+                search(planner={"num_simulations": 2})
+    heavy = run_of("CartPole-v1").evaluation(
+        evaluation_config={"env_config": {"gravity": 30.0}}, evaluation_duration=2
+    )
+    with heavy.build() as algorithm:
+        model = algorithm._evaluation._assembly.module.model
+        assert model.params.gravity == 30.0
+        assert np.isfinite(algorithm.evaluate()["env_runners"]["episode_return_mean"])
+
+
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"num_simulations": 0}, "at least 1"),
     ({"search": "alphabeta"}, r"known are 'gumbel', 'puct'"),
