@@ -191,11 +191,16 @@ def make_module_env(
     params = made.params if isinstance(made, MadeMultiEnv) else None
     model = made.model if isinstance(made, MadeMultiEnv) else None
     if model is not None and ids is not None:
-        raise ConfigError(
-            "observe_agent_id=True joins observations with the id of who sees them, which search does "
-            "not know of the steps that it imagines: leave it out."
-        )
+        raise make_ids_error()
     return MadeEnv(env=_AgentEnv(made, first, ids), params=params, id=made.id, model=model)
+
+
+def make_ids_error() -> ConfigError:
+    """Return the error of agents that observe their ids and search."""
+    return ConfigError(
+        "observe_agent_id=True joins observations with the id of who sees them, which search does not "
+        "know of the steps that it imagines: leave it out."
+    )
 
 
 def assemble_multi_agent(config: "Config") -> MultiAgentAssembly:

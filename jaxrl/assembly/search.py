@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from jaxrl.assembly.assemble import Assembly, add_search, search_latents
-from jaxrl.assembly.multi_agent import MultiAgentAssembly
+from jaxrl.assembly.multi_agent import MultiAgentAssembly, make_ids_error
 from jaxrl.config.multi_agent import make_state_error
 from jaxrl.envs.model import EnvModel, with_state
 from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import MadeEnv
-from jaxrl.errors import ConfigError
 from jaxrl.modules.latent_planner import LatentPlanner
 from jaxrl.modules.planner import Planner, Search, make_search
 from jaxrl.training.multi_rollout import MultiPolicyStep
@@ -42,10 +41,7 @@ def add_planner(assembly: Assembly, planner: Mapping[str, Any] | None) -> Assemb
         assert isinstance(made, MadeMultiEnv)
         steps: MultiPolicyStep = cast("Any", assembly.policy_step)
         if any(view.ids is not None for view in assembly.views.values()):
-            raise ConfigError(
-                "observe_agent_id=True joins observations with the id of who sees them, which search "
-                "does not know of the steps that it imagines: leave it out."
-            )
+            raise make_ids_error()
         trained = cast("Any", assembly.plan).agents.trained
         space = made.observation_spaces[made.possible_agents[0]]
         policies = {

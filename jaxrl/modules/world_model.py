@@ -13,7 +13,7 @@ their heads are distributions.
 
 An episode starts at a learned h₀, which acting and learning tell from a latent of zeros before its first
 row: drawn latents are one-hot. (In the authors' code, h₀ is one step of the GRU further.) A single GRU is
-used at all sizes; a GRU of 8 blocks, as in the authors' later code, pays from about 1,024 units on.
+used at all sizes, where the authors' later code has one of 8 blocks.
 """
 
 import dataclasses
