@@ -117,6 +117,12 @@ class LatentModule(EncoderModule):
                     f"{name}={settings[name]!r} has no effect on MuZero, whose policy and values share "
                     "the encoder: leave it out."
                 )
+        initializer = settings.vf_head_kernel_initializer
+        if initializer != type(settings)().vf_head_kernel_initializer:
+            raise ConfigError(
+                f"vf_head_kernel_initializer={initializer!r} has no effect on MuZero, whose rewards and "
+                "values begin at 0: leave it out."
+            )
         width = settings.fcnet_hiddens[-1]
         self.num_actions = int(self.action_space.n)
         self.network = LatentNetwork(

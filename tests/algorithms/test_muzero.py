@@ -361,6 +361,10 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: config_of().rl_module(model_config={"critic_fcnet_hiddens": [8]}),
         "has no effect on MuZero",
     ),
+    "first values": (
+        lambda: config_of().rl_module(model_config={"vf_head_kernel_initializer": "zeros"}),
+        "vf_head_kernel_initializer='zeros' has no effect on MuZero",
+    ),
     "hidden parts": (
         lambda: config_of().rl_module(model_config={"critic_only_observations": ["x"]}),
         "critic_only_observations=.* has no effect on MuZero",
