@@ -389,7 +389,7 @@ class Algorithm(RLlibNames):
                 searches in the environment.
         """
         made, state = self._assembly.require_jax_env("set_env_params()"), self.state
-        if made.model is not None:
+        if made.model is not None and self.config.get_planner() is not None:
             raise EnvError(
                 f"set_env_params() changes {made.id}, and the policy searches in the environment that the "
                 "run began with: begin another one with the parameters as env_config."

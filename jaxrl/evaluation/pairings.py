@@ -15,7 +15,7 @@ from jaxrl.assembly.search import get_policy_step
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.config.settings.multi_agent import Draw
 from jaxrl.connectors.pipelines import StatePipeline
-from jaxrl.core.spaces import STATE, is_same_space
+from jaxrl.core.spaces import is_same_space
 from jaxrl.core.types import PyTree
 from jaxrl.envs.multi.base import get_entries
 from jaxrl.envs.multi.made import MadeMultiEnv
@@ -184,17 +184,18 @@ def _check_seats(
             "evaluate(opponents=...) is not supported with observe_agent_id=True: put the seat into "
             "the observation."
         )
-    own = [(module, seat, assembly.modules[module].made.spaces) for seat in seats]
+    trained = assembly.modules[module]
+    own = [(module, seat, trained.policy_step, trained.made.spaces) for seat in seats]
     others = [
-        (opponent.name, agent, opponent.spaces)
+        (opponent.name, agent, opponent.policy, opponent.spaces)
         for opponent in opponents
         for seat in seats
         for agent in agents
         if agent != seat
     ]
-    for name, agent, spaces in (*own, *others):
+    for name, agent, policy, spaces in (*own, *others):
         space = made.observation_spaces[agent]
-        if made.model is not None and STATE not in getattr(spaces[0], "spaces", {}):
+        if made.model is not None and not isinstance(policy.obs_pipeline, StatePipeline):
             space = made.model.get_plain_space(space)
         wanted = space, made.action_spaces[agent]
         if not all(is_same_space(x, y) for x, y in zip(spaces, wanted, strict=True)):
