@@ -233,3 +233,9 @@ class AlphaZeroConfig(AlgorithmConfig):
                     f"{name}={value!r} changes the environment during the run, and AlphaZero searches in "
                     "the one that the run began with: leave it out."
                 )
+        for name in ("clip_rewards", "normalize_rewards", "intrinsic_reward"):
+            if value := self[name]:
+                raise ConfigError(
+                    f"{name}={value!r} changes the rewards that values learn from, and AlphaZero's search "
+                    "imagines those of the environment: leave it out, and scale rewards in the environment."
+                )

@@ -212,6 +212,11 @@ class MuZeroConfig(AlgorithmConfig):
             raise ConfigError(
                 "MuZero learns a model for a single agent: use AlphaZero for games of two in turns."
             )
+        if self.environment_settings.observe_state:
+            raise ConfigError(
+                "observe_state=True is for a search in the environment, and MuZero searches in the model "
+                "that it learns: leave it out, or use AlphaZero."
+            )
         steps, length = self.training_settings.unroll_steps, self.plan().rollout_fragment_length
         if steps >= length:
             raise ConfigError(

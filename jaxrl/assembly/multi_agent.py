@@ -395,8 +395,8 @@ def _assemble_module(
     if step.replay is not None and acts_at_times and policy_step.module.is_stateful:
         raise ConfigError(
             f"{config.algo_name} with memory draws sequences of consecutive steps, but agents of "
-            f"{made.id} do not act at every step: leave use_lstm and use_attention out, use PPO, "
-            "IMPALA or APPO, or declare acting='all' in an environment in JAX whose agents act while "
+            f"{made.id} do not act at every step: take a module without memory, use PPO, IMPALA or APPO, "
+            "or declare acting='all' in an environment in JAX whose agents act while "
             "they are present."
         )
     assembly = Assembly(

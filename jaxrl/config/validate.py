@@ -207,13 +207,20 @@ def _check_auto_duration(evaluation: EvaluationSettings) -> None:
         )
 
 
+_SEARCH_HINT = (
+    "; explore=False searches without noise, and evaluate(planner={'num_simulations': 64}) by as many "
+    "steps as that."
+)
+
+
 def _check_overrides(config: "Config", overrides: dict[str, object]) -> None:
     try:
         for name, value in config.resolve(overrides).items():
             if name not in EVALUATION_OVERRIDES:
+                searches = name in ("num_simulations", "search")
                 raise ConfigError(
                     f"evaluation does not read {name} (got {value!r}); it can override "
-                    f"{', '.join(EVALUATION_OVERRIDES)}."
+                    f"{', '.join(EVALUATION_OVERRIDES)}{_SEARCH_HINT if searches else '.'}"
                 )
         evaluation_config = config.get_evaluation_config_object()
         if evaluation_config is not None:

@@ -371,7 +371,7 @@ class Planner(RLModule):
         if inner.is_stateful or inner.initial_carry(1) is not None:
             raise ModuleError(
                 f"{name} has a memory, which search does not carry through the steps that it imagines: "
-                "leave use_lstm and use_attention out."
+                "take a module without one (leave use_lstm and use_attention out), or leave planner out."
             )
         check_module(inner, needs_values=True)
         self.inner, self.search, self.model = inner, search, model

@@ -541,7 +541,7 @@ REFUSALS: list[tuple[Any, str]] = [
     (lambda c: c.environment(observe_state=False), "searches from it: leave it at True"),
     (
         lambda c: c.rl_module(model_config={"use_lstm": True}),
-        "has a memory, .* leave use_lstm and use_attention out",
+        r"has a memory, .* \(leave use_lstm and use_attention out\)",
     ),
     (
         lambda c: c.env_runners(env_to_module_connector=stack_two),
@@ -550,6 +550,16 @@ REFUSALS: list[tuple[Any, str]] = [
     (
         lambda c: c.environment(env_task_fn=lambda *args: None),
         "searches in the one that the run began with",
+    ),
+    (
+        lambda c: c.environment(clip_rewards=True),
+        "clip_rewards=True changes the rewards that values learn from, .* scale rewards",
+    ),
+    (lambda c: c.env_runners(normalize_rewards=True), "normalize_rewards=True changes the rewards"),
+    (lambda c: c.training(intrinsic_reward="rnd"), "intrinsic_reward='rnd' changes the rewards"),
+    (
+        lambda c: c.evaluation(evaluation_config={"mcts_config": {"argmax_tree_policy": True}}),
+        r"does not read num_simulations .* explore=False .*planner=\{'num_simulations': 64\}",
     ),
 ]
 
@@ -594,6 +604,12 @@ def test_a_model_keeps_its_parameters() -> None:
     sentence = r"set_env_params\(\) changes CartPole-v1, .* env_config"
     with run_of("CartPole-v1").build() as algorithm, pytest.raises(EnvError, match=sentence):
         algorithm.set_env_params(gravity=1.0)
+    plain = PPOConfig().environment("CartPole-v1", observe_state=True).debugging(loggers=[])
+    with plain.build() as algorithm:
+        algorithm.set_env_params(gravity=1.0)
+        assert float(algorithm.env_params.gravity) == 1.0
+        with pytest.raises(EnvError, match="leave planner out"):
+            algorithm.evaluate(planner={"num_simulations": 2})
     config = run_of("CartPole-v1").environment(env_config={"gravity": grid([1.0, 9.8, 1.0])})
     with config.build() as sweep:
         assert sorted(len(turn.lanes) for turns in sweep._groups for turn in turns) == [1, 2]
@@ -630,6 +646,9 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"ranked_rewards": {"enable": True}}, "need no ranking: leave it out"),
     ({"mcts_config": {"num_simulation": 3}}, "Did you mean 'num_simulations'"),
     ({"mcts_config": 3}, "must be a dictionary"),
+    ({"replay_buffer_config": {"capacity": 1000}}, "circular_buffer_num_batches is the number"),
+    ({"num_steps_sampled_before_learning_starts": 1000}, "begins with the first train batch"),
+    ({"vf_share_layers": False}, r"model_config=\{'vf_share_layers': True\}"),
 ]
 
 
@@ -684,6 +703,7 @@ def test_rllib_s_mcts_config_is_understood() -> None:
     config = AlphaZeroConfig().training(
         mcts_config={"num_simulations": 50, "add_dirichlet_noise": False, "temperature": 1.0},
         ranked_rewards={"enable": False},
+        num_steps_sampled_before_learning_starts=0,
         num_sgd_iter=3,
         sgd_minibatch_size=64,
     )

@@ -779,6 +779,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[JaxrlError], list[str]]] = {
         ConfigError,
         ["model_config['dense_hidden_units'] must be a whole number of at least 1, got 0"],
     ),
+    "search": (
+        lambda: tiny().build().evaluate(planner={"num_simulations": 4}),
+        JaxrlError,
+        ["DreamerModule has a memory", "leave planner out"],
+    ),
     "masks": (
         lambda: assemble(tiny().environment("jaxrl:probe-mask-v0")),
         SpaceError,

@@ -677,9 +677,13 @@ _REFUSED = (
         ("twin_q", True),
     ),
     *_refuse(
-        "the module has a value function; rl_module(model_config={'vf_share_layers': True}) "
-        "shares its encoder with the policy",
-        ("use_critic vf_share_layers", DEPRECATED_VALUE),
+        "the module has a value function",
+        ("use_critic", DEPRECATED_VALUE),
+    ),
+    *_refuse(
+        "rl_module(model_config={'vf_share_layers': True}) is where values share the policy's encoder, "
+        "and False where they have their own",
+        ("vf_share_layers", DEPRECATED_VALUE),
     ),
     *_refuse(
         "rl_module(model_config={'max_seq_len': ...}) is the length",
@@ -763,8 +767,10 @@ def translate_setting(
         return Translation({})
     if name == "exploration_config":
         return Translation(translate_exploration(value, known))
-    if name == "mcts_config" and "search" in known:
-        return Translation(translate_mcts(value))
+    if "search" in known:
+        if name == "mcts_config":
+            return Translation(translate_mcts(value))
+        setting = _SETTINGS_OF_SEARCH.get(name, setting)
     if setting is None:
         return None
     if setting.new_name is None:
@@ -776,6 +782,20 @@ def translate_setting(
     return Translation({setting.new_name: setting.transform(value)}, setting.is_quiet)
 
 
+_SETTINGS_OF_SEARCH: dict[str, RLlibSetting] = dict(
+    [
+        *_refuse(
+            "circular_buffer_num_batches is the number of train batches that are kept, and "
+            "circular_buffer_iterations_per_batch how often each is learned from",
+            ("replay_buffer_config",),
+        ),
+        *_refuse(
+            "learning begins with the first train batch, of train_batch_size rows",
+            ("num_steps_sampled_before_learning_starts",),
+        ),
+    ]
+)
+"""Settings of RLlib's AlphaZero that only algorithms with a replay buffer have here."""
 _MCTS_KEYS = (
     *("num_simulations", "puct_coefficient", "temperature", "dirichlet_epsilon", "dirichlet_noise"),
     *("argmax_tree_policy", "add_dirichlet_noise"),

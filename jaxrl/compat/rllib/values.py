@@ -194,6 +194,7 @@ NEUTRAL_VALUES_BY_ALGORITHM: dict[str, dict[str, tuple[object, ...]]] = {
     # RLlib's BC is its MARWIL with beta=0, in which the other settings have no effect
     "BC": {**_MARWIL, **_ADVANTAGES, "beta": (0.0,)},
     "MARWIL": _MARWIL,
+    "AlphaZero": {"num_steps_sampled_before_learning_starts": (0,)},
     # RLlib's Dreamer has its number of rows in two others
     "DreamerV3": {"train_batch_size": (None,)},
     # those of RLlib's optimizers of QMIX and SlateQ
