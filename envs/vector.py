@@ -87,7 +87,7 @@ class StepInputs:
 NO_FAULT, REWARD_FAULT, OBS_FAULT = 0, 1, 2
 FAULT_NAMES = {NO_FAULT: "none", REWARD_FAULT: "reward", OBS_FAULT: "observation"}
 
-WAITING, CROWD, CUT_AND_ACTS, NO_CHOICE = 3, 4, 5, 6
+WAITING, CROWD, CUT_AND_ACTS, NO_CHOICE, NOT_ZERO_SUM = 3, 4, 5, 6, 7
 BREACHES = {
     WAITING: "an agent is present and does not act, and acting='all' declares that all do: leave "
     "acting out, set acting='some', or end the agent",
@@ -96,6 +96,8 @@ BREACHES = {
     "step later",
     NO_CHOICE: "an observation is outside of its Discrete or MultiDiscrete space, so that a network "
     "would see none of its values: correct the space, with its start, or the observation",
+    NOT_ZERO_SUM: "the rewards of the two players do not sum to 0, and search takes what one wins for "
+    "the other's loss: correct them, or use PPO without a planner",
 }
 """Sentences on declarations of environments that turned out wrong, by the number in the place of a
 fault. What was learned from such steps is wrong, so that the run ends."""

@@ -23,6 +23,7 @@ from jaxrl.envs.vector import (
     CUT_AND_ACTS,
     NO_CHOICE,
     NO_FAULT,
+    NOT_ZERO_SUM,
     OBS_FAULT,
     REWARD_FAULT,
     WAITING,
@@ -33,6 +34,9 @@ from jaxrl.envs.vector import (
     finite_rows,
     zero_non_finite,
 )
+
+_RTOL = 1e-3
+"""Part of all rewards' size by which those of a game may differ from a sum of 0."""
 
 Flags = dict[str, Bool[Array, " B *members"]]
 Numbers = dict[str, Float[Array, " B *members"]]
@@ -127,6 +131,7 @@ class MultiVectorEnv(AutoReset):
         keeps_global_state: Whether states and steps hold the environment's global state.
         acting: Which agents act at a step, see `find_acting`.
         obs_spaces: Observation spaces by entry, if their choices are checked.
+        is_zero_sum: Whether rewards have to sum to 0 where all agents are present.
     """
 
     env: MultiAgentJaxEnv[Any, Any]
@@ -135,6 +140,7 @@ class MultiVectorEnv(AutoReset):
     obs_spaces: Mapping[str, gymnasium.Space[Any]] = dataclasses.field(
         default_factory=dict[str, gymnasium.Space[Any]]
     )
+    is_zero_sum: bool = False
 
     def reset(self, key: Key, index: Int[Array, " B"], params: PyTree) -> MultiVectorState:
         """Return first states of the copies with indices `index`. Consumes the key."""
@@ -203,7 +209,7 @@ class MultiVectorEnv(AutoReset):
             episode_length=state.episode_length + mask,
             fault=jnp.where(
                 mask,
-                self._find_breach(state, out, ends, present),
+                self._find_breach(state, out, ends, present, reward),
                 jnp.where(finite_obs, REWARD_FAULT, OBS_FAULT),
             ),
         )
@@ -212,20 +218,30 @@ class MultiVectorEnv(AutoReset):
         return self._advance(state, step, ends, env_state, after, params), step
 
     def _find_breach(
-        self, state: MultiVectorState, out: MultiStep, ends: _Ends, present: Flags
+        self,
+        state: MultiVectorState,
+        out: MultiStep,
+        ends: _Ends,
+        present: Flags,
+        reward: Numbers,
     ) -> Int[Array, " B"]:
         """Return the number of what a step shows to be declared wrongly, by copy."""
         breach = jnp.full(ends.over.shape, NO_FAULT, jnp.int32)
         if self.env.max_acting is not None:
             number = sum(_per_copy(flag).sum(axis=1) for flag in state.acts.values())
             breach = jnp.where(number > self.env.max_acting, CROWD, breach)
+        if self.is_zero_sum:
+            everybody = functools.reduce(operator.and_, map(_all_members, present.values()))
+            size = _sum_over_agents({name: jnp.abs(each) for name, each in reward.items()})
+            is_off = jnp.abs(_sum_over_agents(reward)) > _RTOL * size
+            breach = jnp.where(everybody & is_off, NOT_ZERO_SUM, breach)
         for name, here in present.items():
             terminated, truncated = ends.terminated[name], ends.truncated[name]
             goes_on, acts = _expand(~ends.over, here), out.acts[name]
             space = self.obs_spaces.get(name)
             acted_on = ~state.acts[name] | choices_fit(space, state.obs[name], here.ndim)
             last = terminated | ~truncated | choices_fit(space, out.obs[name], here.ndim)
-            breach = jnp.where(_per_copy(acted_on & last).all(axis=1), breach, NO_CHOICE)
+            breach = jnp.where(_all_members(acted_on & last), breach, NO_CHOICE)
             again = _per_copy(truncated & ~terminated & acts & goes_on).any(axis=1)
             breach = jnp.where(again, CUT_AND_ACTS, breach)
             if self.acting == "all":
@@ -282,6 +298,10 @@ def _expand(rows: Bool[Array, " B"], like: Bool[Array, " B *members"]) -> Bool[A
 def _per_copy(flag: Bool[Array, " B *members"]) -> Bool[Array, "B m"]:
     """Return the flags of an entry with one axis of members."""
     return flag.reshape(flag.shape[0], -1)
+
+
+def _all_members(flag: Bool[Array, " B *members"]) -> Bool[Array, " B"]:
+    return _per_copy(flag).all(axis=1)
 
 
 def _all_finite(values: dict[str, PyTree], matters: Flags, whole: PyTree) -> Bool[Array, " B"]:

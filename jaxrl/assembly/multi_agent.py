@@ -338,7 +338,13 @@ def make_multi_vector_env(settings: EnvironmentSettings, made: MadeMultiEnv) -> 
     spaces = {e.key: made.observation_spaces[e.agents[0]] for e in get_entries(made.env)}
     if settings.disable_env_checking:
         spaces = {}
-    return MultiVectorEnv(made.env, mode, acting=find_acting(made), obs_spaces=spaces)
+    return MultiVectorEnv(
+        made.env,
+        mode,
+        acting=find_acting(made),
+        obs_spaces=spaces,
+        is_zero_sum=made.model is not None,
+    )
 
 
 def make_multi_agent_env(settings: EnvironmentSettings, agents: MultiAgentSettings) -> AnyMadeMulti:

@@ -28,7 +28,7 @@ from jaxrl.runners.hooks import NoHooks, RunnerHooks
 from jaxrl.runners.metrics_logger import MetricsLogger
 from jaxrl.runtime.program import Program
 from jaxrl.training.evaluate import EvaluationInputs
-from jaxrl.training.report import compute_evaluation_metrics, to_host
+from jaxrl.training.report import check_fault, compute_evaluation_metrics, to_host
 from jaxrl.training.rollout import PolicyStep
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ class Evaluation:
         else:
             assert self._compiled is not None
             played = self._compiled.run(policy, num_episodes)
+            check_fault(played.fault, self._assembly.made.id)
             metrics = compute_evaluation_metrics(played, self._assembly.patterns)
             result = {"env_runners": metrics}
         return self._add_videos(self._normalize(result), policy, folder)

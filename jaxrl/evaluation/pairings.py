@@ -27,7 +27,7 @@ from jaxrl.training.evaluate import DEFAULT_MAX_EPISODE_STEPS, EvaluationInputs
 from jaxrl.training.multi_rollout import MultiPolicyStep
 from jaxrl.training.opponents import OpponentKind, OpponentPool, OpponentState
 from jaxrl.training.pairings import PairingEvaluator, PairingResult
-from jaxrl.training.report import to_host
+from jaxrl.training.report import check_fault, to_host
 from jaxrl.training.rollout import ActorState, PolicyStep
 
 OUTCOMES = ("wins", "draws", "losses")
@@ -108,8 +108,11 @@ class PairingEvaluations:
         actors: Mapping[str, PyTree] = inputs.actor  # pyright: ignore
         state = _stack(kinds, opponents, order)
         env_params = self._evaluation.get_params(inputs.env_params)
-        played = self._programs[key]({module: actors[module], DRAWN: state}, env_params, inputs.key)
-        return _make_table(to_host(played), opponents, seats, assembly.agent_rows.agents)
+        played = to_host(
+            self._programs[key]({module: actors[module], DRAWN: state}, env_params, inputs.key)
+        )
+        check_fault(played.fault, assembly.made.id)
+        return _make_table(played, opponents, seats, assembly.agent_rows.agents)
 
     def _show_state(self, policy: PolicyStep) -> PolicyStep:
         """Return an opponent's policy for observations with the state, if this evaluation searches."""

@@ -224,6 +224,7 @@ def to_evaluation_result(parts: Iterable[EvalEpisodes], num_missing: int = 0) ->
         env_steps=np.int64(sum(part.env_steps for part in parts)),
         num_nonfinite=np.int64(sum(part.num_nonfinite for part in parts)),
         num_cut=np.int64(sum(part.num_cut for part in parts) + num_missing),
+        fault=np.int32(NO_FAULT),
     )
 
 

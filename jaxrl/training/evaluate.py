@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Key, PyTree
-from jaxrl.envs.vector import VectorState
+from jaxrl.envs.vector import NO_FAULT, VectorState
 from jaxrl.training.episode_stats import AgentReturns
 from jaxrl.training.multi_rollout import MultiRolloutWorker
 from jaxrl.training.rollout import ActorCarry, ActorState, RolloutWorker, make_env_index
@@ -111,7 +111,8 @@ class EpisodeMoments:
 class EvaluationResult:
     """Statistics of the completed episodes of each environment.
 
-    `num_cut` counts episodes that were requested or started but not completed. `agents` has the
+    `num_cut` counts episodes that were requested or started but not completed. `fault` is the largest
+    number of a fault or of a breach of the contract, see `jaxrl.envs.vector`. `agents` has the
     agent-episodes of environments of several agents, None for others.
     """
 
@@ -119,6 +120,7 @@ class EvaluationResult:
     env_steps: Int[Array, ""]
     num_nonfinite: Int[Array, ""]
     num_cut: Int[Array, ""]
+    fault: Int[Array, ""]
     agents: AgentReturns | None = None
 
 
@@ -158,6 +160,7 @@ class Evaluator:
                 env_steps=jnp.zeros((), jnp.int32),
                 num_nonfinite=jnp.zeros((), jnp.int32),
                 num_cut=jnp.zeros((), jnp.int32),
+                fault=jnp.full((), NO_FAULT, jnp.int32),
                 agents=(
                     worker.make_agent_returns() if isinstance(worker, MultiRolloutWorker) else None
                 ),
@@ -200,6 +203,7 @@ class Evaluator:
             ),
             env_steps=old.env_steps + playing.sum(dtype=jnp.int32),
             num_nonfinite=old.num_nonfinite + (playing & ~step.mask).sum(dtype=jnp.int32),
+            fault=jnp.maximum(old.fault, jnp.where(playing, step.fault, NO_FAULT).max()),
             agents=self._add_agents(old.agents, step, playing),
         )
         return _Loop(

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Key, PyTree
 from jaxrl.envs.multi.vector import MultiVectorState, MultiVectorStep
+from jaxrl.envs.vector import NO_FAULT
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.multi_rollout import Actors, MultiCarry, MultiRolloutWorker
 from jaxrl.training.rollout import make_env_index
@@ -21,13 +22,14 @@ class PairingResult:
 
     `outcomes` are the numbers of wins, draws and losses of the first of two agents, by the sign of
     the difference of their returns; `returns` are the sums of each agent's. `num_cut` counts
-    episodes that were not completed.
+    episodes that were not completed. `fault` is that of `EvaluationResult`.
     """
 
     outcomes: Int[Array, "P 3"]
     returns: Float[Array, "P A"]
     num_steps: Int[Array, " P"]
     num_cut: Int[Array, " P"]
+    fault: Int[Array, ""]
 
 
 @pytree
@@ -69,6 +71,7 @@ class PairingEvaluator:
                 returns=jnp.zeros((number, agents), jnp.float32),
                 num_steps=zeros,
                 num_cut=zeros,
+                fault=jnp.full((), NO_FAULT, jnp.int32),
             ),
             steps=jnp.zeros((), jnp.int32),
         )
@@ -99,6 +102,7 @@ class PairingEvaluator:
             returns=old.returns + self._add_up(jnp.where(ended[:, None], scores, 0.0)),
             num_steps=old.num_steps + self._add_up((playing & step.mask).astype(jnp.int32)),
             num_cut=old.num_cut,
+            fault=jnp.maximum(old.fault, jnp.where(playing, step.fault, NO_FAULT).max()),
         )
         return _Loop(
             env=env,

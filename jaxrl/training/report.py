@@ -8,12 +8,13 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jaxtyping import Array, Int
 
 from jaxrl.buffers.dataset import DatasetSampler
 from jaxrl.buffers.sequence import AnyReplayBuffer
 from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.core.struct import pytree, replace
-from jaxrl.core.types import Array, Counter, PyTree
+from jaxrl.core.types import Counter, PyTree
 from jaxrl.envs.multi.base import is_slot
 from jaxrl.envs.vector import BREACHES, FAULT_NAMES
 from jaxrl.errors import EnvError
@@ -513,10 +514,24 @@ def check_declarations(report: TrainReport, env: str) -> None:
     """
     faults = report.latest.faults
     shard = int(np.argmax(faults.kind))
-    breach = BREACHES.get(int(faults.kind[shard]))
+    index, step = int(faults.env_index[shard]), int(faults.env_step[shard])
+    check_fault(faults.kind[shard], env, f" at step {step} of environment {index},")
+
+
+def check_fault(fault: Int[Array, ""], env: str, place: str = "") -> None:
+    """Check that a fault is no breach of the contract.
+
+    Args:
+        fault: Number of a fault.
+        env: Name of the environment.
+        place: Words on where it was.
+
+    Raises:
+        EnvError: If a declaration was wrong.
+    """
+    breach = BREACHES.get(int(fault))
     if breach is not None:
-        index, step = int(faults.env_index[shard]), int(faults.env_step[shard])
-        raise EnvError(f"{env}: at step {step} of environment {index}, {breach}.")
+        raise EnvError(f"{env}:{place} {breach}.")
 
 
 def compute_evaluation_metrics(

@@ -598,6 +598,38 @@ def test_search_plays_against_opponents_without() -> None:
     assert losses[32] < losses[0] / 2
 
 
+class Generous(Pile):
+    """Who loses gets half of what the winner does."""
+
+    def step(self, *args: Any) -> tuple[PileState, MultiStep]:
+        state, step = super().step(*args)
+        reward = {name: jnp.maximum(each, -0.5 * each) for name, each in step.reward.items()}
+        return state, replace(step, reward=reward)
+
+
+def search_generously(by: str) -> None:
+    """Train by search, or search with a policy that was trained without it."""
+    if by == "training":
+        with run_of(Generous, num_simulations=1).build() as algorithm:
+            algorithm.train()
+    config = PPOConfig().environment(Generous).debugging(seed=0, loggers=[])
+    config.multi_agent(
+        policies={"main": None, "random": RandomRLModule}, mapping=Seats("main", "random")
+    )
+    config.multi_agent(policies_to_train=["main"])
+    opponents = ["random"] if by == "opponents" else None
+    with config.build() as algorithm:
+        algorithm.evaluate(opponents=opponents, num_episodes=4, planner={"num_simulations": 1})
+
+
+@pytest.mark.allow_key_reuse
+@pytest.mark.parametrize("by", ["training", "evaluation", "opponents"])
+def test_a_game_whose_rewards_do_not_sum_to_0_is_refused_where_it_is_searched(by: str) -> None:
+    sentence = r"Generous:.* rewards of the two players do not sum to 0, .* PPO without a planner"
+    with pytest.raises(EnvError, match=sentence):
+        search_generously(by)
+
+
 @pytest.mark.allow_key_reuse
 def test_a_model_keeps_its_parameters() -> None:
     """They are compiled, so that runs with others have programs of their own."""
