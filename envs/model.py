@@ -202,7 +202,7 @@ class EnvModel:
             [packed[_name(path)].astype(leaf.dtype) for path, leaf in leaves]
         )
 
-    def step(self, key: Key, packed: Packed, action: Int[Array, ""]) -> Imagined:
+    def step(self, key: Key, packed: Packed, action: Int[Array, "*event"]) -> Imagined:
         """Take one step from an observed state. Consumes the key.
 
         Args:

@@ -29,7 +29,6 @@ from jaxrl.config.settings.training import CircularTraining
 from jaxrl.core.hparams import Traced
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
-from jaxrl.distributions.base import mask_logits
 from jaxrl.errors import ConfigError
 from jaxrl.learners.bootstrap import compute_rollout_values
 from jaxrl.learners.policy_gradient import LossLearner, SgdLearnerState
@@ -85,7 +84,7 @@ class AlphaZeroBatch:
 
     Attributes:
         obs: Observations of the module inside the planner, without the state.
-        policy: Improved policy, probabilities of all actions.
+        policy: Improved policy, probabilities of all joint actions.
         value_targets: λ-returns.
         weight: Weight of each row, 1 on average.
     """
@@ -174,7 +173,8 @@ class AlphaZeroLearner(SearchLearner):
         del key
         module = self.module.inner
         out = module.forward_train(params, {Columns.OBS: batch.obs})
-        logits = mask_logits(out[Columns.ACTION_DIST_INPUTS], module.action_mask(batch.obs))
+        inputs, mask = out[Columns.ACTION_DIST_INPUTS], module.action_mask(batch.obs)
+        logits = self.module.joint.combine_logits(inputs, mask)
 
         def mean(x: Float[Array, " N"]) -> Float[Array, ""]:
             return jnp.mean(batch.weight * x)

@@ -96,7 +96,7 @@ class LatentModule(EncoderModule):
         if not isinstance(self.action_space, spaces.Discrete):
             raise SpaceError(
                 f"MuZero chooses one of several actions, a Discrete action space, not {self.action_space}: "
-                "use SAC or PPO."
+                "use SAC for a Box, and PPO for any space."
             )
         if settings.is_recurrent:
             raise ConfigError(

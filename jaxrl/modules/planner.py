@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, cast
 import gymnasium
 import jax
 import jax.numpy as jnp
-from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxrl.core.keys import make_key
 from jaxrl.core.spaces import STATE
 from jaxrl.core.struct import pytree, where_rows
 from jaxrl.core.types import Columns, Key, Keys, Params, Progress, PyTree
-from jaxrl.distributions.base import mask_logits
+from jaxrl.distributions.base import MultiCategorical
 from jaxrl.distributions.from_space import ActionDistribution
+from jaxrl.distributions.joint_actions import JointActions, JointCategorical, find_joint_actions
 from jaxrl.errors import ConfigError, ModuleError, did_you_mean
 from jaxrl.modules.exploration import draw_random_noise, make_random_action
 from jaxrl.modules.rl_module import Moment, RLModule, check_module
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 RecurrentFn: TypeAlias = "mctx.RecurrentFn"
 OBS = "obs"
 """Part of a planner's observations that the module inside sees, beside the state."""
+MAX_JOINT_ACTIONS = 512
+"""Largest number of combinations of several choices that a search tries."""
 TINY = 1e-20
 """Probability that a policy's logarithm has where it is 0."""
 
@@ -57,8 +59,8 @@ class Plan:
     """Result of a search, `[B, ...]`.
 
     Attributes:
-        action: Chosen action.
-        policy: Improved policy, probabilities of all actions.
+        action: Number of the chosen action.
+        policy: Improved policy, probabilities of all joint actions.
         value: Value of the root after the search.
     """
 
@@ -309,7 +311,7 @@ class ImaginedStep(Protocol):
 class Model(Protocol):
     """Model that a planner imagines steps by; see `jaxrl.envs.model.EnvModel`."""
 
-    def step(self, key: Key, packed: PyTree, action: Int[Array, ""]) -> ImaginedStep:
+    def step(self, key: Key, packed: PyTree, action: Int[Array, "*event"]) -> ImaginedStep:
         """Take one step from an observed state. Consumes the key."""
         ...
 
@@ -332,6 +334,34 @@ class PlannerDraws:
     key: Keys
     coin: Float[Array, " B"]
     move: PyTree
+
+
+def _find_actions(inner: RLModule) -> JointActions:
+    """Return the actions that a search tries.
+
+    Raises:
+        ModuleError: If they cannot be numbered, or are too many.
+    """
+    space = inner.action_space
+    joint = find_joint_actions(space)
+    if joint is None:
+        raise ModuleError(
+            "Search tries each action of a Discrete space, or of a MultiDiscrete one, and this one is "
+            f"{space}: use SAC for a Box, and PPO for any space, without a planner."
+        )
+    if not joint.event_shape:
+        return joint
+    if joint.number > MAX_JOINT_ACTIONS:
+        raise ModuleError(
+            f"{space} has {' x '.join(map(str, joint.num_choices))} = {joint.number} joint actions, and "
+            f"search tries each of up to {MAX_JOINT_ACTIONS}: use PPO without a planner, or fewer choices."
+        )
+    if inner.distribution.family is not MultiCategorical:
+        raise ModuleError(
+            f"{type(inner).__name__} draws the choices of {space} one after the other, and search takes "
+            "them as independent: set autoregressive_actions=False."
+        )
+    return joint
 
 
 class Planner(RLModule):
@@ -359,15 +389,11 @@ class Planner(RLModule):
         Raises:
             ConfigError: If mctx is missing.
             ModuleError: If `inner` is recurrent, has no values, or chooses other than one of several
-                actions.
+                actions or of their combinations.
         """
         load_mctx()
         name = type(inner).__name__
-        if not isinstance(inner.action_space, spaces.Discrete):
-            raise ModuleError(
-                f"Search tries each of a Discrete action space's actions, and this one is "
-                f"{inner.action_space}: use SAC or PPO."
-            )
+        self.joint = _find_actions(inner)
         if inner.is_stateful or inner.initial_carry(1) is not None:
             raise ModuleError(
                 f"{name} has a memory, which search does not carry through the steps that it imagines: "
@@ -385,7 +411,15 @@ class Planner(RLModule):
         )
 
     def make_distribution(self) -> ActionDistribution:
-        return self.inner.distribution
+        if not self.joint.event_shape:
+            return self.inner.distribution
+        return dataclasses.replace(
+            self.inner.distribution,
+            family=JointCategorical,
+            input_dim=self.joint.number,
+            mask_dim=sum(self.joint.num_choices),
+            build=functools.partial(JointCategorical.from_inputs, joint=self.joint),
+        )
 
     @property
     def has_density(self) -> bool:
@@ -447,23 +481,25 @@ class Planner(RLModule):
         else:
             keys = draws.key
         found = self.plan(params, obs, keys, hparams or {}, explore=False)
-        return self._name_outputs(found.action, found, carry)
+        return self._name_outputs(self.joint.to_action(found.action), found, carry)
 
     def _explore(
         self, params: Params, obs: PyTree, carry: PyTree, draws: PyTree, moment: Moment
     ) -> dict[str, Any]:
         found = self.plan(params, obs, draws.key, moment.hparams, explore=True)
-        action = found.action
+        action = self.joint.to_action(found.action)
         if (epsilon := moment.hparams.get("epsilon")) is not None:
             random, _ = make_random_action(self.action_space, draws.move, self.action_mask(obs))
-            action = jnp.where(draws.coin < epsilon, random.astype(action.dtype), action)
+            action = where_rows(draws.coin < epsilon, random.astype(action.dtype), action)
         return self._name_outputs(action, found, carry)
 
-    def _name_outputs(self, action: Int[Array, " B"], found: Plan, carry: PyTree) -> dict[str, Any]:
+    def _name_outputs(
+        self, action: Int[Array, " B *event"], found: Plan, carry: PyTree
+    ) -> dict[str, Any]:
         return {
             Columns.ACTIONS: action,
             Columns.ACTION_DIST_INPUTS: jnp.log(found.policy + TINY),
-            Columns.ACTION_LOGP: jnp.zeros(action.shape, jnp.float32),
+            Columns.ACTION_LOGP: jnp.zeros(found.action.shape, jnp.float32),
             Columns.STATE_OUT: carry,
         }
 
@@ -514,7 +550,9 @@ class Planner(RLModule):
         """
         logits, value = self.evaluate(params, obs)
         mask = self.action_mask(obs)
-        is_illegal = jnp.zeros(logits.shape, bool) if mask is None else ~mask.astype(bool)
+        is_illegal = jnp.zeros(logits.shape, bool)
+        if mask is not None:
+            is_illegal = ~self.joint.combine_mask(mask)
         node = Node(state=obs[STATE], is_over=jnp.zeros(value.shape, bool))
         root = load_mctx().RootFnOutput(prior_logits=logits, value=value, embedding=node)
         return root, is_illegal
@@ -535,7 +573,7 @@ class Planner(RLModule):
                 "Algorithm or its policy, or call bind(observe, take)."
             )
         keys = jax.random.split(jax.random.wrap_key_data(key), action.shape[0])
-        step = jax.vmap(self.model.step)(keys, node.state, self._take(action))
+        step = jax.vmap(self.model.step)(keys, node.state, self._take(self.joint.to_action(action)))
         seen = self._observe(step.obs)
         logits, value = self.evaluate(params, seen)
         was_over, is_over = node.is_over, node.is_over | step.is_over
@@ -554,7 +592,8 @@ class Planner(RLModule):
     def evaluate(
         self, params: Params, obs: PyTree
     ) -> tuple[Float[Array, "B n"], Float[Array, " B"]]:
-        """Return the logits of legal actions and the values of who is to move."""
+        """Return the logits of all joint actions, low for illegal ones, and the values of who is to move."""
         out = self.inner.forward_train(params, {Columns.OBS: self.get_seen(obs)})
-        logits = mask_logits(out[Columns.ACTION_DIST_INPUTS], self.action_mask(obs))
+        inputs, mask = out[Columns.ACTION_DIST_INPUTS], self.action_mask(obs)
+        logits = self.joint.combine_logits(inputs, mask)
         return logits.astype(jnp.float32), out[Columns.VF_PREDS].astype(jnp.float32)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from scipy.special import log_softmax
 
 from jaxrl import AlphaZeroConfig, JaxEnv, PPOConfig, RandomRLModule, Seats, TimeStep, grid
-from jaxrl.algorithms.alpha_zero import AlphaZeroLearner
+from jaxrl.algorithms.alpha_zero import AlphaZeroBatch, AlphaZeroLearner
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Progress, Rollout
@@ -466,6 +467,102 @@ def test_all_replies_are_played() -> None:
     assert shares[200] < 0.1
 
 
+# --- several choices ---
+
+PAIRS = np.float32([[1.0, 0.0], [0.0, 3.0], [0.5, 9.0]])
+"""Rewards of both choices of `Pairs`; the best of all, (2, 1), is illegal."""
+
+
+class Pairs(JaxEnv[Any, None]):
+    """One step with a choice of three and one of two, whose reward is that of both together."""
+
+    name = "Pairs"
+    choices: Any = (3, 2)
+
+    def observation_space(self, params: None) -> gymnasium.Space[Any]:
+        mask = spaces.MultiBinary(sum(self.choices))
+        return spaces.Dict({"action_mask": mask, "obs": spaces.Box(0.0, 1.0, (1,), np.float32)})
+
+    def action_space(self, params: None) -> gymnasium.Space[Any]:
+        return spaces.MultiDiscrete(self.choices)
+
+    def see(self) -> Any:
+        mask = jnp.arange(sum(self.choices)) != 2
+        return {"action_mask": mask.astype(jnp.int8), "obs": jnp.zeros((1,), jnp.float32)}
+
+    def reset(self, key: Any, params: None) -> tuple[Any, Any]:
+        return {"x": jnp.zeros((), jnp.float32)}, self.see()
+
+    def step(self, key: Any, state: Any, action: Any, params: None) -> tuple[Any, TimeStep]:
+        assert action.shape == (2,)
+        reward = jnp.asarray(PAIRS)[action[0], action[1]]
+        flag = jnp.bool_(True)
+        return state, TimeStep(obs=self.see(), reward=reward, terminated=flag, truncated=~flag)
+
+
+@pytest.mark.parametrize("method", ["gumbel", "puct"])
+def test_all_combinations_of_choices_are_searched(method: str) -> None:
+    _, obs = make(Pairs).env.reset(new_key(), None)
+    state = {"x": jnp.zeros((), jnp.float32)}
+    # Logits of the three and of the two choices: each alone prefers another than the best together.
+    logits = np.array([0.4, 0.2, 5.0, 0.2, -0.1], np.float32)
+    found = decide(Pairs, {**obs, "state": state}, method, 200, logits)
+    policy = np.asarray(found.policy[0]).reshape(3, 2)
+    assert_close(policy.sum(), 1.0, rtol=1e-5)
+    assert np.unravel_index(policy.argmax(), policy.shape) == (1, 1)
+    assert int(found.action[0]) == 3
+    assert policy[2].sum() == 0.0
+
+
+def test_the_loss_of_several_choices_is_the_divergence_of_their_product() -> None:
+    config = run_of(Pairs).training(vf_loss_coeff=0.0)
+    learner: Any = assemble(config).train_step.learner
+    state, rng = learner.init(new_key()), np.random.default_rng(3)
+    inner, joint = learner.module.inner, learner.module.joint
+    obs = make_zeros(inner.observation_space, (4,))
+    obs = {**obs, "action_mask": jnp.asarray([[1, 1, 0, 1, 1]] * 4, jnp.int8)}
+    target = rng.dirichlet(np.ones(4), 4)
+    target = np.concatenate([target, np.zeros((4, 2))], axis=1)
+    batch = AlphaZeroBatch(
+        obs=obs,
+        policy=jnp.asarray(target, jnp.float32),
+        value_targets=jnp.zeros((4,), jnp.float32),
+        weight=jnp.ones((4,), jnp.float32),
+    )
+    values = learner.settings.at(state.hparams, Progress.zeros())
+    loss, _ = learner.compute_loss(state.sgd.params, batch, values, new_key())
+    inputs = inner.forward_train(state.sgd.params, {Columns.OBS: obs})[Columns.ACTION_DIST_INPUTS]
+    first, second = np.asarray(inputs, np.float64)[:, :2], np.asarray(inputs, np.float64)[:, 3:]
+    log_prob = (log_softmax(first, -1)[:, :, None] + log_softmax(second, -1)[:, None]).reshape(4, 4)
+    divergence = (target[:, :4] * (np.log(target[:, :4]) - log_prob)).sum(-1)
+    assert_close(loss, divergence.mean(), rtol=1e-4)
+    # The distribution of the improved policy is of whole actions.
+    dist = learner.module.action_dist(jnp.log(batch.policy + planner.TINY), {"obs": obs})
+    actions = joint.to_action(jnp.arange(6, dtype=jnp.int32))
+    np.testing.assert_array_equal(actions, [(i, j) for i in range(3) for j in range(2)])
+    np.testing.assert_array_equal(joint.to_index(actions), range(6))
+    for row, action in enumerate(np.asarray(dist.mode())):
+        assert int(joint.to_index(action)) == int(target[row].argmax())
+        assert_close(jnp.exp(dist.log_prob(dist.mode()))[row], target[row].max(), rtol=1e-4)
+    drawn = jax.vmap(dist.sample)(jax.random.split(new_key(), 50))
+    assert drawn.shape == (50, 4, 2)
+    assert int(drawn[..., 0].max()) == 1
+
+
+@pytest.mark.allow_key_reuse
+def test_several_choices_are_learned_and_acted_by() -> None:
+    config = run_of(Pairs, lr=3e-2, num_epochs=4, epsilon=0.5, num_simulations=8)
+    with config.build() as algorithm:
+        for _ in range(10):
+            algorithm.train()
+        alone = algorithm.evaluate(num_episodes=20, planner={"num_simulations": 0})
+        made = with_state(make(Pairs))
+        obs = jax.tree.map(np.asarray, made.env.reset(new_key(), made.params)[1])
+        action = algorithm.compute_single_action(obs, explore=False)
+    assert alone["env_runners"]["episode_return_mean"] > 2.5
+    np.testing.assert_array_equal(action, [1, 1])
+
+
 # --- refusals ---
 
 
@@ -536,7 +633,18 @@ REFUSALS: list[tuple[Any, str]] = [
     (lambda c: c.environment(Trio), "has 3 agents"),
     (lambda c: c.environment(AtOnce), "set max_acting=1"),
     (lambda c: c.environment(Team), "are a team"),
-    (lambda c: c.environment("Pendulum-v1"), r"Discrete action space.*use SAC or PPO"),
+    (
+        lambda c: c.environment("Pendulum-v1"),
+        r"each action of a Discrete space.*use SAC for a Box, and PPO for any",
+    ),
+    (
+        lambda c: c.environment(type("Many", (Pairs,), {"choices": (30, 20)})),
+        r"30 x 20 = 600 joint actions, and search tries each of up to 512: use PPO",
+    ),
+    (
+        lambda c: c.environment(Pairs).rl_module(model_config={"autoregressive_actions": True}),
+        "one after the other, .* autoregressive_actions=False",
+    ),
     (lambda c: c.environment("gymnasium:CartPole-v1"), "is stepped in Python: name one in JAX"),
     (lambda c: c.environment(observe_state=False), "searches from it: leave it at True"),
     (
@@ -599,7 +707,7 @@ def test_search_plays_against_opponents_without() -> None:
 
 
 class Generous(Pile):
-    """Who loses gets half of what the winner does."""
+    """The loser gets half of what the winner does."""
 
     def step(self, *args: Any) -> tuple[PileState, MultiStep]:
         state, step = super().step(*args)
@@ -715,7 +823,7 @@ def test_wrong_searches_at_evaluation_are_refused() -> None:
     [
         ("DQN", "CartPole-v1", "'vf_preds'"),
         ("PPO", "gymnasium:CartPole-v1", "is stepped in Python"),
-        ("PPO", "Pendulum-v1", "Discrete action space"),
+        ("PPO", "Pendulum-v1", "a Discrete space, or of a MultiDiscrete one"),
         ("PPO", "StatelessCartPole-v0", "open cards"),
     ],
 )

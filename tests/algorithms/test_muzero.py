@@ -352,7 +352,10 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: config_of().environment(observe_state=True),
         "observe_state=True is for a search in the environment, .* leave it out, or use AlphaZero",
     ),
-    "continuous": (lambda: config_of("Pendulum-v1"), "one of several actions.*use SAC or PPO"),
+    "continuous": (
+        lambda: config_of("Pendulum-v1"),
+        "one of several actions.*use SAC for a Box, and PPO for any",
+    ),
     "memory": (
         lambda: config_of().rl_module(model_config={"use_lstm": True}),
         "add a memory, which a search does not carry",
