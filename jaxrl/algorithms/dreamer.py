@@ -482,6 +482,11 @@ class DreamerV3Config(AlgorithmConfig):
                 f"burn_in_len={training.burn_in_len} is not supported by DreamerV3, whose world model "
                 "learns from all rows of a sequence; leave it out, or raise batch_length_T."
             )
+        if training.initial_random_timesteps:
+            raise ConfigError(
+                f"initial_random_timesteps={training.initial_random_timesteps} has no effect on DreamerV3, "
+                "whose policy draws at random until it learns; set num_steps_sampled_before_learning_starts."
+            )
         if not training.zero_init_states:
             raise ConfigError(
                 "zero_init_states=False is not supported by DreamerV3, whose sequences start at the "

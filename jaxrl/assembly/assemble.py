@@ -957,7 +957,7 @@ def make_policy_step(config: "Config", made: AnyMadeEnv) -> PolicyStep:
     step = PolicyStep(module=module, obs_pipeline=observations, action_pipeline=actions)
     if model is not None:
         step = add_search(step, model, whole, planner)
-    elif isinstance(module, LatentModule):
+    elif planner is not None:
         step = search_latents(step, planner)
     return step.fit(observation_space)
 
@@ -968,13 +968,19 @@ def search_latents(step: PolicyStepT, search: Search | None) -> PolicyStepT:
     Args:
         step: Policy of a `LatentModule`, with or without search.
         search: Settings of the search; None for none.
+
+    Raises:
+        ModuleError: If it is a policy of another module.
     """
     module = step.module.inner if isinstance(step.module, Planner) else step.module
     if search is not None:
+        if not isinstance(module, LatentModule):
+            raise ModuleError(
+                f"MuZero searches in the model of a LatentModule, got a {type(module).__name__}: subclass "
+                "it, or use AlphaZero, which searches in the environment."
+            )
         seen = step.obs_pipeline.spaces[-1]
-        module = LatentPlanner(
-            inner=cast("LatentModule", module), search=search, observation_space=seen
-        )
+        module = LatentPlanner(inner=module, search=search, observation_space=seen)
     return dataclasses.replace(step, module=module)
 
 

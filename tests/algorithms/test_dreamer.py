@@ -731,6 +731,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[JaxrlError], list[str]]] = {
     ),
     "n_step": (with_training(n_step=3), ConfigError, ["n_step=3", "gae_lambda"]),
     "burn-in": (with_training(burn_in_len=2), ConfigError, ["burn_in_len=2", "batch_length_T"]),
+    "random steps": (
+        with_training(initial_random_timesteps=10),
+        ConfigError,
+        ["initial_random_timesteps=10", "num_steps_sampled_before_learning_starts"],
+    ),
     "states": (
         with_training(zero_init_states=False),
         ConfigError,

@@ -11,12 +11,12 @@ import pytest
 from gymnasium import spaces
 from scipy.special import log_softmax, softmax
 
-from jaxrl import JaxEnv, MuZeroConfig, TimeStep
+from jaxrl import JaxEnv, MuZeroConfig, RLModule, TimeStep
 from jaxrl.algorithms import muzero
 from jaxrl.algorithms.muzero import MuZeroBatch, Windows, make_windows
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import pytree
-from jaxrl.core.types import Rollout
+from jaxrl.core.types import Columns, Rollout
 from jaxrl.errors import JaxrlError
 from jaxrl.modules.latent_planner import BINS, decode
 from tests.helpers import assert_close
@@ -339,6 +339,16 @@ def test_an_evaluation_searches_further() -> None:
             assert np.isfinite(result["episode_return_mean"])
 
 
+class Plain(RLModule):
+    """Policy and values without a model."""
+
+    def init(self, key: Any) -> Any:
+        return {"w": jnp.zeros((4, 2))}
+
+    def _forward(self, params: Any, obs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: obs @ params["w"], Columns.VF_PREDS: obs[..., 0]}
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "unroll": (
         lambda: config_of(unroll_steps=8),
@@ -375,6 +385,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "hidden parts": (
         lambda: config_of().rl_module(model_config={"critic_only_observations": ["x"]}),
         "critic_only_observations=.* has no effect on MuZero",
+    ),
+    "another module": (
+        lambda: config_of("CartPole-v1").rl_module(rl_module_spec=Plain),
+        "model of a LatentModule, got a Plain: subclass it, or use AlphaZero",
     ),
     "no simulations": (lambda: config_of(num_simulations=0), "num_simulations"),
 }
