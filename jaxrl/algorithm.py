@@ -25,6 +25,7 @@ from jaxrl.callbacks import CallbackList
 from jaxrl.compat.lookup import RLlibNames, answer_arguments, is_defined_by_user, load
 from jaxrl.config.agent_mapping import Mapped, follow
 from jaxrl.config.imports import TrustSpec
+from jaxrl.config.multi_agent import find_searchers
 from jaxrl.config.placement import describe_idle_settings, resolve_placement
 from jaxrl.config.serialize import get_config_class_path
 from jaxrl.config.stop import (
@@ -389,9 +390,11 @@ class Algorithm(RLlibNames):
                 searches in the environment.
         """
         made, state = self._assembly.require_jax_env("set_env_params()"), self.state
-        if made.model is not None and self.config.get_planner() is not None:
+        searchers = find_searchers(self.config.multi_agent_settings.policies)
+        if made.model is not None and (searchers or self.config.get_planner() is not None):
+            who = f"{next(iter(searchers))!r}" if searchers else "the policy"
             raise EnvError(
-                f"set_env_params() changes {made.id}, and the policy searches in the environment that the "
+                f"set_env_params() changes {made.id}, and {who} searches in the environment that the "
                 "run began with: begin another one with the parameters as env_config."
             )
         changed = change_env_params(made, state.env_params, params, fields)
@@ -1232,7 +1235,9 @@ class Algorithm(RLlibNames):
         state = self.state
         names = [module_ids] if isinstance(module_ids, str) else module_ids
         selected = list_modules(state) if names is None else names
-        return get_weights(state, [self._actions.check_id(name) for name in selected])
+        owners = {x: self.league.find_owner(self._actions.check_id(x)) for x in selected}
+        found = get_weights(state, list(dict.fromkeys(owners.values())))
+        return {name: found[owner] for name, owner in owners.items()}
 
     @single_threaded
     def set_weights(self, weights: Mapping[str, PyTree], *, strict: bool = True) -> list[str]:
@@ -1251,6 +1256,7 @@ class Algorithm(RLlibNames):
         Raises:
             ModuleError: If `strict` and any parameter does not match.
         """
+        self.league.check_owners(weights)
         self.state, problems = set_weights(self.state, weights, strict=strict)
         return problems
 

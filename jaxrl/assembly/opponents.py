@@ -8,11 +8,22 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxrl.assembly.assemble import Assembly, format_space, make_policy_step, replace_per_lane
+from jaxrl.assembly.assemble import (
+    Assembly,
+    add_search,
+    format_space,
+    make_policy_step,
+    replace_per_lane,
+)
 from jaxrl.config.agent_mapping import DRAWN, AgentMapping, LeagueDraw
 from jaxrl.config.batch_plan import MultiAgentPlan, compute_module_sizes
 from jaxrl.config.markers import Marker
-from jaxrl.config.multi_agent import get_module_overrides, make_module_config
+from jaxrl.config.multi_agent import (
+    find_searchers,
+    get_module_overrides,
+    has_own_spec,
+    make_module_config,
+)
 from jaxrl.config.pbt import check_mutable, parse_mutations
 from jaxrl.config.settings.multi_agent import Draw, League, SeveralLearners
 from jaxrl.core.hparams import list_hparams
@@ -22,6 +33,7 @@ from jaxrl.envs.multi.made import MadeMultiEnv
 from jaxrl.envs.registry import MadeEnv
 from jaxrl.errors import ConfigError, JaxrlError
 from jaxrl.learners.learner import LearnerState
+from jaxrl.modules.planner import Planner, make_search
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.league import LeaguePlayers, Standing, find_version, weigh_draws
 from jaxrl.training.opponents import MAX_ID_BYTES, OpponentKind, OpponentPool, list_names
@@ -68,7 +80,8 @@ def describe_architecture(policy: "PolicyStep") -> tuple[Any, ...]:
     """Return what two modules have in common whose parameters may be exchanged."""
     module, shapes = policy.module, policy.param_shapes
     sizes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(shapes)]
-    return type(module), module.model_config, jax.tree.structure(shapes), sizes
+    acting = (type(module.inner), module.search) if isinstance(module, Planner) else ()
+    return type(module), *acting, module.model_config, jax.tree.structure(shapes), sizes
 
 
 def sort_kinds(kinds: Sequence[OpponentKind]) -> tuple[OpponentKind, ...]:
@@ -101,16 +114,16 @@ def make_league_players(
     found: list[OpponentKind] = []
     for kind in kinds:
         policies = {m: modules[m].policy_step for m in league.learners}
-        learners = tuple(
-            m
+        learners = {
+            m: m
             for m in league.learners
             if find_kind([kind], policies[m]) is not None
             and has_same_hparams(modules[kind.learner], modules[m])
-        )
+        }
         ids = (*kind.ids, *(name for name, main in firsts.items() if main in learners))
         snapshots = kind.capacity if isinstance(league, League) or not learners else 0
         if snapshots and learners:
-            _check_room(snapshots, ids, learners)
+            _check_room(snapshots, ids, tuple(learners))
         found.append(
             dataclasses.replace(
                 kind, ids=ids, learners=learners, capacity=max(snapshots, len(ids)) + len(learners)
@@ -237,8 +250,12 @@ def make_opponent_pool(
     trained = {m: modules[m] for m in sorted(agents.trained)}
     kinds = _find_learner_kinds(trained, env, settings.policy_map_capacity)
     of_training = config.get_name_table().groups["training_settings"]
+    searchers = find_searchers(settings.policies)
     for module in agents.drawn:
         check_opponent_id(module)
+        if module in searchers:
+            kinds.append(_make_searcher(config, env, trained, module, searchers[module]))
+            continue
         unused = [name for name in get_module_overrides(settings, module) if name in of_training]
         if unused:
             raise ConfigError(
@@ -388,3 +405,55 @@ def _add_opponent(
         return [*kinds, new]
     more = dataclasses.replace(same, ids=(*same.ids, module))
     return [more if kind is same else kind for kind in kinds]
+
+
+def _make_searcher(
+    config: "Config",
+    env: MadeEnv,
+    trained: Mapping[str, Assembly],
+    module: str,
+    spec: Mapping[str, Any],
+) -> OpponentKind:
+    """Return the kind of an opponent that searches with the present parameters of a learner.
+
+    Args:
+        config: Config of the run.
+        env: Environment as opponents see it.
+        trained: Modules that are trained.
+        module: Id of the opponent.
+        spec: `{"of": learner, "num_simulations": 64}`, and `"search"` as in AlphaZero.
+
+    Raises:
+        JaxrlError: If the learner cannot search, or a setting of the opponent has no effect.
+    """
+    learner = spec["of"]
+    if get_module_overrides(config.multi_agent_settings, module) or has_own_spec(config, module):
+        raise ConfigError(
+            f"The module {module!r} is {learner!r} with a search, so a module or settings of its own "
+            f"have no effect: leave them out of rl_module_specs and "
+            "algorithm_config_overrides_per_module."
+        )
+    own = trained[learner]
+    if not all(is_same_space(x, y) for x, y in zip(own.made.spaces, env.spaces, strict=True)):
+        raise ConfigError(
+            f"The module {module!r} plays as {learner!r}, whose spaces are others than those of the "
+            "agents that are drawn: map it where it could play itself."
+        )
+    assert env.model is not None
+    try:
+        search = make_search({name: value for name, value in spec.items() if name != "of"})
+        if search is None:
+            raise ConfigError(
+                f"num_simulations=0 is {learner!r} without search: set 1 or more, or draw a snapshot."
+            )
+        policy = add_search(own.policy_step, env.model, env.spaces[0], search)
+    except JaxrlError as error:
+        raise type(error)(f"The module {module!r}: {error}") from error
+    return OpponentKind(
+        name=module,
+        policy=policy,
+        capacity=1,
+        ids=(),
+        learner=learner,
+        learners={module: learner},
+    )

@@ -19,7 +19,7 @@ from jaxrl.training.rollout import PolicyStep
 def add_planner(assembly: Assembly, planner: Mapping[str, Any] | None) -> Assembly:
     """Return a run whose environment shows its state, and whose trained policies search from it.
 
-    Parameters and connectors' statistics are the run's own.
+    Parameters and connectors' statistics are the run's own. Opponents that are drawn act as in the run.
 
     Args:
         assembly: Functions of the run.
@@ -50,7 +50,10 @@ def add_planner(assembly: Assembly, planner: Mapping[str, Any] | None) -> Assemb
             )
             for m, step in steps.policies.items()
         }
-        step = cast("PolicyStep", dataclasses.replace(steps, policies=policies))
+        pool = steps.pool and steps.pool.with_policies(
+            lambda own: add_search(own, model, space, _choose(own, None, None))
+        )
+        step = cast("PolicyStep", dataclasses.replace(steps, policies=policies, pool=pool))
     else:
         assert isinstance(made, MadeEnv)
         own = assembly.policy_step

@@ -45,7 +45,13 @@ from jaxrl.envs.contract import check_agents
 from jaxrl.envs.model import with_state
 from jaxrl.envs.multi.host_made import MadeMultiHostEnv
 from jaxrl.envs.multi.host_slots import AgentSlotPlan, SpacePair
-from jaxrl.envs.registry import MadeMultiEnv, is_multi_agent_spec, make_any, make_multi
+from jaxrl.envs.registry import (
+    MadeEnv,
+    MadeMultiEnv,
+    is_multi_agent_spec,
+    make_any,
+    make_multi,
+)
 from jaxrl.errors import ConfigError, did_you_mean
 from jaxrl.metrics import ALL_MODULES, DEFAULT_MODULE
 
@@ -87,7 +93,7 @@ def make_agents_env(environment: EnvironmentSettings, settings: MultiAgentSettin
     made = make_any(environment.env, environment.env_config, max_episode_steps=limit)
     if isinstance(made, MadeMultiEnv):
         check_agents(made.env, made.id)
-    if environment.observe_state and not isinstance(made, MadeMultiEnv):
+    if environment.observe_state and not isinstance(made, MadeMultiEnv | MadeEnv):
         raise make_state_error(made.id)
     if isinstance(made, MadeMultiHostEnv):
         return made if settings.max_agents is None else _give_slots(settings, made)
@@ -126,7 +132,7 @@ def resolve_agents(
     ids = _list_ids(settings.policies)
     for module in ids:
         check_module_id(module)
-    league = settings.learners_league
+    league, searchers = settings.learners_league, find_searchers(settings.policies)
     if ids and league is not None:
         ids = sorted({*ids, *league.learners})
     agents = find_agents(settings.mapping)
@@ -136,7 +142,14 @@ def resolve_agents(
         agents = made.possible_agents
     assert agents is not None
     check_league_settings(settings, agents)
+    if searchers:
+        _check_search(environment, settings, made, next(iter(searchers)))
     patterns, choices = _map_agents(settings, agents, made, ids)
+    alone = {module: Draw((module,)) for module in searchers}
+    patterns = tuple(
+        {a: alone.get(own, own) if isinstance(own, str) else own for a, own in pattern.items()}
+        for pattern in patterns
+    )
     players = [own for pattern in patterns for own in pattern.values()]
     chosen = {module for names in choices.values() for module in names}
     modules = tuple(sorted(chosen | {own for own in players if not isinstance(own, Draw)}))
@@ -148,9 +161,53 @@ def resolve_agents(
             "agent to it, or leave it out."
         )
     trained = _find_trained(settings.policies_to_train, modules, drawn)
+    for module, spec in searchers.items():
+        _check_searcher(module, spec, trained)
     return AgentMapping(
         patterns=patterns, modules=modules, trained=trained, drawn=drawn, choices=choices
     )
+
+
+def find_searchers(policies: object) -> dict[str, Mapping[str, Any]]:
+    """Return the opponents that search with the parameters of a learner, and the dictionary of each."""
+    if not isinstance(policies, Mapping):
+        return {}
+    given = cast("Mapping[str, Any]", policies)
+    return {module: spec for module, spec in given.items() if isinstance(spec, Mapping)}
+
+
+def _check_search(
+    environment: EnvironmentSettings,
+    settings: MultiAgentSettings,
+    made: AnyMadeMulti | None,
+    module: str,
+) -> None:
+    """Raise ConfigError if no opponent can search in an environment, or in a league."""
+    if isinstance(made, MadeMultiHostEnv):
+        raise make_state_error(made.id)
+    if not environment.observe_state:
+        raise ConfigError(
+            f"policies has {module!r}, which searches from the state of the environment: set "
+            "environment(observe_state=True), so that observations have it."
+        )
+    league = settings.learners_league
+    if league is not None:
+        raise ConfigError(
+            f"policies has {module!r}, which searches with the present parameters of a learner, and "
+            f"league={type(league).__name__}(...) weighs past players alone: use SelfPlay(...), or "
+            "evaluate(planner=...)."
+        )
+
+
+def _check_searcher(module: str, spec: Mapping[str, Any], trained: Collection[str]) -> None:
+    """Raise ConfigError if an opponent does not search with the parameters of a learner."""
+    learner = spec.get("of")
+    if not isinstance(learner, str) or learner not in trained:
+        raise ConfigError(
+            f"policies[{module!r}] searches with the parameters of a module that is trained, such as "
+            f"{{'of': {min(trained)!r}, 'num_simulations': 64}}, got {dict(spec)!r}."
+            f"{did_you_mean(str(learner), trained)}"
+        )
 
 
 def _find_drawn(draws: list[Draw], modules: tuple[str, ...], ids: list[str]) -> tuple[str, ...]:
@@ -535,6 +592,14 @@ def check_module_ids(settings: MultiAgentSettings, spec: object, agents: AgentMa
                 f"{setting} has {unknown!r}, but the modules are {', '.join(known)}."
                 f"{did_you_mean(unknown, known)}"
             )
+
+
+def has_own_spec(config: "Config", module: str) -> bool:
+    """Return whether a MultiRLModuleSpec has a module."""
+    from jaxrl.modules.rl_module import MultiRLModuleSpec
+
+    spec = config.rl_module_settings.rl_module_spec
+    return isinstance(spec, MultiRLModuleSpec) and module in spec.rl_module_specs
 
 
 def _to_settings(overrides: Mapping[str, Any] | SetValues | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from jaxrl.assembly.opponents import check_opponent_id, find_kind, get_learner, 
 from jaxrl.config.agent_mapping import DRAWN, AgentMapping, Mapped
 from jaxrl.config.batch_plan import MultiAgentPlan
 from jaxrl.config.markers import Marker
-from jaxrl.config.multi_agent import check_module_id
+from jaxrl.config.multi_agent import check_module_id, find_searchers
 from jaxrl.config.pbt import PopulationBasedTraining, parse_mutations
 from jaxrl.config.settings.multi_agent import League, PopulationPlay, SelfPlay, SeveralLearners
 from jaxrl.config.settings.run import EvaluationSettings
@@ -26,7 +26,13 @@ from jaxrl.core.keys import make_key
 from jaxrl.core.seeds import make_seed_sequence
 from jaxrl.core.struct import replace
 from jaxrl.core.types import Counter, PyTree
-from jaxrl.errors import CheckpointError, ConfigError, UnknownNameError, did_you_mean
+from jaxrl.errors import (
+    CheckpointError,
+    ConfigError,
+    ModuleError,
+    UnknownNameError,
+    did_you_mean,
+)
 from jaxrl.evaluation.evaluation import Evaluation
 from jaxrl.evaluation.pairings import Opponent
 from jaxrl.loggers.recorder import RunRecord
@@ -124,12 +130,14 @@ def is_snapshot_due(settings: SelfPlay, table: LeagueTable, iteration: int) -> b
 
     Args:
         settings: The league.
-        table: Its games; opponents that are not drawn any more do not matter.
+        table: Its games; opponents that are not drawn any more do not matter, nor those that the
+            learner cannot beat because they search with its own parameters.
         iteration: Number of the iteration.
     """
     if settings.every is not None and iteration % settings.every == 0:
         return True
-    is_drawn = np.array([weight > 0.0 for weight in weigh(settings, table).values()])
+    weights = weigh(settings, table)
+    is_drawn = np.array([w > 0.0 and name not in table.searchers for name, w in weights.items()])
     if (table.recent[is_drawn].sum(axis=1) < settings.least_games).any():
         return False
     return bool((table.compute_recent_shares()[is_drawn] >= settings.win_rate).all())
@@ -315,6 +323,22 @@ class RunLeague:
         """Ids of the opponents, in the order of their slots."""
         return list(opponents.list_opponents(self.state))
 
+    def find_owner(self, module_id: str) -> str:
+        """Return the module whose parameters an opponent searches with, or the same id."""
+        pool, slots = self._assembly.pool, opponents.list_opponents(self.state)
+        if pool is None or module_id not in slots:
+            return module_id
+        return pool.present.get(slots[module_id], module_id)
+
+    def check_owners(self, weights: Mapping[str, object]) -> None:
+        """Raise ModuleError if weights have an opponent that has the parameters of a learner."""
+        for name in weights if isinstance(weights, Mapping) else ():
+            if (owner := self.find_owner(name)) != name:
+                raise ModuleError(
+                    f"weights has {name!r}, which searches with the parameters of {owner!r}: set those, "
+                    f"set_weights({{{owner!r}: ...}})."
+                )
+
     def snapshot(self, module_id: str, *, as_: str) -> None:
         """Add a copy of a module as an opponent; see `Algorithm.snapshot`."""
         pool = self._get_pool(f"snapshot({module_id!r}, as_={as_!r})")
@@ -469,7 +493,7 @@ class RunLeague:
             )
         games, played = opponents.read_games(self.state)
         names = np.asarray(to_host(state.names))
-        return LeagueTable.from_arrays(min(self._trained), names, games, played)
+        return LeagueTable.from_arrays(min(self._trained), names, games, played, self._searchers)
 
     def advance(self, result: dict[str, Any]) -> None:
         """Add the league to a result, take a snapshot that is due, and weigh the opponents."""
@@ -518,7 +542,7 @@ class RunLeague:
         name = f"{learner}_v{max(versions, default=0) + 1}"
         self.snapshot(learner, as_=name)
         slot = opponents.find_slot(self.state, name)
-        self.state = opponents.record_snapshot(self.state, slot)
+        self.state = opponents.record_snapshot(self.state, slot, self._searchers)
         logger.info("league: %s joins %s.", name, ", ".join(table.opponents))
 
     def _advance_learners(self, league: SeveralLearners, result: dict[str, Any]) -> None:
@@ -685,6 +709,11 @@ class RunLeague:
         return plan.agents
 
     @property
+    def _searchers(self) -> Collection[str]:
+        """Opponents that search with the present parameters of a learner."""
+        return find_searchers(self._config.multi_agent_settings.policies)
+
+    @property
     def _trained(self) -> frozenset[str]:
         return self._assembly.train_step.trained  # pyright: ignore
 
@@ -715,7 +744,7 @@ class RunLeague:
     ) -> None:
         check_module_id(name)
         check_opponent_id(name)
-        taken = [*self.state.modules, *self.opponents]
+        taken = [*self.state.modules, *self.opponents, *self._searchers]
         if name in taken:
             raise ConfigError(
                 f"There is a module {name!r} already: choose another id, or remove_module it first."

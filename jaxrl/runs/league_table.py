@@ -6,14 +6,14 @@ pay-off matrix of several learners.
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxrl.config.multi_agent import is_module_id
+from jaxrl.config.multi_agent import find_searchers, is_module_id
 from jaxrl.errors import CheckpointError
 from jaxrl.runs import checkpoint as ckpt
 from jaxrl.runs.host_state import check_metadata
@@ -92,15 +92,18 @@ class LeagueTable(GameTable):
     Attributes:
         learner: Id of the module that is trained.
         opponents: Ids of the opponents: first those that the league did not make, in the order of
-            their slots, then its snapshots, the oldest first.
+            their slots, then its snapshots, the oldest first, and `searchers`.
         games: Numbers of games won, drawn and lost by each player against each opponent: by the
             opponents, which are snapshots with the games that the learner had played when they were
             taken or have none, and in the last row by the learner since the latest snapshot.
         recent: The learner's games of the two latest windows against each opponent.
+        searchers: Opponents that search with the parameters that the learner has at present, whose
+            games are those since the latest snapshot.
     """
 
     learner: str
     recent: Int[np.ndarray, "O 3"]
+    searchers: tuple[str, ...] = ()
 
     @staticmethod
     def from_arrays(
@@ -108,6 +111,7 @@ class LeagueTable(GameTable):
         names: Int[np.ndarray, "S bytes"],
         games: Int[np.ndarray, "S+3 S 3"],
         played: Int[np.ndarray, "S 3"],
+        searchers: Collection[str] = (),
     ) -> "LeagueTable":
         """Return the table of a state.
 
@@ -116,11 +120,12 @@ class LeagueTable(GameTable):
             names: `OpponentState.names`.
             games: `OpponentState.games`.
             played: `OpponentCarry.games`, summed over the rows.
+            searchers: Opponents that search with the learner's parameters.
         """
         ids = decode_names(names)
         versions = {name: number for number, name in find_versions(learner, ids).items()}
         slots = [slot for slot, name in enumerate(ids) if name]
-        slots.sort(key=lambda slot: versions.get(ids[slot], 0))
+        slots.sort(key=lambda slot: (ids[slot] in searchers, versions.get(ids[slot], 0)))
         rows = np.concatenate([games[:-3], (played - games[-1])[None]])
         chosen = rows[np.ix_([*slots, len(ids)], slots)]
         return LeagueTable(
@@ -128,6 +133,7 @@ class LeagueTable(GameTable):
             opponents=tuple(ids[slot] for slot in slots),
             games=chosen,
             recent=(played - games[-3])[slots],
+            searchers=tuple(ids[slot] for slot in slots if ids[slot] in searchers),
         )
 
     @property
@@ -318,8 +324,11 @@ def read_league(path: str | Path) -> GameTable:
         )
     if ids is None or not _are_counts(games, played):
         raise CheckpointError(f"{found} cannot be loaded: its league has invalid ids or numbers.")
-    learner = _find_learner(metadata, leaves, found)
-    return LeagueTable.from_arrays(learner, names, games, played.sum(axis=0, dtype=np.int32))
+    learner, total = _find_learner(metadata, leaves, found), played.sum(axis=0, dtype=np.int32)
+    settings = metadata["config"].get("settings")
+    policies = settings.get("policies") if isinstance(settings, Mapping) else None
+    searchers = {name for name, spec in find_searchers(policies).items() if "of" in spec}
+    return LeagueTable.from_arrays(learner, names, games, total, searchers)
 
 
 def _find_learner(

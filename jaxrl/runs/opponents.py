@@ -1,6 +1,6 @@
 """Opponents in a run's state: adding, removing and weighing them, and the games of leagues."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -194,10 +194,18 @@ def read_games(state: TrainState) -> tuple[np.ndarray, np.ndarray]:
     return games, np.asarray(to_host(state.carry.opponents.games)).sum(axis=0, dtype=np.int32)
 
 
-def record_snapshot(state: TrainState, slot: int) -> TrainState:
-    """Return the state in which a snapshot has the learner's games, which begin anew."""
+def record_snapshot(state: TrainState, slot: int, searchers: Collection[str]) -> TrainState:
+    """Return the state in which a snapshot has the learner's games, which begin anew.
+
+    Args:
+        state: State of the run.
+        slot: Slot of the snapshot.
+        searchers: Opponents that search with the learner's parameters, so that they change with it:
+            their games are forgotten.
+    """
     games, played = read_games(state)
-    games[slot] = played - games[-1]
+    changing = np.array([name in searchers for name in read_names(state)])
+    games[slot] = np.where(changing[:, None], 0, played - games[-1])
     games[-3:] = played
     return replace_tables(state, games=games)
 

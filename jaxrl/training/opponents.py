@@ -19,6 +19,7 @@ from jaxrl.config.agent_mapping import DRAWN
 from jaxrl.config.settings.multi_agent import Draw
 from jaxrl.core.struct import pytree, replace, where_rows
 from jaxrl.core.types import Columns, Key, Keys, Progress, PyTree, Rollout
+from jaxrl.modules.planner import Planner
 from jaxrl.training.agent_rows import (
     AgentRows,
     AgentStep,
@@ -267,8 +268,9 @@ class OpponentKind:
         capacity: Number of slots.
         ids: Opponents that are there from the start, in the first slots.
         learner: Module that is trained, as which they explore.
-        learners: Modules that are trained and met as they are, in the last slots: their parameters
-            are those of the present, and are not part of the state.
+        learners: Opponents that are met with the parameters that a module which is trained has at
+            present, in the last slots, and that module: itself, or the one that an opponent
+            searches with. They are not part of the state.
     """
 
     name: str
@@ -276,7 +278,7 @@ class OpponentKind:
     capacity: int
     ids: tuple[str, ...]
     learner: str = ""
-    learners: tuple[str, ...] = ()
+    learners: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -299,6 +301,11 @@ class OpponentPool:
     rows: AgentRows
     counts_games: bool = False
     players: LeaguePlayers | None = None
+
+    def with_policies(self, change: Callable[[PolicyStep], PolicyStep]) -> "OpponentPool":
+        """Return the opponents with changed policies of the same parameters."""
+        kinds = tuple(dataclasses.replace(k, policy=change(k.policy)) for k in self.kinds)
+        return dataclasses.replace(self, kinds=kinds)
 
     @functools.cached_property
     def first_slots(self) -> dict[str, int]:
@@ -324,6 +331,16 @@ class OpponentPool:
     def find_kind(self, slot: int) -> OpponentKind:
         """Return the kind of a slot."""
         return next(k for k in reversed(self.kinds) if self.first_slots[k.name] <= slot)
+
+    def _list_present(self, kind: OpponentKind) -> list[tuple[int, str]]:
+        """Return the slots of a kind that have the present parameters of a learner, with it."""
+        end = self.first_slots[kind.name] + kind.capacity
+        return list(enumerate(kind.learners.values(), end - len(kind.learners)))
+
+    @functools.cached_property
+    def present(self) -> dict[int, str]:
+        """Learner of each slot in which one is met with the parameters of the present."""
+        return dict(pair for kind in self.kinds for pair in self._list_present(kind))
 
     def get_actor(self, state: OpponentState, slot: int) -> ActorState:
         """Return the inputs of acting of the opponent in a slot."""
@@ -441,8 +458,8 @@ class OpponentPool:
             first, leaders = self.first_slots[kind.name], self._list_leaders(kind)
             follows = state.follows[first : first + kind.capacity]
             stack = follow_learners(state.actors[kind.name], follows, leaders, actors)
-            for i, name in enumerate(reversed(kind.learners)):
-                stack = put(stack, kind.capacity - 1 - i, actors[name])
+            for slot, learner in self._list_present(kind):
+                stack = put(stack, slot - first, actors[learner])
             stacks[kind.name] = stack
         return replace(state, actors=stacks)
 
@@ -584,7 +601,10 @@ class OpponentPool:
 def _compute(
     kind: OpponentKind, stack: ActorState, member: Int[Array, " R"], rows: _Acting, explore: bool
 ) -> tuple[PyTree, ActorCarry]:
-    """Return the environment's actions of a kind and its carries; other rows' have no meaning."""
+    """Return the environment's actions of a kind and its carries; other rows' have no meaning.
+
+    Rows are sorted into blocks where there are several members, or one whose actions cost a search.
+    """
 
     def act(actor: ActorState, own: _Acting) -> tuple[PyTree, ActorCarry]:
         out: dict[str, Any] = kind.policy.act(
@@ -592,7 +612,7 @@ def _compute(
         )
         return kind.policy.action_pipeline(out[Columns.ACTIONS]), out[Columns.STATE_OUT]
 
-    if kind.capacity == 1:
+    if kind.capacity == 1 and not isinstance(kind.policy.module, Planner):
         return act(take(stack, jnp.zeros((), jnp.int32)), rows)
     size = choose_block_size(member.shape[0], kind.capacity)
     return compute_in_blocks(act, stack, member, rows, size)

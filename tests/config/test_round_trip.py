@@ -100,7 +100,12 @@ OTHER: dict[str, Any] = {
     "is_atari": True,
     "max_episode_steps": 7,
     "reset_mode": "on_demand",
-    "policies": {"p0": PolicySpec(config={"lr": 1e-3}), "p1": RLModuleSpec(), "p2": None},
+    "policies": {
+        "p0": PolicySpec(config={"lr": 1e-3}),
+        "p1": RLModuleSpec(),
+        "p2": None,
+        "p3": {"of": "p0", "num_simulations": 8, "search": {"type": "puct", "temperature": 1.0}},
+    },
     "mapping": {"a": "p0", "b": "p1"},
     "policy_mapping_fn": hook,
     "policies_to_train": ["p0"],

@@ -386,7 +386,9 @@ class MultiAgentSettings:
         import_path=dataclasses.replace(RL_MODULE, by_name=True),
         doc="Ids of the modules: a list or set of names, or a dictionary from a name to a "
         "PolicySpec, an RLModuleSpec, an RLModule class or None. None is the names that the mapping "
-        "has, by default 'default_policy' for all agents.",
+        "has, by default 'default_policy' for all agents. A dictionary in the place of a module, such "
+        "as {'of': 'main', 'num_simulations': 64}, is an opponent that searches with the parameters "
+        "that 'main' has at present.",
     )
     mapping: dict[AgentName, Player] | list[dict[AgentName, Player]] | Seats | None = field(
         default=None,
