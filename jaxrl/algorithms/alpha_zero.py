@@ -3,12 +3,13 @@
 Silver et al. 2018 (https://arxiv.org/abs/1712.01815), with the search and the policy target of Danihelka
 et al. 2022 (https://openreview.net/forum?id=bERaNdoegnO). Deviations: some moves are drawn at random
 instead of searched (`epsilon`), without which self-play settles on one line of moves; values are learned
-from λ-returns, since outcomes of games with such moves lie; and minibatches are of the latest games, if
+from λ-returns of the values that searches find, since outcomes of games with such moves lie; and minibatches are of the latest games, if
 `circular_buffer_num_batches` keeps no others.
 """
 
 import abc
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ from jaxrl.core.hparams import Traced
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.errors import ConfigError
-from jaxrl.learners.bootstrap import compute_rollout_values
+from jaxrl.learners.bootstrap import compute_successor_values
 from jaxrl.learners.policy_gradient import LossLearner, SgdLearnerState
 from jaxrl.modules.planner import Planner, Search, find_search_problem, make_search_method
 from jaxrl.modules.rl_module import RLModuleSpec
@@ -66,8 +67,8 @@ class AlphaZeroTraining(CircularTraining):
     lambda_: Traced[float] = field(
         default=0.7,
         check=unit_interval,
-        doc="λ of the value targets; 1 learns the outcomes of games, also those that moves at random "
-        "decided.",
+        doc="λ of the value targets, between the values that searches found and the outcomes of games, "
+        "which 1 learns, also those that moves at random decided.",
     )
     vf_loss_coeff: Traced[float] = field(
         default=1.0, check=non_negative, doc="Weight of the value loss."
@@ -124,17 +125,23 @@ class SearchLearner(LossLearner[SgdLearnerState], abc.ABC):
     ) -> tuple[AlphaZeroBatch, Metrics]:
         """Compute the targets of a rollout, with λ-returns in each player's own time.
 
-        Between two moves of a player are those of the other one, whose rewards to it count.
+        Targets are (1 − λ) νₜ + λ Gₜ with Gₜ = rₜ + γ ((1 − λ) νₜ₊₁ + λ Gₜ₊₁), where ν are the values
+        that the searches found, which know of better moves than those that were explored. Between two
+        moves of a player are those of the other one, whose rewards to it count.
         """
         values, mask = self.settings.at(state.hparams, progress), rollout.mask
-        estimates, next_estimates = compute_rollout_values(
-            self.module, state.sgd.params, rollout, {}, None
+        module, params = self.module, state.sgd.params
+        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
+        estimates = module.compute_values(params, rows).reshape(mask.shape)
+        found = rollout.extras[Columns.SEARCH_VALUE]
+        next_found = compute_successor_values(
+            functools.partial(module.compute_values, params), rollout, found, mask
         )
         ends = (rollout.terminated, rollout.truncated, mask)
         advantages = returns.gae(
-            rollout.reward, estimates, next_estimates, *ends, values.gamma, values.lambda_
+            rollout.reward, found, next_found, *ends, values.gamma, values.lambda_
         )
-        targets = advantages + estimates
+        targets = found + values.lambda_ * advantages
         fraction = losses.masked_moments(targets, mask, self.axis_name).fraction
         batch = AlphaZeroBatch(
             obs=self.module.get_seen(rollout.obs),

@@ -54,7 +54,7 @@ def strip_weak_types(tree: PyTree) -> PyTree:
 
 
 class Columns:
-    """RLlib's column names, as used in module outputs and batches."""
+    """RLlib's column names, as used in module outputs and batches, and a search's value of its root."""
 
     OBS = "obs"
     ACTIONS = "actions"
@@ -64,6 +64,7 @@ class Columns:
     ACTION_DIST_INPUTS = "action_dist_inputs"
     ACTION_LOGP = "action_logp"
     VF_PREDS = "vf_preds"
+    SEARCH_VALUE = "search_value"
     STATE_IN = "state_in"
     STATE_OUT = "state_out"
     EMBEDDINGS = "embeddings"

@@ -500,6 +500,7 @@ class Planner(RLModule):
             Columns.ACTIONS: action,
             Columns.ACTION_DIST_INPUTS: jnp.log(found.policy + TINY),
             Columns.ACTION_LOGP: jnp.zeros(found.action.shape, jnp.float32),
+            Columns.SEARCH_VALUE: found.value.astype(jnp.float32),
             Columns.STATE_OUT: carry,
         }
 

@@ -30,7 +30,7 @@ from jaxrl.runners.module_groups import (
 from jaxrl.runtime.program import Program
 from jaxrl.training.agent_rows import AgentRows
 from jaxrl.training.multi_rollout import act_on_zeros
-from jaxrl.training.rollout import RECORDED_COLUMNS, ActorCarry, ActorState, PolicyStep
+from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep, select_recorded
 
 
 @pytree
@@ -250,7 +250,7 @@ class HostPolicy:
         def record(group: ModuleGroup) -> PyTree:
             policy = self._policies[group.id]
             carry = policy.initial_carry(group.num_rows)
-            return _select_recorded(act_on_zeros(policy, carry, group.num_rows))
+            return _select_outputs(act_on_zeros(policy, carry, group.num_rows))
 
         shapes = {g: jax.eval_shape(partial(record, own)) for g, own in self.groups.items()}
         return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
@@ -447,7 +447,7 @@ class HostPolicy:
             starts = jnp.asarray(last.is_first)
             out = policy.act(actor, obs, before, starts, index, drawn, self.explore)
             after = where_rows(jnp.asarray(last.paused), before, out[Columns.STATE_OUT])
-        return policy.action_pipeline(out[Columns.ACTIONS]), _select_recorded(out), after
+        return policy.action_pipeline(out[Columns.ACTIONS]), _select_outputs(out), after
 
     def _init_layouts(self) -> None:
         last = {g: make_blank_prev(group.num_rows) for g, group in self.groups.items()}
@@ -461,8 +461,8 @@ def _advance_alone(policy: PolicyStep, carry: ActorCarry, last: PrevStep) -> Act
     return policy.advance(carry, jnp.asarray(last.reward), jnp.asarray(last.is_first))
 
 
-def _select_recorded(out: dict[str, Any]) -> dict[str, PyTree]:
-    return {name: out[name] for name in (Columns.ACTIONS, *RECORDED_COLUMNS)}
+def _select_outputs(out: dict[str, Any]) -> dict[str, PyTree]:
+    return {Columns.ACTIONS: out[Columns.ACTIONS], **select_recorded(out)}
 
 
 def get_cpu_device() -> Device:

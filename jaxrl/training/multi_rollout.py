@@ -35,7 +35,7 @@ from jaxrl.training.opponents import (
     OpponentRows,
     take,
 )
-from jaxrl.training.rollout import RECORDED_COLUMNS, ActorCarry, ActorState, PolicyStep
+from jaxrl.training.rollout import ActorCarry, ActorState, PolicyStep, select_recorded
 from jaxrl.training.train_state import RolloutBatch, TrainState
 
 Actors = dict[str, Any]
@@ -512,9 +512,12 @@ def act_on_zeros(policy: PolicyStep, carry: ActorCarry, num_rows: int) -> dict[s
 def _make_begun(
     obs: PyTree, out: dict[str, Any], is_first: Bool[Array, " R"], carry: ActorCarry
 ) -> BegunRow:
-    extras = {name: out[name] for name in RECORDED_COLUMNS}
     return BegunRow(
-        obs=obs, action=out[Columns.ACTIONS], extras=extras, is_first=is_first, carry=carry
+        obs=obs,
+        action=out[Columns.ACTIONS],
+        extras=select_recorded(out),
+        is_first=is_first,
+        carry=carry,
     )
 
 

@@ -25,8 +25,14 @@ from jaxrl.errors import SpaceError
 from jaxrl.modules.rl_module import Moment, RLModule, make_zeros
 from jaxrl.training.episode_stats import EpisodeRecord
 
-RECORDED_COLUMNS = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
-"""Columns of the module's output that a rollout records in addition to the action."""
+RECORDED_COLUMNS = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS, Columns.SEARCH_VALUE)
+"""Columns that a rollout records in addition to the action, if the module's output has them."""
+
+
+def select_recorded(out: dict[str, Any]) -> dict[str, PyTree]:
+    """Return the columns of a module's output that a rollout records."""
+    return {name: out[name] for name in RECORDED_COLUMNS if name in out}
+
 
 StateT = TypeVar("StateT")
 
@@ -176,8 +182,7 @@ class PolicyStep:
             )
             index = make_env_index(rows)
             out = self.act(actor, obs, carry, is_first, index, None, explore=False)
-            wanted = Columns.ACTIONS, *RECORDED_COLUMNS
-            return [out[name] for name in wanted], out[Columns.STATE_OUT]
+            return (out[Columns.ACTIONS], select_recorded(out)), out[Columns.STATE_OUT]
 
         return find_dependence(decide, *jax.eval_shape(make_inputs, jax.random.key(0)))
 
@@ -432,7 +437,6 @@ class RolloutWorker(PolicyStep):
             new_state, new_carry, step, out = self.step(
                 actor, state, c.acting, now, params, explore
             )
-            extras = {name: out[name] for name in RECORDED_COLUMNS}
             row = Rollout(
                 obs=state.obs,
                 action=out[Columns.ACTIONS],
@@ -442,7 +446,7 @@ class RolloutWorker(PolicyStep):
                 final_obs=step.final_obs,
                 is_first=state.is_first,
                 mask=step.mask,
-                extras=extras,
+                extras=select_recorded(out),
             )
             record = EpisodeRecord(
                 ended=step.ended,
@@ -494,7 +498,7 @@ def make_blank_rollout(
         final_obs=obs,
         is_first=flag,
         mask=flag,
-        extras={name: out[name] for name in RECORDED_COLUMNS},
+        extras=select_recorded(out),
     )
     rows = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (num_steps, *x.shape)), row)
     return replace(rows, carry_in=carry)

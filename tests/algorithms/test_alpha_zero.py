@@ -306,6 +306,7 @@ def recorded(module: Any, steps: int = 7, envs: int = 3) -> Rollout:
         extras={
             Columns.ACTION_LOGP: jnp.zeros(shape, jnp.float32),
             Columns.ACTION_DIST_INPUTS: jnp.log(jnp.asarray(policy, jnp.float32)),
+            Columns.SEARCH_VALUE: jnp.asarray(rng.normal(size=shape), jnp.float32),
         },
     )
 
@@ -319,7 +320,7 @@ def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut(
         out = learner.module.inner.forward_train(state.sgd.params, {Columns.OBS: obs["obs"]})
         return np.asarray(out[Columns.VF_PREDS], np.float64)
 
-    here, after = value(rows.obs), value(rows.final_obs)
+    here, after = np.asarray(rows.extras[Columns.SEARCH_VALUE]), value(rows.final_obs)
     ends = rows.terminated | rows.truncated
     # Within an episode the successor is the next row; at its end, and the rollout's, the final one.
     last = np.zeros(ends.shape, bool)
@@ -332,14 +333,13 @@ def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut(
             if not rows.mask[t, column]:
                 back = np.nan
                 continue
-            if rows.truncated[t, column]:
+            if rows.truncated[t, column] or np.isnan(back):
                 mixed = float(after[t, column])
-            elif np.isnan(back):  # the next row is no transition, but its observation has a value
-                mixed = float(here[t + 1, column])
             else:
                 mixed = 0.3 * follows[t, column] + 0.7 * back
             g = rows.reward[t, column] + (0.0 if rows.terminated[t, column] else 0.9 * mixed)
-            wanted[t, column] = back = float(g)
+            back = float(g)
+            wanted[t, column] = 0.3 * here[t, column] + 0.7 * back
     mask = np.asarray(rows.mask)
     assert_close(np.asarray(batch.value_targets)[mask], wanted[mask], rtol=1e-4)
     assert_close(batch.weight, mask / mask.mean(), rtol=1e-5)
