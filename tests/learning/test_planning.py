@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl.config.load import load_experiment
 from jaxrl.testing import play_all_replies
+from tests.learning.rollout_search import play_rollout_search
 from tests.learning.test_thresholds import all_seeds, interquartile_mean
 
 pytestmark = pytest.mark.slow
@@ -48,6 +49,29 @@ def test_without_exploring_moves_self_play_settles_on_one_line() -> None:
         lost, lines = count_losses(algorithm, 0)
     print(f"{lost} of {lines} without exploring moves")
     assert lost > 0.2 * lines  # with them 0.01
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.allow_key_reuse
+def test_connect_four_beats_plain_rollouts() -> None:
+    """Without values that are learned, search with 32 steps is far below 200 rollouts."""
+    config = load_experiment("multi_agent/connectfour-alphazero").config
+    with config.debugging(seed=0, loggers=[]).build() as algorithm:
+        while algorithm.train()["num_env_steps_sampled_lifetime"] < 1_000_000:
+            pass
+        points: dict[int, float] = {}
+        for number in (0, 32, 128):
+            policy = algorithm.get_policy(explore=False, planner={"num_simulations": number})
+            shares = [
+                play_rollout_search(
+                    policy, "ConnectFour-v0", num_rollouts=200, num_games=200, first=first
+                )
+                for first in (True, False)
+            ]
+            points[number] = sum(shares) / 2.0
+    print(f"share of points by number of simulations: {points}")
+    assert points[0] >= 0.3
+    assert points[32] >= 0.6
 
 
 @pytest.mark.timeout(1800)
