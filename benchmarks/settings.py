@@ -36,6 +36,7 @@ TEAMS, JAXMARL_TRAINS = "jaxrl-teams", "jaxmarl-trains"
 AGENTS, RLLIB_AGENTS, SB3_PETTINGZOO = "jaxrl-agents", "rllib-agents", "sb3-pettingzoo"
 OFFLINE, HANDWRITTEN_OFFLINE, JAX_CORL = "jaxrl-offline", "handwritten-offline", "jax-corl"
 D3RLPY, D3RLPY_THREADS = "d3rlpy", "d3rlpy-threads"
+DREAMER, HANDWRITTEN_DREAMER = "jaxrl-dreamer", "handwritten-dreamer"
 RLLIB_OFFLINE, RLLIB_OFFLINE_THREADS = "rllib-offline", "rllib-offline-threads"
 
 PEERS = (OURS, HANDWRITTEN, TUNED, REJAX, SB3)

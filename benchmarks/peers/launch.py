@@ -77,6 +77,8 @@ PEERS = {
     names.OFFLINE: Peer("jaxrl_offline_worker"),
     names.HANDWRITTEN_OFFLINE: Peer("handwritten_offline.worker"),
     names.JAX_CORL: Peer("jax_corl.worker"),
+    names.DREAMER: Peer("jaxrl_dreamer_worker"),
+    names.HANDWRITTEN_DREAMER: Peer("handwritten_dreamer.worker"),
     names.D3RLPY: Peer("d3rlpy.worker --threads 1", "d3rlpy"),
     names.D3RLPY_THREADS: Peer("d3rlpy.worker", "d3rlpy"),
     names.RLLIB_OFFLINE: Peer("rllib.offline_worker --threads 1", "rllib", starts_ray=True),

@@ -19,6 +19,7 @@ pytestmark = [
 ]
 
 QUICK: dict[str, tuple[list[str], list[str]]] = {
+    "dreamer": ([], ["| jaxrl-dreamer |", "| handwritten-dreamer |"]),
     "envs": (["--games", "Breakout"], ["| Breakout |"]),
     "export": ([], ["| Pendulum, SAC, 2 x 256 |"]),
     "external": ([], [f"| {name} |" for name in external.CASES]),
