@@ -1,7 +1,7 @@
 """DreamerV3 in one file, as a researcher would write it with jax, flax, and optax.
 
-It learns CartPole-v1 with the sizes and hyperparameters of jaxrl's shipped config, and computes the
-same (`jaxrl/algorithms/dreamer.py`): every iteration is one step of all environments into a ring of
+It learns CartPole-v1 with the sizes of jaxrl's shipped config, whose learning rates are its own, and
+computes the same (`jaxrl/algorithms/dreamer.py`): every iteration is one step of all environments into a ring of
 rows for each of them, then updates on sequences that are drawn from the rings. All iterations of a
 call are one compiled program, on one device. As in the hand-written PPO, a time limit is a
 termination. Nothing else is done: no results, no statistics but the episodes' lengths, no guard
