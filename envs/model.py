@@ -88,13 +88,13 @@ class WithState(JaxEnv[Any, Any]):
 
 
 class MultiWithState(MultiAgentWrapper):
-    """`WithState` of a game of two in turns, whose state says who is to move, too."""
+    """`WithState` of a game of one or of two in turns, whose state says who is to move, too."""
 
     def __init__(self, env: MultiAgentJaxEnv[Any, Any], params: PyTree) -> None:
         """Wrap `env`.
 
         Raises:
-            EnvError: If its state cannot be observed or searched, or it is no game of two in turns.
+            EnvError: If its state cannot be observed or searched, or it is no such game.
         """
         super().__init__(env)
         _check_game(env, params)
@@ -294,9 +294,9 @@ def _select(index: Int[Array, ""], trees: list[PyTree]) -> PyTree:
 
 
 def _check_game(env: MultiAgentJaxEnv[Any, Any], params: PyTree) -> None:
-    """Raise EnvError if this is no game of two players in turns."""
+    """Raise EnvError if this is no game of one player, or of two in turns."""
     agents = env.possible_agents
-    if len(agents) != 2 or env.agent_kinds:
+    if len(agents) > 2 or env.agent_kinds:
         raise EnvError(
             f"{env.name} has {len(agents)} agents, and search knows one, or two that play each other in "
             "turns: use PPO, with a league if there are opponents."
@@ -311,11 +311,11 @@ def _check_game(env: MultiAgentJaxEnv[Any, Any], params: PyTree) -> None:
             f"The agents of {env.name} are a team, and search takes what one wins for the other's loss: "
             "use PPO with share_rewards='team'."
         )
-    first, second = (env.action_space(agent, params) for agent in agents)
-    if first != second:
+    first, *others = (env.action_space(agent, params) for agent in agents)
+    if others and first != others[0]:
         raise EnvError(
-            f"The players of {env.name} have different action spaces, {first} and {second}, and search "
-            "plays both by one module: use PPO."
+            f"The players of {env.name} have different action spaces, {first} and {others[0]}, and "
+            "search plays both by one module: use PPO."
         )
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl.core.types import Key, PyTree
+from jaxrl.core.types import Key, PyTree, strip_weak_types
 from jaxrl.envs.adapters.suite_env import call_package
 from jaxrl.envs.multi.base import ALL, Acting, MultiAgentJaxEnv, MultiStart, MultiStep, make_no_ends
 
@@ -70,7 +70,7 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
     def reset(self, key: Key, params: None) -> tuple[PyTree, MultiStart]:
         state = call_package(self.env.init, key)
         start = MultiStart(obs=self._observe(state), acts=self._find_acting(state))
-        return _drop_observation(state), start
+        return _clean(state), start
 
     def step(
         self, key: Key, state: PyTree, actions: dict[str, PyTree], params: None
@@ -79,7 +79,7 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
         after = call_package(self.env.step, state, chosen[state.current_player], key)
         never = make_no_ends(self)
         rewards = jnp.asarray(after.rewards, jnp.float32)
-        return _drop_observation(after), MultiStep(
+        return _clean(after), MultiStep(
             obs=self._observe(after),
             acts=self._find_acting(after),
             reward={agent: rewards[i] for i, agent in enumerate(self.possible_agents)},
@@ -100,9 +100,13 @@ class PgxEnv(MultiAgentJaxEnv[Any, None]):
         return {a: state.current_player == i for i, a in enumerate(self.possible_agents)}
 
 
-def _drop_observation(state: PyTree) -> PyTree:
-    """Return a state without its observation, which the next step computes anew."""
-    return state.replace(observation=jnp.zeros((), state.observation.dtype))
+def _clean(state: PyTree) -> PyTree:
+    """Return a state of arrays without its observation, which the next step computes anew.
+
+    Some games begin with numbers of Python (Othello's turn).
+    """
+    bare = state.replace(observation=jnp.zeros((), state.observation.dtype))
+    return strip_weak_types(jax.tree.map(jnp.asarray, bare))
 
 
 def list_ids() -> list[str]:

@@ -343,7 +343,7 @@ def make_multi_vector_env(settings: EnvironmentSettings, made: MadeMultiEnv) -> 
         mode,
         acting=find_acting(made),
         obs_spaces=spaces,
-        is_zero_sum=made.model is not None,
+        is_zero_sum=made.model is not None and len(made.possible_agents) == 2,
     )
 
 

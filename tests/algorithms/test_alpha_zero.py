@@ -96,6 +96,29 @@ class Pile(MultiAgentJaxEnv[PileState, None]):
         )
 
 
+class Alone(Pile):
+    """A game of one player, who takes one stone or two; the rewards of nobody else make up for its own."""
+
+    possible_agents = SEATS[:1]
+
+    def _see(self, state: PileState) -> tuple[Any, Any]:
+        obs, acts = super()._see(state)
+        return {"player_0": obs["player_0"]}, {"player_0": jnp.ones_like(acts["player_0"])}
+
+    def step(
+        self, key: Any, state: PileState, actions: Any, params: None
+    ) -> tuple[PileState, MultiStep]:
+        mine = replace(state, mover=jnp.zeros_like(state.mover))
+        after, step = super().step(key, mine, dict.fromkeys(SEATS, actions["player_0"]), params)
+        never = {name: step.truncated[name] for name in ("player_0", ALL)}
+        return after, replace(
+            step,
+            reward={"player_0": step.reward["player_0"]},
+            terminated={**never, ALL: step.terminated[ALL]},
+            truncated=never,
+        )
+
+
 def model_of(env: Any, **kwargs: Any) -> tuple[EnvModel, Any]:
     """The model of an environment, and its first observation's state."""
     is_multi = isinstance(env, MultiAgentJaxEnv) or env == "TicTacToe-v0"
@@ -112,6 +135,19 @@ def walk(model: EnvModel, state: Any, *actions: int) -> list[Imagined]:
         steps.append(model.step(new_key(), state, jnp.int32(action)))
         state = steps[-1].obs["state"]
     return steps
+
+
+def test_a_game_of_one_player_is_searched_too() -> None:
+    """All steps count for the player, and its rewards need not sum to 0."""
+    one, two = walk(*model_of(Alone()), 0, 1)
+    assert [float(x.discount) for x in (one, two)] == [1.0, 1.0]
+    config = AlphaZeroConfig().environment(Alone).debugging(seed=0, loggers=[])
+    config.training(num_simulations=2, train_batch_size=64, minibatch_size=32, num_epochs=1)
+    config.env_runners(num_envs_per_env_runner=8).rl_module(model_config={"fcnet_hiddens": [8]})
+    with config.build() as algorithm:
+        losses = algorithm.train()["learners"]["default_policy"]
+        assert np.isfinite(losses["policy_loss"])
+        assert losses["vf_loss"] > 0.0
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,7 @@ def test_learners_may_have_hyperparameters_of_their_own() -> None:
     overrides = {"main_exploiter": {"grad_clip": None, "lr": [[0, 0.1], [100, 0.0]]}}
     config = make_config(SMALL, 12, algorithm_config_overrides_per_module=overrides)
     pool = assemble(config).pool  # type: ignore
-    assert [kind.learners for kind in pool.kinds] == [("main",), ("main_exploiter",)]
+    assert [list(kind.learners) for kind in pool.kinds] == [["main"], ["main_exploiter"]]
 
 
 @pytest.mark.parametrize("sizes", [{}, {"size": 2}])
