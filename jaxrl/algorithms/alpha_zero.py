@@ -10,7 +10,7 @@ from λ-returns of the values that searches find, since outcomes of games with s
 import abc
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -67,8 +67,8 @@ class AlphaZeroTraining(CircularTraining):
     lambda_: Traced[float] = field(
         default=0.7,
         check=unit_interval,
-        doc="λ of the value targets, between the values that searches found and the outcomes of games, "
-        "which 1 learns, also those that moves at random decided.",
+        doc="λ of the value targets; 1 learns the outcomes of games, also those that moves at random "
+        "decided.",
     )
     vf_loss_coeff: Traced[float] = field(
         default=1.0, check=non_negative, doc="Weight of the value loss."
@@ -115,6 +115,8 @@ class SearchLearner(LossLearner[SgdLearnerState], abc.ABC):
 
     module: Planner
     settings: AlphaZeroTraining
+    bootstraps_from_search: ClassVar[bool]
+    """Whether values are learned from those that the searches found, else from the network's."""
 
     def init(self, key: Key) -> SgdLearnerState:
         sgd, hparams = self.init_sgd(key)
@@ -125,23 +127,25 @@ class SearchLearner(LossLearner[SgdLearnerState], abc.ABC):
     ) -> tuple[AlphaZeroBatch, Metrics]:
         """Compute the targets of a rollout, with λ-returns in each player's own time.
 
-        Targets are (1 − λ) νₜ + λ Gₜ with Gₜ = rₜ + γ ((1 − λ) νₜ₊₁ + λ Gₜ₊₁), where ν are the values
-        that the searches found, which know of better moves than those that were explored. Between two
-        moves of a player are those of the other one, whose rewards to it count.
+        Targets of the values are Gₜ = rₜ + γ ((1 − λ) vₜ₊₁ + λ Gₜ₊₁) with the network's values v. With
+        `bootstraps_from_search` v are the values ν that the searches found, which know of better
+        moves than those that were explored, and targets are (1 − λ) νₜ + λ Gₜ. Between two moves of a
+        player are those of the other one, whose rewards to it count.
         """
         values, mask = self.settings.at(state.hparams, progress), rollout.mask
-        module, params = self.module, state.sgd.params
+        value_fn = functools.partial(self.module.compute_values, state.sgd.params)
         rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
-        estimates = module.compute_values(params, rows).reshape(mask.shape)
-        found = rollout.extras[Columns.SEARCH_VALUE]
-        next_found = compute_successor_values(
-            functools.partial(module.compute_values, params), rollout, found, mask
-        )
+        estimates = found = value_fn(rows).reshape(mask.shape)
+        weight, searched = 1.0, None
+        if self.bootstraps_from_search:
+            found = rollout.extras[Columns.SEARCH_VALUE]
+            weight, searched = values.lambda_, mask
+        next_found = compute_successor_values(value_fn, rollout, found, searched)
         ends = (rollout.terminated, rollout.truncated, mask)
         advantages = returns.gae(
             rollout.reward, found, next_found, *ends, values.gamma, values.lambda_
         )
-        targets = found + values.lambda_ * advantages
+        targets = found + weight * advantages
         fraction = losses.masked_moments(targets, mask, self.axis_name).fraction
         batch = AlphaZeroBatch(
             obs=self.module.get_seen(rollout.obs),
@@ -164,6 +168,8 @@ class SearchLearner(LossLearner[SgdLearnerState], abc.ABC):
 @dataclasses.dataclass(frozen=True, eq=False)
 class AlphaZeroLearner(SearchLearner):
     """Divergence from the improved policy, and squared error of the values."""
+
+    bootstraps_from_search = True
 
     def prepare(
         self, state: SgdLearnerState, rollout: Rollout, progress: Progress
