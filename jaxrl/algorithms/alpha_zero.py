@@ -116,7 +116,7 @@ class SearchLearner(LossLearner[SgdLearnerState], abc.ABC):
     module: Planner
     settings: AlphaZeroTraining
     bootstraps_from_search: ClassVar[bool]
-    """Whether values are learned from those that the searches found, else from the network's."""
+    """True if values are learned from those that the searches found, else from the network's."""
 
     def init(self, key: Key) -> SgdLearnerState:
         sgd, hparams = self.init_sgd(key)
