@@ -3,8 +3,8 @@
 Silver et al. 2018 (https://arxiv.org/abs/1712.01815), with the search and the policy target of Danihelka
 et al. 2022 (https://openreview.net/forum?id=bERaNdoegnO). Deviations: some moves are drawn at random
 instead of searched (`epsilon`), without which self-play settles on one line of moves; values are learned
-from λ-returns of the values that searches find, since outcomes of games with such moves lie; and minibatches are of the latest games, if
-`circular_buffer_num_batches` keeps no others.
+from λ-returns of the values that searches find, since outcomes of games with such moves lie; and
+minibatches are of the latest games, if `circular_buffer_num_batches` keeps no others.
 """
 
 import abc
@@ -31,7 +31,7 @@ from jaxrl.core.hparams import Traced
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Key, Metrics, Params, Progress, PyTree, Rollout
 from jaxrl.errors import ConfigError
-from jaxrl.learners.bootstrap import compute_successor_values
+from jaxrl.learners.bootstrap import compute_rollout_values, compute_successor_values
 from jaxrl.learners.policy_gradient import LossLearner, SgdLearnerState
 from jaxrl.modules.planner import Planner, Search, find_search_problem, make_search_method
 from jaxrl.modules.rl_module import RLModuleSpec
@@ -133,14 +133,13 @@ class SearchLearner(LossLearner[SgdLearnerState], abc.ABC):
         player are those of the other one, whose rewards to it count.
         """
         values, mask = self.settings.at(state.hparams, progress), rollout.mask
-        value_fn = functools.partial(self.module.compute_values, state.sgd.params)
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rollout.obs)
-        estimates = found = value_fn(rows).reshape(mask.shape)
-        weight, searched = 1.0, None
+        module, params = self.module, state.sgd.params
+        found, next_found = compute_rollout_values(module, params, rollout, {}, None)
+        estimates, weight = found, 1.0
         if self.bootstraps_from_search:
-            found = rollout.extras[Columns.SEARCH_VALUE]
-            weight, searched = values.lambda_, mask
-        next_found = compute_successor_values(value_fn, rollout, found, searched)
+            value_fn = functools.partial(module.compute_values, params)
+            found, weight = rollout.extras[Columns.SEARCH_VALUE], values.lambda_
+            next_found = compute_successor_values(value_fn, rollout, found, mask)
         ends = (rollout.terminated, rollout.truncated, mask)
         advantages = returns.gae(
             rollout.reward, found, next_found, *ends, values.gamma, values.lambda_

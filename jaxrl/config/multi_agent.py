@@ -132,6 +132,13 @@ def resolve_agents(
     ids = _list_ids(settings.policies)
     for module in ids:
         check_module_id(module)
+    for module, spec in _find_dictionaries(settings.policies).items():
+        if "of" not in spec:
+            raise ConfigError(
+                f"policies[{module!r}]={dict(spec)!r} must be None, a PolicySpec or a module; settings of "
+                "its own go into algorithm_config_overrides_per_module, and an opponent that searches is "
+                "{'of': 'main', 'num_simulations': 64}."
+            )
     league, searchers = settings.learners_league, find_searchers(settings.policies)
     if ids and league is not None:
         ids = sorted({*ids, *league.learners})
@@ -170,6 +177,10 @@ def resolve_agents(
 
 def find_searchers(policies: object) -> dict[str, Mapping[str, Any]]:
     """Return the opponents that search with the parameters of a learner, and the dictionary of each."""
+    return {module: spec for module, spec in _find_dictionaries(policies).items() if "of" in spec}
+
+
+def _find_dictionaries(policies: object) -> dict[str, Mapping[str, Any]]:
     if not isinstance(policies, Mapping):
         return {}
     given = cast("Mapping[str, Any]", policies)
@@ -201,7 +212,7 @@ def _check_search(
 
 def _check_searcher(module: str, spec: Mapping[str, Any], trained: Collection[str]) -> None:
     """Raise ConfigError if an opponent does not search with the parameters of a learner."""
-    learner = spec.get("of")
+    learner = spec["of"]
     if not isinstance(learner, str) or learner not in trained:
         raise ConfigError(
             f"policies[{module!r}] searches with the parameters of a module that is trained, such as "

@@ -327,8 +327,7 @@ def read_league(path: str | Path) -> GameTable:
     learner, total = _find_learner(metadata, leaves, found), played.sum(axis=0, dtype=np.int32)
     settings = metadata["config"].get("settings")
     policies = settings.get("policies") if isinstance(settings, Mapping) else None
-    searchers = {name for name, spec in find_searchers(policies).items() if "of" in spec}
-    return LeagueTable.from_arrays(learner, names, games, total, searchers)
+    return LeagueTable.from_arrays(learner, names, games, total, find_searchers(policies))
 
 
 def _find_learner(

@@ -14,6 +14,7 @@ from scipy.special import log_softmax
 
 from jaxrl import AlphaZeroConfig, JaxEnv, PPOConfig, RandomRLModule, Seats, TimeStep, grid
 from jaxrl.algorithms.alpha_zero import AlphaZeroBatch, AlphaZeroLearner
+from jaxrl.algorithms.muzero import MuZeroLearner
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Progress, Rollout
@@ -347,7 +348,14 @@ def recorded(module: Any, steps: int = 7, envs: int = 3) -> Rollout:
     )
 
 
-def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut() -> None:
+@pytest.mark.parametrize("from_search", [True, False])
+def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut(
+    from_search: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AlphaZero's are of the searches' values, MuZero's of the network's."""
+    assert AlphaZeroLearner.bootstraps_from_search
+    assert not MuZeroLearner.bootstraps_from_search
+    monkeypatch.setattr(AlphaZeroLearner, "bootstraps_from_search", from_search)
     learner, state, _ = learner_of(gamma=0.9, lambda_=0.7)
     rows = recorded(learner.module)
     batch, metrics = learner.prepare(state, rows, Progress.zeros())
@@ -356,7 +364,9 @@ def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut(
         out = learner.module.inner.forward_train(state.sgd.params, {Columns.OBS: obs["obs"]})
         return np.asarray(out[Columns.VF_PREDS], np.float64)
 
-    here, after = np.asarray(rows.extras[Columns.SEARCH_VALUE]), value(rows.final_obs)
+    here, after = value(rows.obs), value(rows.final_obs)
+    if from_search:
+        here = np.asarray(rows.extras[Columns.SEARCH_VALUE])
     ends = rows.terminated | rows.truncated
     # Within an episode the successor is the next row; at its end, and the rollout's, the final one.
     last = np.zeros(ends.shape, bool)
@@ -369,13 +379,15 @@ def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut(
             if not rows.mask[t, column]:
                 back = np.nan
                 continue
-            if rows.truncated[t, column] or np.isnan(back):
+            if rows.truncated[t, column]:
                 mixed = float(after[t, column])
+            elif np.isnan(back):  # the next row is no transition, and was not searched
+                mixed = float(after[t, column] if from_search else here[t + 1, column])
             else:
                 mixed = 0.3 * follows[t, column] + 0.7 * back
             g = rows.reward[t, column] + (0.0 if rows.terminated[t, column] else 0.9 * mixed)
             back = float(g)
-            wanted[t, column] = 0.3 * here[t, column] + 0.7 * back
+            wanted[t, column] = 0.3 * here[t, column] + 0.7 * back if from_search else back
     mask = np.asarray(rows.mask)
     assert_close(np.asarray(batch.value_targets)[mask], wanted[mask], rtol=1e-4)
     assert_close(batch.weight, mask / mask.mean(), rtol=1e-5)

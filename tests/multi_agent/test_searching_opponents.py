@@ -235,6 +235,10 @@ REFUSALS: list[tuple[Any, str]] = [
     (lambda: make_searcher(of="maim"), r"such as \{'of': 'main', .*'maim'.* mean 'main'\?"),
     (lambda: make_searcher(of="random"), "of a module that is trained, such as"),
     (lambda: make_searcher(of=["main"]), "of a module that is trained, such as"),
+    (
+        lambda: make_searcher().multi_agent(policies={"main": {"config": {"lr": 1e-3}}}),
+        r"policies\['main'\]=\{'config': .* must be None, a PolicySpec or a module",
+    ),
     (lambda: make_searcher(num_simulations=0), "'main' without search: set 1 or more"),
     (lambda: make_searcher(num_simulations=-1), "-1 must be a whole number below 65536"),
     (lambda: make_searcher(simulations=3), "has no key 'simulations'"),
