@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl import Algorithm, DQNConfig, PPOConfig, RLModule
+from jaxrl import Algorithm, DQNConfig, DreamerV3Config, PPOConfig, RLModule, SACConfig
 from jaxrl.config import get_algorithm_config
 from jaxrl.core.types import Columns
 from jaxrl.envs.classic.cartpole import CartPole
@@ -335,6 +335,16 @@ CASES = [
         "module without the values that are needed",
         lambda _: build(rl_module_spec=NoValues),
         ("NoValues", "'vf_preds'"),
+    ),
+    *(
+        Case(
+            f"module of another algorithm's class for {config.algo_name}",
+            lambda _, config=config: (
+                config().environment("CartPole-v1").rl_module(rl_module_spec=NoValues).build()
+            ),
+            ("module_class=NoValues is no subclass of", f"which {config.algo_name} trains"),
+        )
+        for config in (DQNConfig, SACConfig, DreamerV3Config)
     ),
     setting(
         "evaluation in another kind of environment",

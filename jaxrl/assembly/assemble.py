@@ -959,7 +959,24 @@ def make_policy_step(config: "Config", made: AnyMadeEnv) -> PolicyStep:
         step = add_search(step, model, whole, planner)
     elif planner is not None:
         step = search_latents(step, planner)
+    if config.is_trained and not config.in_evaluation:
+        check_module_class(config, step.module)
     return step.fit(observation_space)
+
+
+def check_module_class(config: "Config", module: RLModule) -> None:
+    """Raise if the module is none of those that the learner trains, which its field `module` names.
+
+    Raises:
+        ModuleError: If it is not.
+    """
+    fields = {field.name: field.type for field in dataclasses.fields(config.get_learner_class())}
+    trained = fields["module"]
+    if isinstance(trained, type) and not isinstance(module, trained):
+        raise ModuleError(
+            f"module_class={type(module).__name__} is no subclass of {trained.__module__}."
+            f"{trained.__name__}, which {config.algo_name} trains: subclass it, or leave it out."
+        )
 
 
 def search_latents(step: PolicyStepT, search: Search | None) -> PolicyStepT:
