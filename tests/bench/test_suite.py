@@ -14,6 +14,8 @@ from jaxrl.config.registry import find_shipped_configs
 from jaxrl.errors import ConfigError, UnknownNameError
 from tests.helpers import need_package
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "benchmarks.md"
+
 SMALL = """
 name: small
 seeds: 2
@@ -158,6 +160,7 @@ def test_shipped_suites_load(name: str) -> None:
     suite = load_suite(find_suite_file(name))
     assert suite.name == name
     assert suite.about
+    assert f"`{name}`" in GUIDE.read_text()
     for cell in suite.cells:
         task = suite.tasks[cell.environment]
         marked = (task.low, task.high) != (0.0, 1.0) or task.reference == 1.0
