@@ -10,7 +10,7 @@ minibatches are of the latest games, if `circular_buffer_num_batches` keeps no o
 import abc
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +55,9 @@ class AlphaZeroTraining(CircularTraining):
         default="gumbel",
         check=search_check,
         doc="Way of searching: 'gumbel' (Danihelka et al. 2022), 'puct' (AlphaZero's), or a dictionary "
-        "of such a 'type' and its arguments: max_num_considered_actions, gumbel_scale and value_scale; or "
-        "puct_coefficient, temperature, dirichlet_epsilon, dirichlet_noise and argmax_tree_policy.",
+        "of such a 'type' and its arguments: max_num_considered_actions, gumbel_scale, value_scale and "
+        "rescale_values; or puct_coefficient, temperature, dirichlet_epsilon, dirichlet_noise and "
+        "argmax_tree_policy.",
     )
     epsilon: Traced[Schedule] = field(
         default=[[0, 0.25], [1_000_000, 0.05]],
@@ -115,8 +116,6 @@ class SearchLearner(LossLearner[SgdLearnerState], abc.ABC):
 
     module: Planner
     settings: AlphaZeroTraining
-    bootstraps_from_search: ClassVar[bool]
-    """True if values are learned from those that the searches found, else from the network's."""
 
     def init(self, key: Key) -> SgdLearnerState:
         sgd, hparams = self.init_sgd(key)
@@ -127,24 +126,21 @@ class SearchLearner(LossLearner[SgdLearnerState], abc.ABC):
     ) -> tuple[AlphaZeroBatch, Metrics]:
         """Compute the targets of a rollout, with λ-returns in each player's own time.
 
-        Targets of the values are Gₜ = rₜ + γ ((1 − λ) vₜ₊₁ + λ Gₜ₊₁) with the network's values v. With
-        `bootstraps_from_search` v are the values ν that the searches found, which know of better
-        moves than those that were explored, and targets are (1 − λ) νₜ + λ Gₜ. Between two moves of a
-        player are those of the other one, whose rewards to it count.
+        Targets of the values are (1 − λ) νₜ + λ Gₜ with Gₜ = rₜ + γ ((1 − λ) νₜ₊₁ + λ Gₜ₊₁) and the
+        values ν that the searches found, which know of better moves than those that were explored.
+        Between two moves of a player are those of the other one, whose rewards to it count.
         """
         values, mask = self.settings.at(state.hparams, progress), rollout.mask
         module, params = self.module, state.sgd.params
-        found, next_found = compute_rollout_values(module, params, rollout, {}, None)
-        estimates, weight = found, 1.0
-        if self.bootstraps_from_search:
-            value_fn = functools.partial(module.compute_values, params)
-            found, weight = rollout.extras[Columns.SEARCH_VALUE], values.lambda_
-            next_found = compute_successor_values(value_fn, rollout, found, mask)
+        estimates, _ = compute_rollout_values(module, params, rollout, {}, None)
+        value_fn = functools.partial(module.compute_values, params)
+        found = rollout.extras[Columns.SEARCH_VALUE]
+        next_found = compute_successor_values(value_fn, rollout, found, mask)
         ends = (rollout.terminated, rollout.truncated, mask)
         advantages = returns.gae(
             rollout.reward, found, next_found, *ends, values.gamma, values.lambda_
         )
-        targets = found + weight * advantages
+        targets = found + values.lambda_ * advantages
         fraction = losses.masked_moments(targets, mask, self.axis_name).fraction
         batch = AlphaZeroBatch(
             obs=self.module.get_seen(rollout.obs),
@@ -167,8 +163,6 @@ class SearchLearner(LossLearner[SgdLearnerState], abc.ABC):
 @dataclasses.dataclass(frozen=True, eq=False)
 class AlphaZeroLearner(SearchLearner):
     """Divergence from the improved policy, and squared error of the values."""
-
-    bootstraps_from_search = True
 
     def prepare(
         self, state: SgdLearnerState, rollout: Rollout, progress: Progress

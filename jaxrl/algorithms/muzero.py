@@ -123,8 +123,6 @@ class MuZeroLearner(SearchLearner):
 
     module: LatentPlanner
     settings: MuZeroTraining
-    # Deviation from the paper: early on, values of searches repeat the errors of the learned model.
-    bootstraps_from_search = False
 
     def prepare(
         self, state: SgdLearnerState, rollout: Rollout, progress: Progress

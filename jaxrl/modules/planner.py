@@ -103,13 +103,15 @@ class GumbelSearch:
     Attributes:
         max_num_considered_actions: Number of actions that are considered at the root.
         gumbel_scale: Scale of the noise that draws them while exploring.
-        value_scale: Scale of σ, c_scale in the paper. Q-values of a node are rescaled to [0, 1] before,
-            so that a smaller one trusts differences of values less that are small compared to errors.
+        value_scale: Scale of σ, c_scale in the paper.
+        rescale_values: Whether the Q-values of a node are rescaled to [0, 1] before. Then errors count as
+            much as true differences wherever these are small.
     """
 
     max_num_considered_actions: int = 16
     gumbel_scale: float = 1.0
     value_scale: float = 0.1
+    rescale_values: bool = True
 
     def plan(
         self,
@@ -132,7 +134,9 @@ class GumbelSearch:
             max_num_considered_actions=self.max_num_considered_actions,
             gumbel_scale=self.gumbel_scale if explore else 0.0,
             qtransform=functools.partial(
-                mctx.qtransform_completed_by_mix_value, value_scale=self.value_scale
+                mctx.qtransform_completed_by_mix_value,
+                value_scale=self.value_scale,
+                rescale_values=self.rescale_values,
             ),
         )
         value = out.search_tree.summary().value

@@ -14,7 +14,6 @@ from scipy.special import log_softmax
 
 from jaxrl import AlphaZeroConfig, JaxEnv, PPOConfig, RandomRLModule, Seats, TimeStep, grid
 from jaxrl.algorithms.alpha_zero import AlphaZeroBatch, AlphaZeroLearner
-from jaxrl.algorithms.muzero import MuZeroLearner
 from jaxrl.assembly.assemble import assemble
 from jaxrl.core.struct import pytree, replace
 from jaxrl.core.types import Columns, Progress, Rollout
@@ -55,6 +54,7 @@ class Pile(MultiAgentJaxEnv[PileState, None]):
     acting = "some"
     max_acting = 1
     size = 4
+    prize = 1.0
 
     def observation_space(self, agent: str, params: None) -> gymnasium.Space[Any]:
         stones = spaces.Box(0.0, 9.0, (1,), np.float32)
@@ -82,7 +82,7 @@ class Pile(MultiAgentJaxEnv[PileState, None]):
         action = jnp.where(state.mover == 0, actions[SEATS[0]], actions[SEATS[1]])
         left = state.stones - 1 - action
         won, illegal = left == 0, left < 0
-        reward = jnp.where(illegal, -3.0, won.astype(jnp.float32))
+        reward = jnp.where(illegal, -3.0, self.prize * won.astype(jnp.float32))
         after = PileState(
             stones=jnp.maximum(left, 0), mover=jnp.where(action == 1, state.mover, 1 - state.mover)
         )
@@ -266,22 +266,23 @@ def test_a_model_without_the_sign_or_the_end_finds_no_defence(
     assert policy[5] < 0.5
 
 
-def test_the_improved_policy_is_the_paper_s() -> None:
+@pytest.mark.parametrize("scales", [{}, {"value_scale": 0.02, "rescale_values": False}])
+def test_the_improved_policy_is_the_paper_s(scales: dict[str, Any]) -> None:
     """Two stones: action 0 leaves one for the other, 1 wins at once."""
-    game = type("Two", (Pile,), {"size": 2})()
+    game = type("Two", (Pile,), {"size": 2, "prize": 3.0})()
     made = with_state(make_multi(game))
     obs = made.env.reset(new_key(), made.params)[1].obs[SEATS[0]]
     logits = np.array([0.7, -0.4])
-    found = decide(game, obs, {"type": "gumbel", "gumbel_scale": 0.0}, 2, logits)
-    # Each action is visited once: values of 0 after action 0, and 1 for the win.
-    q = np.array([0.0, 1.0])
-    rescaled = (q - q.min()) / (q.max() - q.min())
-    wanted = logits + (50 + 1) * 0.1 * rescaled
+    found = decide(game, obs, {"type": "gumbel", "gumbel_scale": 0.0, **scales}, 2, logits)
+    # Each action is visited once: values of 0 after action 0, and 3 for the win.
+    q = np.array([0.0, 3.0])
+    rescaled = q if "rescale_values" in scales else (q - q.min()) / (q.max() - q.min())
+    wanted = logits + (50 + 1) * scales.get("value_scale", 0.1) * rescaled
     wanted = np.exp(wanted - wanted.max())
     assert_close(found.policy[0], wanted / wanted.sum(), rtol=1e-4)
     assert int(found.action[0]) == 1
     # The root's value is the mean of the network's value, and those of both visits.
-    assert_close(found.value[0], 1 / 3, rtol=1e-5)
+    assert_close(found.value[0], 1.0, rtol=1e-5)
 
 
 def test_visits_to_a_power_are_rllib_s_policy() -> None:
@@ -348,14 +349,8 @@ def recorded(module: Any, steps: int = 7, envs: int = 3) -> Rollout:
     )
 
 
-@pytest.mark.parametrize("from_search", [True, False])
-def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut(
-    from_search: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AlphaZero's are of the searches' values, MuZero's of the network's."""
-    assert AlphaZeroLearner.bootstraps_from_search
-    assert not MuZeroLearner.bootstraps_from_search
-    monkeypatch.setattr(AlphaZeroLearner, "bootstraps_from_search", from_search)
+def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut() -> None:
+    """Of the values that the searches found, and of the network's where none searched."""
     learner, state, _ = learner_of(gamma=0.9, lambda_=0.7)
     rows = recorded(learner.module)
     batch, metrics = learner.prepare(state, rows, Progress.zeros())
@@ -364,9 +359,7 @@ def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut(
         out = learner.module.inner.forward_train(state.sgd.params, {Columns.OBS: obs["obs"]})
         return np.asarray(out[Columns.VF_PREDS], np.float64)
 
-    here, after = value(rows.obs), value(rows.final_obs)
-    if from_search:
-        here = np.asarray(rows.extras[Columns.SEARCH_VALUE])
+    here, after = np.asarray(rows.extras[Columns.SEARCH_VALUE]), value(rows.final_obs)
     ends = rows.terminated | rows.truncated
     # Within an episode the successor is the next row; at its end, and the rollout's, the final one.
     last = np.zeros(ends.shape, bool)
@@ -379,15 +372,13 @@ def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut(
             if not rows.mask[t, column]:
                 back = np.nan
                 continue
-            if rows.truncated[t, column]:
+            if rows.truncated[t, column] or np.isnan(back):
                 mixed = float(after[t, column])
-            elif np.isnan(back):  # the next row is no transition, and was not searched
-                mixed = float(after[t, column] if from_search else here[t + 1, column])
             else:
                 mixed = 0.3 * follows[t, column] + 0.7 * back
             g = rows.reward[t, column] + (0.0 if rows.terminated[t, column] else 0.9 * mixed)
             back = float(g)
-            wanted[t, column] = 0.3 * here[t, column] + 0.7 * back if from_search else back
+            wanted[t, column] = 0.3 * here[t, column] + 0.7 * back
     mask = np.asarray(rows.mask)
     assert_close(np.asarray(batch.value_targets)[mask], wanted[mask], rtol=1e-4)
     assert_close(batch.weight, mask / mask.mean(), rtol=1e-5)
@@ -830,6 +821,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"search": {"type": "puct", "dirichlet_epsilon": 2.0}}, "from 0 to 1"),
     ({"search": {"max_num_considered_actions": 1.5}}, "a whole number"),
     ({"search": {"type": "puct", "argmax_tree_policy": 1}}, "True or False"),
+    ({"search": {"rescale_values": 0}}, "True or False"),
     ({"epsilon": 1.5}, "between 0 and 1"),
     ({"ranked_rewards": {"enable": True}}, "need no ranking: leave it out"),
     ({"mcts_config": {"num_simulation": 3}}, "Did you mean 'num_simulations'"),
