@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = cast("AlgorithmConfig", deserialize_config(settings, trust=trust))
     config.debugging(loggers=[], results_dir=job.folder)
     config.checkpointing(checkpoint_frequency=0, checkpoint_at_end=False, max_to_keep=1)
-    config.evaluation(evaluation_interval=None)
+    config.evaluation(evaluation_interval=None, custom_evaluation_function=None)
     make_missing(config, print)
     prepare_process(config)
     if assemble(config.copy(copy_frozen=False)).is_in_graph:

@@ -35,7 +35,10 @@ episodes: 5
 environments:
   CartPole-v1: {budget: 8_192, threshold: 30, low: 9, high: 500}
 algorithms:
-  PPO: {settings: {num_envs_per_env_runner: 8, train_batch_size: 256, minibatch_size: 128, num_epochs: 2, lr: LR}}
+  PPO:
+    settings:
+      {num_envs_per_env_runner: 8, train_batch_size: 256, minibatch_size: 128, num_epochs: 2, lr: LR,
+      custom_evaluation_function: "jaxrl.evaluation.trials:evaluate_trials"}  # in whose place the suite's counts
 """
 PEER = """
 import json, sys
