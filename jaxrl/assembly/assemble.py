@@ -807,7 +807,6 @@ def make_train_step_fields(
     """
     plan, training = config.plan(), config.training_settings
     reporting, faults = config.reporting_settings, config.fault_tolerance_settings
-    check_learner_class(config)
     learner = config.get_learner_class()(
         module=policy_step.module, settings=training, log_gradients=reporting.log_gradients
     )
@@ -960,6 +959,7 @@ def make_policy_step(config: "Config", made: AnyMadeEnv) -> PolicyStep:
     elif planner is not None:
         step = search_latents(step, planner)
     if config.is_trained and not config.in_evaluation:
+        check_learner_class(config)
         check_module_class(config, step.module)
     return step.fit(observation_space)
 

@@ -350,7 +350,7 @@ def recorded(module: Any, steps: int = 7, envs: int = 3) -> Rollout:
 
 
 def test_value_targets_are_lambda_returns_that_bootstrap_where_episodes_are_cut() -> None:
-    """Of the values that the searches found, and of the network's where none searched."""
+    """Values are those that the searches found, and the network's where none searched."""
     learner, state, _ = learner_of(gamma=0.9, lambda_=0.7)
     rows = recorded(learner.module)
     batch, metrics = learner.prepare(state, rows, Progress.zeros())
