@@ -765,8 +765,8 @@ class Algorithm(RLlibNames):
             seats: Agents that it plays against them, "both" in turn.
             module_id: The module; None for the only one that is trained.
             planner: Search by which the policies that are trained act, in an environment in JAX, such
-                as `{"num_simulations": 64}`, with `"search"` as in AlphaZero; 0 simulations act by
-                the network alone. None acts as in training.
+                as `{"num_simulations": 64}`, with `"search"` as in AlphaZero if it is another one than
+                in training; 0 simulations act by the network alone. None acts as in training.
 
         Returns:
             `{"env_runners": {"episode_return_mean": ..., ...}}`, with the paths of `videos` if any

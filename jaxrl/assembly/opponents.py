@@ -441,7 +441,8 @@ def _make_searcher(
         )
     assert env.model is not None
     try:
-        search = make_search({name: value for name, value in spec.items() if name != "of"})
+        setting = {name: value for name, value in spec.items() if name != "of"}
+        search = make_search(setting, own.policy_step.module)
         if search is None:
             raise ConfigError(
                 f"num_simulations=0 is {learner!r} without search: set 1 or more, or draw a snapshot."

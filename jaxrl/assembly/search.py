@@ -23,18 +23,17 @@ def add_planner(assembly: Assembly, planner: Mapping[str, Any] | None) -> Assemb
 
     Args:
         assembly: Functions of the run.
-        planner: `{"num_simulations": 64}`, with `"search"` as in AlphaZero; 0 simulations act by the
-            network alone. None leaves policies as they are.
+        planner: `{"num_simulations": 64}`, with `"search"` as in AlphaZero if it is not as in training;
+            0 simulations act by the network alone. None leaves policies as they are.
 
     Raises:
         JaxrlError: If the environment is no model, or a policy cannot search.
     """
-    search = None if planner is None else make_search(planner)
     is_multi_agent = isinstance(assembly, MultiAgentAssembly)
     if not is_multi_agent and isinstance(assembly.policy_step.module, LatentPlanner):
         step = assembly.policy_step
         if planner is not None:
-            step = search_latents(step, search)
+            step = search_latents(step, make_search(planner, step.module))
         return dataclasses.replace(assembly, policy_step=step, program_cache=None)
     made, model = show_state(assembly.made)
     if is_multi_agent:
@@ -45,19 +44,17 @@ def add_planner(assembly: Assembly, planner: Mapping[str, Any] | None) -> Assemb
         trained = cast("Any", assembly.plan).agents.trained
         space = made.observation_spaces[made.possible_agents[0]]
         policies = {
-            m: add_search(
-                step, model, space, _choose(step, search if m in trained else None, planner)
-            )
+            m: add_search(step, model, space, _choose(step, planner, is_trained=m in trained))
             for m, step in steps.policies.items()
         }
         pool = steps.pool and steps.pool.with_policies(
-            lambda own: add_search(own, model, space, _choose(own, None, None))
+            lambda own: add_search(own, model, space, _choose(own, None))
         )
         step = cast("PolicyStep", dataclasses.replace(steps, policies=policies, pool=pool))
     else:
         assert isinstance(made, MadeEnv)
         own = assembly.policy_step
-        step = add_search(own, model, made.spaces[0], _choose(own, search, planner))
+        step = add_search(own, model, made.spaces[0], _choose(own, planner))
     # Programs are kept by the config, which knows nothing of this search.
     return dataclasses.replace(
         assembly, made=cast("Any", made), policy_step=step, program_cache=None
@@ -65,11 +62,11 @@ def add_planner(assembly: Assembly, planner: Mapping[str, Any] | None) -> Assemb
 
 
 def _choose(
-    step: PolicyStep, search: Search | None, planner: Mapping[str, Any] | None
+    step: PolicyStep, planner: Mapping[str, Any] | None, *, is_trained: bool = True
 ) -> Search | None:
-    """Return the search of a policy: its own, unless there is another one."""
+    """Return the search of a policy: its own without a planner, which is for those that are trained."""
     if planner is not None:
-        return search
+        return make_search(planner, step.module) if is_trained else None
     return step.module.search if isinstance(step.module, Planner) else None
 
 

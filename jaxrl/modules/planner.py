@@ -263,13 +263,13 @@ class Search:
     gamma: float
 
 
-def make_search(setting: Mapping[str, Any], gamma: float = 1.0) -> Search | None:
+def make_search(setting: Mapping[str, Any], module: RLModule) -> Search | None:
     """Return the search of a dictionary with `num_simulations` and `search`; None if it has no steps.
 
     Args:
-        setting: `{"num_simulations": 64}`, with the way of searching as `"search"` if it is not
-            "gumbel".
-        gamma: Discount factor, where the hyperparameters of the moment have none.
+        setting: `{"num_simulations": 64}`, with the way of searching as `"search"` if it is neither the
+            module's own nor, of one that does not search, "gumbel".
+        module: Module that is to search.
 
     Raises:
         ConfigError: If it has another key, or a wrong value.
@@ -296,6 +296,10 @@ def make_search(setting: Mapping[str, Any], gamma: float = 1.0) -> Search | None
         raise ConfigError(f"search of planner: {problem}")
     if number == 0:
         return None
+    own = module.search if isinstance(module, Planner) else None
+    if own is not None and "search" not in setting:
+        return dataclasses.replace(own, num_simulations=number)
+    gamma = 1.0 if own is None else own.gamma
     return Search(num_simulations=number, method=make_search_method(search), gamma=gamma)
 
 

@@ -15,6 +15,7 @@ from jaxrl import JaxEnv, MuZeroConfig, RLModule, TimeStep
 from jaxrl.algorithms import muzero
 from jaxrl.algorithms.muzero import MuZeroBatch, Windows, make_windows
 from jaxrl.assembly.assemble import assemble
+from jaxrl.config import get_algorithm_config
 from jaxrl.core.struct import pytree
 from jaxrl.core.types import Columns, Rollout
 from jaxrl.errors import JaxrlError
@@ -337,6 +338,22 @@ def test_an_evaluation_searches_further() -> None:
             planner = None if number is None else {"num_simulations": number}
             result = algorithm.evaluate(planner=planner)["env_runners"]
             assert np.isfinite(result["episode_return_mean"])
+
+
+@pytest.mark.parametrize("name", ["MuZero", "AlphaZero"])
+def test_a_planner_searches_as_in_training_unless_it_says_otherwise(name: str) -> None:
+    own = {"type": "gumbel", "value_scale": 0.02, "rescale_values": False}
+    config = get_algorithm_config(name).environment("CartPole-v1").training(search=own)
+    with config.debugging(loggers=[]).build() as algorithm:
+
+        def search(**planner: Any) -> Any:
+            policy = algorithm.get_policy(planner={"num_simulations": 24, **planner})
+            module: Any = policy.inference.policy_step.module
+            assert module.search.num_simulations == 24
+            return module.search.method
+
+        assert search() == search(search=own)
+        assert search() != search(search="gumbel")
 
 
 class Plain(RLModule):
